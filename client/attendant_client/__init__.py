@@ -14,7 +14,16 @@ from attendant_client.label_types import (
     TokenClassifyResponse,
     TokenClassifyResult,
 )
-from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
+from attendant_client.model_info import (
+    DataFileRecord,
+    EvaluationRecord,
+    Limits,
+    ModelInfo,
+    MultiVectorInfo,
+    MultiVectorSide,
+    QueryExpansion,
+    TrainingRecord,
+)
 from attendant_client.retries import RetryPolicy
 from attendant_client.similarity_types import (
     ContributionRest,
@@ -82,9 +91,12 @@ __all__ = [
     "LayerSimilarity",
     "Limits",
     "ModelInfo",
+    "MultiVectorInfo",
+    "MultiVectorSide",
     "Occurrence",
     "OccurrenceResult",
     "Prediction",
+    "QueryExpansion",
     "RankExplanation",
     "RankedDocument",
     "RerankResponse",

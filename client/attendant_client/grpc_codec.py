@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -10,12 +9,11 @@ import numpy as np
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from attendant_client import label_codec, similarity_codec, word_codec
+from attendant_client import label_codec, model_codec, similarity_codec, word_codec
 from attendant_client.errors import AttendantError
 from attendant_client.http_codec import to_array
-from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.similarity_codec import enum_name
+from attendant_client.similarity_codec import enum_name, optional_field
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -47,13 +45,6 @@ METHODS = {
     "fill_mask": "FillMask",
     "tokenize": "Tokenize",
     "model": "GetModel",
-}
-MODEL_ENUMS: dict[str, Any] = {
-    "attention": pb.Attention,
-    "pooling": pb.Pooling,
-    "precision": pb.Precision,
-    "provider": pb.Provider,
-    "similarity": pb.SimilarityFunction,
 }
 LABELS = {
     value.name: f'"{value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED")).lower()}"'
@@ -122,18 +113,13 @@ def _optional(message: Any, name: str) -> Array | None:
     return _tensor(getattr(message, name)) if message.HasField(name) else None
 
 
-def _set(message: Any, name: str) -> Any:
-    """Return an optional field, or None if it is unset."""
-    return getattr(message, name) if message.HasField(name) else None
-
-
 def _floats(values: Any) -> Floats | None:
     return np.asarray(values, dtype=np.float32) if values else None
 
 
 def _tokens(items: Any) -> list[Token]:
     return [
-        Token(item.id, item.text, item.start, item.end, _set(item, "word_index"), item.segment, item.special)
+        Token(item.id, item.text, item.start, item.end, optional_field(item, "word_index"), item.segment, item.special)
         for item in items
     ]
 
@@ -168,8 +154,8 @@ def _encode(messages: Sequence[pb.EncodeResponse]) -> EncodeResponse:
         results,
         usage.tokens,
         usage.truncated_inputs,
-        _set(message, "prompt_name"),
-        _set(message, "prompt"),
+        optional_field(message, "prompt_name"),
+        optional_field(message, "prompt"),
     )
 
 
@@ -217,8 +203,8 @@ def _map(message: pb.AttentionMap) -> AttentionMap:
             dropped_mass=np.asarray(message.sparse.dropped_mass, dtype=np.float32),
         )
     return AttentionMap(
-        layer=_set(message, "layer"),
-        head=_set(message, "head"),
+        layer=optional_field(message, "layer"),
+        head=optional_field(message, "head"),
         matrix=_optional(message, "matrix"),
         sparse=sparse,
         excluded_mass=_floats(message.excluded_mass),
@@ -244,43 +230,6 @@ def _compare(messages: Sequence[pb.CompareResponse]) -> CompareResponse:
     return CompareResponse(message.model, precision, occurrences, static, layers, tokens)
 
 
-def _model(messages: Sequence[pb.Model]) -> ModelInfo:
-    (message,) = messages
-    names = [field.name for field in fields(ModelInfo)]
-    values: dict[str, Any] = {name: getattr(message, name) for name in names}
-    for name, enum in MODEL_ENUMS.items():
-        values[name] = enum_name(enum, values[name])
-    values["attention_kinds"] = [enum_name(pb.AttentionKind, kind) for kind in message.attention_kinds]
-    values["operations"] = [enum_name(pb.Operation, operation) for operation in message.operations]
-    values["outputs"] = [enum_name(pb.Output, output) for output in message.outputs]
-    values["labels"], values["token_labels"] = list(message.labels), list(message.token_labels)
-    values["mask_token"] = message.mask_token or None
-    values["aliases"] = list(message.aliases)
-    values["prompts"] = dict(message.prompts)
-    values["default_prompt_name"] = _set(message, "default_prompt_name")
-    values["limits"] = Limits(**{field.name: getattr(message.limits, field.name) for field in fields(Limits)})
-    values["training"] = _training(message.training) if message.HasField("training") else None
-    values["evaluations"] = [
-        EvaluationRecord(item.task, item.file, item.measure, item.value, _set(item, "low"), _set(item, "high"))
-        for item in message.evaluations
-    ]
-    return ModelInfo(**values)
-
-
-def _training(message: pb.TrainingRecord) -> TrainingRecord:
-    return TrainingRecord(
-        message.objective,
-        _set(message, "initial_model"),
-        _set(message, "teacher"),
-        [DataFileRecord(item.name, item.size) for item in message.data],
-        message.steps,
-        message.tokens,
-        message.seed,
-        message.precision,
-        message.validation_loss,
-    )
-
-
 DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "encode": _encode,
     "attend": _attend,
@@ -291,5 +240,5 @@ DECODERS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "token_classify": label_codec.token_classify_from_messages,
     "fill_mask": word_codec.from_messages,
     "tokenize": _tokenize,
-    "model": _model,
+    "model": model_codec.from_messages,
 }

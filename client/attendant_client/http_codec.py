@@ -2,15 +2,13 @@
 
 import base64
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from attendant_client import label_codec, similarity_codec, word_codec
+from attendant_client import label_codec, model_codec, similarity_codec, word_codec
 from attendant_client.errors import AttendantError
-from attendant_client.model_info import DataFileRecord, EvaluationRecord, Limits, ModelInfo, TrainingRecord
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -208,16 +206,6 @@ def _compare(document: Json) -> CompareResponse:
     )
 
 
-def _model(document: Json) -> ModelInfo:
-    limits = Limits(**{field.name: document["limits"][field.name] for field in fields(Limits)})
-    training = document["training"]
-    if training is not None:
-        training = TrainingRecord(**{**training, "data": [DataFileRecord(**item) for item in training["data"]]})
-    values = {field.name: document[field.name] for field in fields(ModelInfo)}
-    values["evaluations"] = [EvaluationRecord(**item) for item in document["evaluations"]]
-    return ModelInfo(**values | {"training": training, "limits": limits})
-
-
 DECODERS: dict[str, Callable[[Json], Any]] = {
     "encode": _encode,
     "attend": _attend,
@@ -228,5 +216,5 @@ DECODERS: dict[str, Callable[[Json], Any]] = {
     "token_classify": label_codec.token_classify_from_json,
     "fill_mask": word_codec.from_json,
     "tokenize": _tokenize,
-    "model": _model,
+    "model": model_codec.from_json,
 }

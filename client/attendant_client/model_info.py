@@ -52,6 +52,37 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class MultiVectorSide:
+    """How a model with token vectors reads queries, or documents.
+
+    `max_input_tokens` includes special tokens and the prompt, but not the marker, which is a token inserted before the
+    text, and not the query expansion.
+    """
+
+    max_input_tokens: int
+    marker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExpansion:
+    """The tokens that fill up a query to `length` tokens. Other tokens attend to them only if `attended`."""
+
+    token: str
+    length: int
+    attended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MultiVectorInfo:
+    """The token vectors of a model such as ColBERT. `query_expansion` is None if the model does not expand queries."""
+
+    dimensions: int
+    query: MultiVectorSide
+    document: MultiVectorSide
+    query_expansion: QueryExpansion | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model.
 
@@ -59,6 +90,7 @@ class ModelInfo:
     the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify",
     and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any,
     and `token_labels` the labels of its token classifier. `mask_token` marks the positions that `fill_mask` predicts.
+    `multi_vector` is None for models without token vectors.
     """
 
     name: str
@@ -86,6 +118,7 @@ class ModelInfo:
     labels: list[str]
     token_labels: list[str]
     mask_token: str | None
+    multi_vector: MultiVectorInfo | None
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     limits: Limits

@@ -51,10 +51,10 @@ def from_messages(messages: Sequence[pb.SimilarityResponse]) -> SimilarityRespon
         queries=[_text_message(text, explained) for text in message.queries],
         documents=[_text_message(text, explained) for text in message.documents],
         pairs=[_pair_message(pair, message.similarity) for pair in message.pairs] if explained else None,
-        contributions_unavailable=_set(message, "contributions_unavailable"),
+        contributions_unavailable=optional_field(message, "contributions_unavailable"),
         token_count=usage.tokens,
         truncated_inputs=usage.truncated_inputs,
-        **{name: _set(message, name) for name in PROMPTS},
+        **{name: optional_field(message, name) for name in PROMPTS},
     )
 
 
@@ -73,12 +73,13 @@ def _tensor(tensor: pb.Tensor) -> Floats:
     return np.frombuffer(tensor.data, "<f4").reshape(tuple(tensor.shape))
 
 
-def _set(message: Any, name: str) -> Any:
+def optional_field(message: Any, name: str) -> Any:
+    """Return an optional field, or None if it is unset."""
     return getattr(message, name) if message.HasField(name) else None
 
 
 def to_unit(unit: pb.Unit) -> Unit:
-    return Unit(unit.text, unit.start, unit.end, unit.segment, unit.special, _set(unit, "word_index"))
+    return Unit(unit.text, unit.start, unit.end, unit.segment, unit.special, optional_field(unit, "word_index"))
 
 
 def _text(text: Any) -> SimilarityText:

@@ -5,8 +5,10 @@ from dataclasses import fields
 
 from service import __version__
 from service.config import Settings
+from service.engine.encode.sides import max_tokens, side_record
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.model import Limits, ModelInfo
+from service.engine.schema.encode import Side
+from service.engine.schema.model import Limits, ModelInfo, MultiVectorInfo, MultiVectorSide, QueryExpansion
 from service.engine.schema.operations import operations_of, outputs_of
 
 
@@ -54,6 +56,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         labels=[] if manifest.classification is None else list(manifest.classification.labels),
         token_labels=[] if manifest.token_classification is None else list(manifest.token_classification.labels),
         mask_token=mask_token(model),
+        multi_vector=describe_multi_vector(model),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
@@ -70,3 +73,20 @@ def mask_token(model: LoadedModel) -> str | None:
     if head is None or head.mask_token_id is None:
         return None
     return model.tokenizer.vocabulary_texts([head.mask_token_id])[0]
+
+
+def describe_multi_vector(model: LoadedModel) -> MultiVectorInfo | None:
+    """Return the description of the token vectors; None for a model without them."""
+    head, expansion = model.artifact.manifest.multi_vector, None
+    if head is None:
+        return None
+
+    def describe_side(side: Side) -> MultiVectorSide:
+        marker = side_record(head, side).marker
+        text = None if marker is None else model.tokenizer.vocabulary_texts([marker])[0]
+        return MultiVectorSide(max_tokens(model.artifact.manifest, side), text)
+
+    if head.expansion is not None:
+        (token,) = model.tokenizer.vocabulary_texts([head.expansion.token_id])
+        expansion = QueryExpansion(token, head.expansion.length, head.expansion.attended)
+    return MultiVectorInfo(head.dimensions, describe_side("query"), describe_side("document"), expansion)

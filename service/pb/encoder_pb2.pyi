@@ -1047,7 +1047,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1090,6 +1090,7 @@ class Model(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_LABELS_FIELD_NUMBER: _ClassVar[int]
     MASK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -1125,7 +1126,38 @@ class Model(_message.Message):
     outputs: _containers.RepeatedScalarFieldContainer[Output]
     token_labels: _containers.RepeatedScalarFieldContainer[str]
     mask_token: str
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ...) -> None: ...
+    multi_vector: MultiVectorInfo
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ...) -> None: ...
+
+class MultiVectorInfo(_message.Message):
+    __slots__ = ("dimensions", "query", "document", "query_expansion")
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    QUERY_EXPANSION_FIELD_NUMBER: _ClassVar[int]
+    dimensions: int
+    query: MultiVectorSide
+    document: MultiVectorSide
+    query_expansion: QueryExpansion
+    def __init__(self, dimensions: _Optional[int] = ..., query: _Optional[_Union[MultiVectorSide, _Mapping]] = ..., document: _Optional[_Union[MultiVectorSide, _Mapping]] = ..., query_expansion: _Optional[_Union[QueryExpansion, _Mapping]] = ...) -> None: ...
+
+class MultiVectorSide(_message.Message):
+    __slots__ = ("max_input_tokens", "marker")
+    MAX_INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    max_input_tokens: int
+    marker: str
+    def __init__(self, max_input_tokens: _Optional[int] = ..., marker: _Optional[str] = ...) -> None: ...
+
+class QueryExpansion(_message.Message):
+    __slots__ = ("token", "length", "attended")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ATTENDED_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    length: int
+    attended: bool
+    def __init__(self, token: _Optional[str] = ..., length: _Optional[int] = ..., attended: _Optional[bool] = ...) -> None: ...
 
 class TrainingRecord(_message.Message):
     __slots__ = ("objective", "initial_model", "teacher", "data", "steps", "tokens", "seed", "precision", "validation_loss")

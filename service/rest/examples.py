@@ -179,6 +179,7 @@ SERVED_MODEL: Example = {
     "labels": [],
     "token_labels": [],
     "mask_token": None,
+    "multi_vector": None,
     "attention": "bidirectional",
     "attention_kinds": ["probs", "scores", "norm", "block_norm", "projection"],
     "limits": LIMITS,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from model.manifest import POOLINGS
-from service.engine.schema.model import ModelInfo
+from service.engine.schema.model import ModelInfo, MultiVectorInfo, MultiVectorSide
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import enum_label
 
@@ -44,8 +44,23 @@ def model_message(info: ModelInfo) -> pb.Model:
         labels=info.labels,
         token_labels=info.token_labels,
         mask_token=info.mask_token or "",
+        multi_vector=None if info.multi_vector is None else _multi_vector(info.multi_vector),
         outputs=[enum_label("OUTPUT", output) for output in info.outputs],
         attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),
         evaluations=[pb.EvaluationRecord(**record.model_dump()) for record in info.evaluations],
     )
+
+
+def _multi_vector(info: MultiVectorInfo) -> pb.MultiVectorInfo:
+    expansion = info.query_expansion
+    return pb.MultiVectorInfo(
+        dimensions=info.dimensions,
+        query=_side(info.query),
+        document=_side(info.document),
+        query_expansion=None if expansion is None else pb.QueryExpansion(**asdict(expansion)),
+    )
+
+
+def _side(side: MultiVectorSide) -> pb.MultiVectorSide:
+    return pb.MultiVectorSide(max_input_tokens=side.max_input_tokens, marker=side.marker or "")

@@ -1,4 +1,4 @@
-"""attendant-client's sparse and multi-vector outputs, with a tiny SPLADE model and a tiny BGE-M3."""
+"""attendant-client's sparse and multi-vector outputs, with tiny models: SPLADE, BGE-M3 and ColBERT."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from attendant_client import AttendantError, Client, Input, SimilarityPair, SimilarityResponse
+from attendant_client import (
+    AttendantError,
+    Client,
+    Input,
+    MultiVectorInfo,
+    MultiVectorSide,
+    QueryExpansion,
+    SimilarityPair,
+    SimilarityResponse,
+)
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -18,6 +27,7 @@ from tests.model.retriever_cases import BGE_M3, MULTI_VECTOR_SIZE
 from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
 
+COLBERT = "stanford"
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
 SIMILARITIES: Any = (("maxsim", BGE_M3), ("sparse", BGE_M3), ("sparse", SPLADE))
 SPECIAL_TOKENS_ONLY = Input(token_ids=[0, 2])
@@ -26,12 +36,24 @@ SPECIAL_TOKENS_ONLY = Input(token_ids=[0, 2])
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceThread]:
-    """A server of both models; BGE-M3 is the default."""
+    """A server of three models; BGE-M3 is the default."""
     models = (
-        LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32")) for kind in (BGE_M3, SPLADE)
+        LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32"))
+        for kind in (BGE_M3, SPLADE, COLBERT)
     )
-    with ServiceThread(*models, models=f"{BGE_M3}=a,{SPLADE}=b") as running:
+    with ServiceThread(*models, models=f"{BGE_M3}=a,{SPLADE}=b,{COLBERT}=c") as running:
         yield running
+
+
+def test_model_info_has_the_limits_of_queries_and_documents(client: Client) -> None:
+    vectors = client.model(COLBERT).multi_vector
+    assert vectors is not None
+    assert (vectors.query, vectors.document) == (MultiVectorSide(13, "[unused0]"), MultiVectorSide(19, "[unused1]"))
+    assert vectors.query_expansion == QueryExpansion("[MASK]", 14, attended=False)
+    plain = client.model(BGE_M3)
+    side = MultiVectorSide(plain.max_input_tokens, None)
+    assert plain.multi_vector == MultiVectorInfo(MULTI_VECTOR_SIZE, side, side, None)
+    assert client.model(SPLADE).multi_vector is None
 
 
 def test_clients_return_the_same_vectors(service: ServiceThread) -> None:
@@ -45,7 +67,7 @@ def test_clients_return_the_same_vectors(service: ServiceThread) -> None:
             half = client.encode(TEXTS, outputs=["sparse", "multi_vector"], dtype="float16")
             late = client.encode(TEXTS, outputs=["multi_vector"], truncation="right")
             expanded = client.encode(TEXTS, outputs=["sparse"], model=SPLADE)
-            infos = [client.model(name) for name in (BGE_M3, SPLADE)]
+            infos = [client.model(name) for name in (BGE_M3, SPLADE, COLBERT)]
             similar = [
                 client.similarity(TEXTS[:2], TEXTS, similarity=name, model=model, explain=True, top_k=top_k)
                 for name, model in SIMILARITIES

@@ -117,6 +117,32 @@ async def test_text_that_spells_a_marker_is_text(stanford: ServiceHarness) -> No
     assert "[unused0]" not in texts
 
 
+async def test_model_lists_limits_markers_and_expansion(colbert: tuple[ServiceHarness, MultiVectorEncoder]) -> None:
+    harness, oracle = colbert
+    vectors = (await harness.client.get("/v1/model")).json()["multi_vector"]
+    assert vectors["dimensions"] == oracle.encode_query([TEXTS[0]])[0].shape[1]
+    options: dict[str, Any] = {"outputs": ["multi_vector"]}
+    for role in ("query", "document"):
+        response = await harness.post("/v1/encode", {"inputs": "bank " * 100, "role": role, **options})
+        assert response.json()["error"]["maximum"] == vectors[role]["max_input_tokens"]
+        (result,) = (await post(harness, "/v1/encode", inputs="a", role=role, **options))["results"]
+        first = [token["text"] for token in result["multi_vector_tokens"][:2]]
+        assert vectors[role]["marker"] in {None, *first}
+    (short,) = (await post(harness, "/v1/encode", inputs="a", role="query", **options))["results"]
+    if (expansion := vectors["query_expansion"]) is not None:
+        assert len(short["multi_vector"]) == expansion["length"]
+        assert short["multi_vector_tokens"][-1]["text"] == expansion["token"]
+
+
+async def test_model_lists_the_options_of_its_files(stanford: ServiceHarness) -> None:
+    assert (await stanford.client.get("/v1/model")).json()["multi_vector"] == {
+        "dimensions": 20,
+        "query": {"max_input_tokens": 13, "marker": "[unused0]"},
+        "document": {"max_input_tokens": 19, "marker": "[unused1]"},
+        "query_expansion": {"token": "[MASK]", "length": 14, "attended": False},
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "reason", "actual"),
     [

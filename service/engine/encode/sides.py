@@ -26,7 +26,7 @@ class SidedInput(TokenizedInput):
         self.truncated = tokens.truncated
         self._tokens = tokens
         self._place = place
-        self._marker = _record(head, side).marker
+        self._marker = side_record(head, side).marker
         self._expansion = head.expansion if side == "query" else None
         self.least_tokens = 0 if self._expansion is None else self._expansion.length
         self._expanded = max(0, self.least_tokens - len(tokens) - int(self._marker is not None))
@@ -91,7 +91,8 @@ class SidedInput(TokenizedInput):
         return marked + [of_expansion] * self._expanded
 
 
-def _record(head: MultiVectorHead, side: Side) -> SideRecord:
+def side_record(head: MultiVectorHead, side: Side) -> SideRecord:
+    """Return how a model reads queries, or documents."""
     return head.query if side == "query" else head.document
 
 
@@ -100,7 +101,7 @@ def max_tokens(manifest: Manifest, side: Side | None) -> int:
     head = manifest.multi_vector
     if side is None or head is None:
         return manifest.max_input_tokens
-    record = _record(head, side)
+    record = side_record(head, side)
     limit = min(record.max_tokens or manifest.max_input_tokens, manifest.max_input_tokens)
     return limit - int(record.marker is not None)
 

@@ -30,6 +30,33 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class MultiVectorSide:
+    """How a model with token vectors reads queries, or documents."""
+
+    max_input_tokens: int
+    marker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExpansion:
+    """The tokens that fill up short queries."""
+
+    token: str
+    length: int
+    attended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MultiVectorInfo:
+    """The token vectors of a model such as ColBERT."""
+
+    dimensions: int
+    query: MultiVectorSide
+    document: MultiVectorSide
+    query_expansion: QueryExpansion | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The description of the served model in `/v1/model` and GetModel; proto/attendant/v1 documents the fields."""
 
@@ -61,6 +88,7 @@ class ModelInfo:
     labels: list[str]
     token_labels: list[str]
     mask_token: str | None
+    multi_vector: MultiVectorInfo | None
     attention: Attention
     attention_kinds: list[str]
     limits: Limits

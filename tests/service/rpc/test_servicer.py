@@ -116,14 +116,14 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
     assert {field.name for field in pb.Model.DESCRIPTOR.fields} == set(expected) - OPENAI_FIELDS
     assert list((await stub.ListModels(pb.ListModelsRequest())).models) == [info]
     enums = {field.name: field.enum_type for field in pb.Model.DESCRIPTOR.fields if field.enum_type}
-    for name in set(expected) - OPENAI_FIELDS - {"limits", "prompts", "training", "evaluations"}:
+    for name in set(expected) - OPENAI_FIELDS - {"limits", "prompts", "training", "evaluations", "multi_vector"}:
         value = getattr(info, name) or None
         if name in enums:
             value = rest_value(enums[name], value)
         assert (list(value or ()) if isinstance(expected[name], list) else value) == expected[name], name
     assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
-    assert (info.HasField("training"), list(info.evaluations)) == (False, [])
-    assert (expected["training"], expected["evaluations"]) == (None, [])
+    assert (info.HasField("training"), info.HasField("multi_vector"), list(info.evaluations)) == (False, False, [])
+    assert (expected["training"], expected["multi_vector"], expected["evaluations"]) == (None, None, [])
 
 
 async def stream(*requests: pb.EncodeStreamRequest) -> AsyncIterator[pb.EncodeStreamRequest]:
