@@ -28,6 +28,7 @@ from tests.bench.limit import Backend, onnxruntime_backend, openvino_backend
 from tests.bench.machine import Machine, load_average
 from tests.bench.project import Model, encode_body, read_sentences
 from tests.bench.random_models import export_silently, save, seconds, served
+from tests.bench.stages import Reading
 from tests.bench.startup import resident_mib
 from tests.conftest import RunningServer
 
@@ -175,7 +176,6 @@ def measure_beside(server: RunningServer, text: str) -> bool:
     """Return whether short texts keep their p99 within three times its value beside the longest text."""
     alone = short_p99(server, 10.0)
     with repeated(server, text):
-        time.sleep(1.0)
         beside = short_p99(server, 30.0)
     print(f"W1 at 4: p99 {1000 * alone:.0f} ms, {beside / alone:.1f} x this beside {LONGEST} tokens (3)")
     return beside <= 3 * alone
@@ -196,10 +196,15 @@ def short_p99(server: RunningServer, duration_s: float) -> float:
         return float(np.percentile([time for times in pool.map(send, range(CONNECTIONS)) for time in times], 99))
 
 
+def count_started(server: RunningServer) -> float:
+    """Return the number of requests whose inference has started: the queue stage ends then."""
+    return Reading.take(server.admin).counts.get("queue", 0.0)
+
+
 @contextmanager
 def repeated(server: RunningServer, text: str) -> Iterator[None]:
-    """Send a text again and again in a thread."""
-    stopped = threading.Event()
+    """Send a text again and again in a thread. The context starts once its first inference runs."""
+    stopped, started = threading.Event(), count_started(server)
 
     def send() -> None:
         with httpx.Client(base_url=server.rest, timeout=300) as client:
@@ -209,6 +214,10 @@ def repeated(server: RunningServer, text: str) -> Iterator[None]:
     thread = threading.Thread(target=send)
     thread.start()
     try:
+        while count_started(server) == started:
+            if not thread.is_alive():
+                raise RuntimeError("the request for the long text failed")
+            time.sleep(0.02)
         yield
     finally:
         stopped.set()
