@@ -3,8 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from service.callers import Caller
@@ -16,54 +15,15 @@ from service.engine.batch_policy import BatchPolicy, work_s
 from service.engine.fair_queue import FairQueue, WaitingRequest
 from service.engine.jobs import Entry
 from service.engine.observer import LaneObserver
+from service.engine.watchdog import Watchdog
 from service.errors import BackendFailed, NonFiniteOutput
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
 
 JOIN_TIMEOUT_S = 5.0
-STALL_FACTOR = 20.0
-"""A batch that takes this many times its expected time has stalled."""
-MIN_STALL_S = 10.0
-"""No batch has stalled earlier, in seconds: the first batch of a session also opens it."""
 
 log = logging.getLogger("attendant.scheduler")
-
-
-class Watchdog:
-    """The running batches of a lane. A thread that is stuck in the runtime cannot report an error.
-
-    The time of a batch is what `observe` adds up, not a difference of two clock readings: a process that was suspended
-    has no stalled batch.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._remaining: dict[int, float] = {}
-
-    @contextmanager
-    def running(self, expected_s: float) -> Iterator[None]:
-        """Watch the calling thread while it runs a batch of this expected duration."""
-        thread = threading.get_ident()
-        with self._lock:
-            self._remaining[thread] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._remaining[thread]
-
-    def observe(self, seconds: float) -> None:
-        """Count `seconds` of run time for every running batch."""
-        with self._lock:
-            for thread in self._remaining:
-                self._remaining[thread] -= seconds
-
-    @property
-    def stalled(self) -> int:
-        """The number of batches that have stalled."""
-        with self._lock:
-            return sum(seconds < 0 for seconds in self._remaining.values())
 
 
 class Workers(Generic[TaskT, Result]):

@@ -6,7 +6,8 @@ import numpy as np
 
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import cast
-from service.engine.encode.response import JSON_CHARACTER_BYTES, PreparedInput, array_bytes
+from service.engine.encode.response import PreparedInput
+from service.engine.encode.sizes import JSON_CHARACTER_BYTES, array_bytes
 from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, SparseResult
 from service.engine.schema.tasks import TextVectors
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,35 +14,20 @@ from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
+from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.schema.encode import (
-    DTYPES,
     Array,
-    DType,
     EncodeRequest,
     EncodeResult,
     Input,
-    MapDType,
     Token,
-    Wire,
     Word,
 )
 from service.engine.schema.tasks import EncodeTask, ExplainOperation, HeadName, TextVectors
 from service.spelling import Change, Remedy
 
-# Upper bounds of sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).
-JSON_VALUE_BYTES: dict[DType | MapDType, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
-JSON_CHARACTER_BYTES = 12
-TOKEN_BYTES = 128
 HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 """The outputs that heads compute."""
-RESULT_BYTES = 512
-
-
-class Listed(Protocol):
-    """An item of a list in a response: a token, a word, a unit."""
-
-    @property
-    def text(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +147,6 @@ def least_response_bytes(request: EncodeRequest, manifest: Manifest) -> int:
     return inputs * RESULT_BYTES + array_bytes(values, request.dtype, request.wire)
 
 
-def total_bytes(sizes: Sequence[int], *, padded: bool) -> int:
-    """Return the size of a response whose results have these sizes, or all the size of the largest one."""
-    return len(sizes) * max(sizes) if padded else sum(sizes)
-
-
 def suggest_smaller_vectors(
     prepared: Sequence[PreparedInput], request: EncodeRequest, manifest: Manifest, limit: int
 ) -> Remedy:
@@ -186,20 +166,6 @@ def suggest_smaller_vectors(
     lists = (("inputs", prepared), ("layers", request.layers), ("outputs", request.outputs))
     fewer = [name for name, values in lists if len(values) > 1]
     return Remedy(f"Request fewer {' or '.join(fewer)}" if fewer else "Send a shorter text", changes)
-
-
-def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
-    """Return an upper bound on the size of tokens, words or units in a response."""
-    character = 4 if wire == "binary" else JSON_CHARACTER_BYTES
-    return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
-
-
-def array_bytes(values: int, dtype: DType | MapDType, wire: Wire) -> int:
-    """Return the size of `values` numbers: exact in binary and base64, an upper bound in JSON."""
-    if wire == "json":
-        return values * JSON_VALUE_BYTES[dtype]
-    size = -(-values // 8) if dtype == "ubinary" else values * DTYPES[dtype].itemsize
-    return size if wire == "binary" else -(-size // 3) * 4
 
 
 def encode_tasks(

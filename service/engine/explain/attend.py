@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from model.tokenized_input import TokenizedInput
 from service.engine.encode.pooling import Floats, cast_map
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
+from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.explain.maps import Layer, TokenMaps, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import DTYPES, Array

@@ -12,7 +12,7 @@ from model.mapped_tensor import MappedTensor
 from model.tokenized_input import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
+from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.maps import Layer, token_maps
 from service.engine.explain.units import Units
 from service.engine.schema.encode import Array

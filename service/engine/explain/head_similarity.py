@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import shortest
-from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
+from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.similarity import PAIR_BYTES, ComparedText
 from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity, sparse_products
 from service.engine.explain.units import token_units

@@ -12,7 +12,8 @@ from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import pool_batch, shortest
-from service.engine.encode.response import RESULT_BYTES, array_bytes, first_pooled_token, listed_bytes
+from service.engine.encode.response import first_pooled_token
+from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
 from service.engine.explain.effects import occlude, pool_without_units

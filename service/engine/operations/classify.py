@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from model.head_records import ClassificationHead
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.pooling import shortest
-from service.engine.encode.response import JSON_CHARACTER_BYTES, RESULT_BYTES, array_bytes, listed_bytes
+from service.engine.encode.sizes import JSON_CHARACTER_BYTES, RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.labels import effects, label_tasks, occlusion_tasks, to_scores
 from service.engine.explain.similarity import ComparedText
 from service.engine.observer import Observation

@@ -8,7 +8,7 @@ from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.pooling import shortest
-from service.engine.encode.response import JSON_CHARACTER_BYTES, RESULT_BYTES
+from service.engine.encode.sizes import JSON_CHARACTER_BYTES, RESULT_BYTES
 from service.engine.explain.words import WordTask
 from service.engine.lane import Lane
 from service.engine.observer import Observation

@@ -12,8 +12,8 @@ from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.pooling import shortest
-from service.engine.encode.response import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.encode.sides import add_side
+from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.ranking import PairRanker, Ranker, SimilarityRanker
 from service.engine.explain.similarity import ComparedText

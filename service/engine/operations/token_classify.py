@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.alignment import describe_tokens, words_of
 from service.engine.encode.entities import find_entities
-from service.engine.encode.response import RESULT_BYTES, listed_bytes
+from service.engine.encode.sizes import RESULT_BYTES, listed_bytes
 from service.engine.observer import Observation
 from service.engine.operations.costs import describe_cost
 from service.engine.operations.inputs import check_inputs, check_length, require_operation

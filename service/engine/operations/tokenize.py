@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from service.engine.admission import CHARACTERS_PER_TOKEN, count_characters
 from service.engine.encode.alignment import describe_tokens, words_of
-from service.engine.encode.response import JSON_CHARACTER_BYTES, listed_bytes
+from service.engine.encode.sizes import JSON_CHARACTER_BYTES, listed_bytes
 from service.engine.operations.costs import describe_cost
 from service.engine.operations.inputs import SPLIT, check_count, check_inputs, check_token_ids
 from service.engine.schema.decode import DecodeRequest

@@ -20,7 +20,8 @@ from service.lifecycle import Lifecycle
 from service.rest.codec import MODEL_DESCRIPTION, TRUNCATION_DESCRIPTION, StrictModel, Texts, body_schema
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response, metadata_headers, usage_body
-from service.rest.schemas import SimilarityResponseBody, responses
+from service.rest.schemas import responses
+from service.rest.similarity_schemas import SimilarityResponseBody
 from service.steps import convert
 
 PATH = "/v1/similarity"

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from model.manifest import KINDS, Manifest
-from service.engine.encode.response import JSON_VALUE_BYTES, RESULT_BYTES, LayerTask, listed_bytes
+from service.engine.encode.response import LayerTask
+from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.attend import (
     BINARY_INDEX_BYTES,
     JSON_INDEX_BYTES,
