@@ -20,7 +20,8 @@ from model.onnx_attention import MAX_DENSE_TOKENS
 from model.parity import measure_parity
 from model.sentence_transformers_config import SettingOptions
 from tests.model.conftest import mark_slow
-from tests.model.family_cases import FAMILY_CASES, LORA_RANK, SCALED_FROM, TASKS, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
 
 Publish = Callable[[str], Path]
 

@@ -21,7 +21,8 @@ from model.train.command import load_init
 from model.train.config import TrainConfig, TrainError, load_config
 from model.train.cross_encoder import CrossEncoder
 from model.train.objectives import Objective, make_objective
-from tests.model.family_cases import FAMILY_CASES, SCALED_FROM
+from tests.model.family_cases import FAMILY_CASES
+from tests.model.published_families import SCALED_FROM
 from tests.model.train.conftest import to_toml
 from tests.model.train.test_objectives import write_pairs
 from tests.model_records import TRAINING

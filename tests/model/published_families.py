@@ -1,0 +1,121 @@
+"""The names and values of published checkpoints, from those that transformers writes."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LORA_RANK = 4
+TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+SCALED_FROM = 512
+"""The length beyond which dynamic scaling applies."""
+Rename = Callable[[dict[str, Any], dict[str, Tensor]], tuple[dict[str, Any], dict[str, Tensor]]]
+
+
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Replace patterns in names."""
+
+    def rename(name: str) -> str:
+        for pattern, replacement in names.items():
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+def fuse(tensors: dict[str, Tensor], parts: tuple[str, ...], fused: str) -> dict[str, Tensor]:
+    """Concatenate the rows of modules."""
+    result = dict(tensors)
+    for name in tensors:
+        if f".{parts[0]}." in name:
+            result[name.replace(parts[0], fused)] = torch.cat(
+                [result.pop(name.replace(parts[0], part)) for part in parts]
+            )
+    return result
+
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+def publish_modernbert(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    rope_parameters = config.pop("rope_parameters")
+    del config["layer_types"]
+    return config | {
+        "global_rope_theta": rope_parameters["full_attention"]["rope_theta"],
+        "local_rope_theta": rope_parameters["sliding_attention"]["rope_theta"],
+        "global_attn_every_n_layers": 2,
+        "position_embedding_type": "absolute",
+        "reference_compile": None,
+    }, renamed(tensors, {"^": "model."})
+
+
+def publish_nomic(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    tensors = renamed(
+        fuse(tensors, QKV, "attn.Wqkv"),
+        {
+            "^layers": "encoder.layers", "embeddings.LayerNorm": "emb_ln", "self_attn.o_proj": "attn.out_proj",
+            "up_proj": "fc11", "gate_proj": "fc12", "down_proj": "fc2", "post_attention_layernorm": "norm1",
+            "post_mlp_layernorm": "norm2",
+        },
+    )  # fmt: skip
+    rope_parameters = config["rope_parameters"]
+    return {
+        "model_type": "nomic_bert", "activation_function": "swiglu",
+        "attn_pdrop": 0.0, "causal": False, "layer_norm_epsilon": config["layer_norm_eps"], "n_embd": 24, "n_head": 3,
+        "n_inner": 37, "n_layer": 4, "n_positions": 1200, "scale_attn_weights": True,
+        "max_trained_positions": SCALED_FROM, "prenorm": False,
+        "parallel_block": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+        "rotary_emb_base": rope_parameters["rope_theta"], "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None, "rotary_scaling_factor": rope_parameters["factor"], "type_vocab_size": 2,
+        "use_flash_attn": True, "use_rms_norm": False, "vocab_size": config["vocab_size"],
+    }, tensors  # fmt: skip
+
+
+def publish_gte(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Scale statically: NTK with theta and s equals a linear scaling with s * theta and s ** (2 / d)."""
+    tensors = fuse(fuse(tensors, QKV, "attention.qkv_proj"), ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gate_proj")
+    tensors = renamed(
+        tensors,
+        {
+            r"^gte\.": "", "^layers": "encoder.layer", "self_attn.o_proj": "attention.o_proj",
+            "post_attention_layernorm": "attn_ln", "post_mlp_layernorm": "mlp_ln", "^(?!classifier)": "new.",
+        },
+    )  # fmt: skip
+    del config["rope_parameters"]
+    return config | {
+        "model_type": "new", "position_embedding_type": "rope", "layer_norm_type": "layer_norm", "pack_qkv": True,
+        "rope_theta": 150.0, "rope_scaling": {"type": "ntk", "factor": 2.0}, "logn_attention_scale": "false",
+        "logn_attention_clip1": "false", "unpad_inputs": "false", "use_memory_efficient_attention": "false",
+    }, tensors  # fmt: skip
+
+
+def publish_jina(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Add low-rank adapters of five tasks to every linear layer and embedding table."""
+    tensors = renamed(
+        fuse(tensors, QKV, "mixer.Wqkv"),
+        {
+            "^layers": "encoder.layers", "embeddings.LayerNorm": "emb_ln", "self_attn.o_proj": "mixer.out_proj",
+            "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2", "^": "roberta.",
+        },
+    )  # fmt: skip
+    generator, adapted = torch.Generator().manual_seed(3), {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if tensor.dim() != 2:
+            adapted[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        adapted[f"{module}.parametrizations.weight.original"] = tensor
+        a = (rows, LORA_RANK) if "embeddings" in name else (LORA_RANK, columns)
+        b = (LORA_RANK, columns) if "embeddings" in name else (rows, LORA_RANK)
+        for part, shape in {"A": a, "B": b}.items():
+            pairs = torch.randn(len(TASKS), *shape, generator=generator)
+            adapted[f"{module}.parametrizations.weight.0.lora_{part}"] = 0.3 * pairs
+    rope_parameters = config.pop("rope_parameters")
+    return config | {
+        "model_type": "xlm-roberta", "position_embedding_type": "rotary", "use_flash_attn": True,
+        "rotary_emb_base": rope_parameters["rope_theta"], "lora_adaptations": list(TASKS), "lora_alpha": 1,
+        "lora_rank": LORA_RANK, "lora_dropout_p": 0.0, "load_trained_adapters": True,
+    }, adapted  # fmt: skip
