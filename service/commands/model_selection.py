@@ -1,10 +1,13 @@
 """Selects a command's model from the options."""
 
+from pathlib import Path
+
 from model.artifact import Artifact
 from model.console import EX_CONFIG
 from service.commands.arguments import CommandError
 from service.config import Settings
-from service.model_options import ModelOption
+from service.model_cache import cache_directory, prepare_artifact
+from service.models_file import ModelEntry, configured_models
 
 
 def select_model(settings: Settings, name: str | None) -> Settings:
@@ -12,19 +15,23 @@ def select_model(settings: Settings, name: str | None) -> Settings:
 
     Its directory is absolute. Raises `ArtifactError`, `ConfigError` or `CommandError`.
     """
-    options = settings.served_models
-    option = options[0] if name is None else next((item for item in options if name in _names(item)), None)
-    if option is None:
-        names = ", ".join(f'"{_names(item)[0]}"' for item in options)
+    entries = configured_models(settings)
+    entry = entries[0] if name is None else next((item for item in entries if name in _names(item)), None)
+    if entry is None:
+        names = ", ".join(f'"{_names(item)[0]}"' for item in entries)
         raise CommandError(f'--model: not found ("{name}"). Use {names}, or set ATTENDANT_MODELS.', EX_CONFIG)
+    directory = Path(entry.source)
+    if settings.models_file is not None:
+        directory = prepare_artifact(entry.source, cache_directory(settings.cache_dir))
     changes = {
         "models": "",
+        "models_file": None,
         "model_aliases": "",
-        "model_dir": option.directory.resolve(),
-        "model_digest": option.digest,
+        "model_dir": directory.resolve(),
+        "model_digest": entry.digest,
     }
     return settings.model_copy(update=changes)
 
 
-def _names(option: ModelOption) -> tuple[str, ...]:
-    return (option.name or Artifact.open(option.directory).manifest.name, *option.aliases)
+def _names(entry: ModelEntry) -> tuple[str, ...]:
+    return (entry.name or Artifact.open(Path(entry.source)).manifest.name, *entry.aliases)

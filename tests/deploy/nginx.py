@@ -1,13 +1,12 @@
 """A real nginx in front of the replicas, with REST on one port and gRPC on another."""
 
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import httpx
 
 from tests.deploy.conftest import find_tool
 from tests.deploy.replicas import Replica, Replicas, free_ports
@@ -91,9 +90,9 @@ class Nginx:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                httpx.get(f"{self.rest}/v1/model", timeout=START_TIMEOUT_S).raise_for_status()
+                socket.create_connection((ADDRESS, self.rest_port), START_TIMEOUT_S).close()
                 return
-            except httpx.TransportError:
+            except ConnectionRefusedError:
                 assert self._process.poll() is None, self.log
                 assert time.monotonic() < deadline, self.log
                 time.sleep(0.05)

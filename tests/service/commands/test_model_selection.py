@@ -13,7 +13,7 @@ from tests.conftest import RunningServer, start_server, stop_server
 from tests.service.commands.embed_command import RunEmbed, write_rows
 
 TEXT = "The river bank flows past the old mill."
-SOURCES = ("engine", "rest", "grpc")
+SOURCES = ("engine", "file", "rest", "grpc")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,16 @@ def server(options: dict[str, str]) -> Iterator[RunningServer]:
 
 @pytest.fixture(params=SOURCES)
 def source(
-    request: pytest.FixtureRequest, server: RunningServer, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
+    request: pytest.FixtureRequest, server: RunningServer, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    default_artifact: Path, exported: Path, tmp_path: Path,
+) -> list[str]:  # fmt: skip
     """Command options that select where the models run."""
+    if request.param == "file":
+        path = tmp_path / "models.toml"
+        large, tiny = (f"source = '{artifact}'\n" for artifact in (default_artifact, exported))
+        path.write_text(f"[[models]]\nname = 'large'\n{large}[[models]]\nname = 'org/tiny'\n{tiny}aliases = ['t']")
+        monkeypatch.setenv("ATTENDANT_MODELS_FILE", str(path))
+        return []
     if request.param == "engine":
         for name, value in options.items():
             monkeypatch.setenv(f"ATTENDANT_{name.upper()}", value)
