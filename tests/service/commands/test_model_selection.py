@@ -32,14 +32,14 @@ def server(options: dict[str, str]) -> Iterator[RunningServer]:
 @pytest.fixture(params=SOURCES)
 def source(
     request: pytest.FixtureRequest, server: RunningServer, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
-    default_artifact: Path, exported: Path, tmp_path: Path,
+    tmp_path: Path,
 ) -> list[str]:  # fmt: skip
     """Command options that select where the models run."""
     if request.param == "file":
-        path = tmp_path / "models.toml"
-        large, tiny = (f"source = '{artifact}'\n" for artifact in (default_artifact, exported))
-        path.write_text(f"[[models]]\nname = 'large'\n{large}[[models]]\nname = 'org/tiny'\n{tiny}aliases = ['t']")
-        monkeypatch.setenv("ATTENDANT_MODELS_FILE", str(path))
+        models = [item.split("=") for item in options["models"].split(",")]
+        large, tiny = (f"[[models]]\nname = '{name}'\nsource = '{artifact}'\n" for name, artifact in models)
+        (tmp_path / "models.toml").write_text(f"{large}{tiny}aliases = ['t']")
+        monkeypatch.setenv("ATTENDANT_MODELS_FILE", str(tmp_path / "models.toml"))
         return []
     if request.param == "engine":
         for name, value in options.items():
