@@ -114,7 +114,7 @@ class ApiKeys:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests.
+    """The keys that requests need.
 
     Attributes:
         keys: the keys of callers; None accepts every request.

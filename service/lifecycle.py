@@ -53,7 +53,7 @@ class Lifecycle:
 
     @property
     def repository(self) -> "ModelRepository":
-        """What loads and unloads models; raises as `models` does."""
+        """The repository that loads and unloads models; raises as `models` does."""
         _ = self.models
         if self._repository is None:
             raise Unsupported(

@@ -82,6 +82,7 @@ class ModelRepository:
         self._errors: dict[str, str] = {}
         self._loading = ""
         self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
         self._retirements: set[asyncio.Task[None]] = set()
 
     def load_all(self) -> list[tuple[ModelEntry, LoadedModel]]:
@@ -165,16 +166,14 @@ class ModelRepository:
         Raises `NotFound`, `LoadFailed`, or `Unsupported` without a models file.
         """
         path = self._require_file()
-        was_unloaded = name in self._unloaded
         try:
             entries = parse_models_file(path, await asyncio.to_thread(read_models_file, path))
-            if name in {entry.name for entry in entries}:
-                self._unloaded.discard(name)
-            await self._apply(entries)
+            change = asyncio.create_task(self._apply(entries, name))
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
+            await asyncio.shield(change)  # which continues if the client does not wait for it
         except ConfigError as error:
-            if was_unloaded:
-                self._unloaded.add(name)
-            raise LoadFailed("model not loaded", f"{error}", field="name", actual=echo(name)) from None
+            raise LoadFailed("model not loaded", str(error), field="name", actual=echo(name)) from None
         return self.find(name)
 
     async def unload(self, name: str) -> ModelState:
@@ -183,20 +182,18 @@ class ModelRepository:
         Raises `NotFound`, `DefaultModelRequired`, or `Unsupported` without a models file.
         """
         self._require_file()
-        state = self.find(name)
-        if state.default:
-            raise DefaultModelRequired(
-                "default model, cannot be unloaded",
-                "Put another model first in the models file.",
-                field="name",
-                actual=echo(name),
-            )
-        self._unloaded.add(name)
         async with self._lock:
             await self._finish_retirements()
+            if self.find(name).default:
+                raise DefaultModelRequired(
+                    "default model, cannot be unloaded",
+                    "Put another model first in the models file.",
+                    field="name",
+                    actual=echo(name),
+                )
             assert self._models is not None
-            kept = [engine for engine in self._models if engine.name != name]
-            self._retire(self._models.replace(kept))
+            self._unloaded.add(name)
+            self._retire(self._models.replace([engine for engine in self._models if engine.name != name]))
         log.info("model unloaded model=%s", name)
         return self.find(name)
 
@@ -211,17 +208,17 @@ class ModelRepository:
         content = read_models_file(path)
         return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
 
-    async def _apply(self, entries: Sequence[ModelEntry]) -> None:
-        """Serve these models, except unloaded ones. Raises `ConfigError` if one cannot be loaded."""
+    async def _apply(self, entries: Sequence[ModelEntry], load: str = "") -> None:
+        """Serve these models, except unloaded ones other than `load`. Raises `ConfigError` if one cannot be loaded."""
         async with self._lock:
             await self._finish_retirements()
             assert self._models is not None
-            self._unloaded.discard(entries[0].name or "")  # the default model is always served
+            unloaded = self._unloaded - {entries[0].name, load}  # the default model is always served
             served = {engine.name: engine for engine in self._models}
-            wanted = [entry for entry in entries if entry.name not in self._unloaded]
+            wanted = [entry for entry in entries if entry.name not in unloaded]
             opened = [(entry, await self._open(entry, served.get(entry.name or ""))) for entry in wanted]
             self._entries = {entry.name: entry for entry in entries if entry.name is not None}
-            self._unloaded &= self._entries.keys()
+            self._unloaded = unloaded & self._entries.keys()
             self._errors.clear()
             self._publish(opened)
 

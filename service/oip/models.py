@@ -20,7 +20,7 @@ VERSION = "1"
 PLATFORM = "attendant"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics"]
 UNLOAD_PARAMETERS = ("unload_dependents",)
-"""What clients of Triton send. No model depends on another one."""
+"""Triton's clients send it. No model depends on another one."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 FAILED = ("500", "504", "INTERNAL", "DEADLINE_EXCEEDED")
 """The codes of requests that failed on the server side."""

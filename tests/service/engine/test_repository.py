@@ -286,6 +286,19 @@ async def test_failed_load_raises_and_stays_unloaded(serving: Serving) -> None:
     assert await serving.digest_of("b") == "MODEL_NOT_FOUND"
 
 
+async def test_load_continues_if_its_client_disconnects(serving: Serving) -> None:
+    await serving.repository.unload("b")
+    request = asyncio.create_task(serving.repository.load("b"))
+    while not serving.repository._changes:  # noqa: ASYNC110  # no event tells when a change begins
+        await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert "b" not in serving.served
+    await asyncio.gather(*serving.repository._changes)
+    assert "b" in serving.served
+
+
 async def test_metrics_of_removed_models_go_and_start_anew(serving: Serving) -> None:
     def series(model: str) -> set[str]:
         return {
