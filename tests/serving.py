@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.models import Models
+from service.engine.repository import ModelRepository
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
+from service.models_file import configured_models
 from service.rest.app import make_app
 from service.rest.connections import ConnectionLimits
 from service.rest.server import Server
@@ -49,7 +50,8 @@ class ServiceThread:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         settings, metrics = self._settings, Metrics(CollectorRegistry())
         lifecycle = Lifecycle(metrics)
-        models = Models.start(self._models, settings, metrics)
+        loaded = zip(configured_models(settings), self._models, strict=True)
+        models = ModelRepository(settings, metrics).start(list(loaded))
         self._record_sizes(models.find())
         rest = Server(make_app(lifecycle, settings, metrics), ConnectionLimits(settings.header_timeout_ms / 1000))
         rpc = RpcServer(lifecycle, settings, metrics)

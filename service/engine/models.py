@@ -4,13 +4,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from service.config import Settings
 from service.engine.backlog import Backlog
 from service.engine.engine import Engine, FastLanes
-from service.engine.model_loader import LoadedModel
 from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, echo
-from service.metrics import Metrics
 from service.request_log import current_record
 from service.spelling import join
 
@@ -30,13 +27,6 @@ class Models:
         self._engines: tuple[Engine, ...] = ()
         self.generation = 0
         self.replace(engines)
-
-    @classmethod
-    def start(cls, loaded: Sequence[LoadedModel], settings: Settings, metrics: Metrics) -> "Models":
-        """Start an engine for each model, in the order of `Settings.served_models`. Call it on the event loop."""
-        lanes: FastLanes = []
-        pairs = zip(loaded, settings.served_models, strict=True)
-        return cls([Engine(model, settings, metrics, option, lanes) for model, option in pairs], lanes)
 
     def replace(self, engines: Sequence[Engine]) -> list[Engine]:
         """Serve these models from now on; return the engines that are no longer used, to be passed to `retire`."""

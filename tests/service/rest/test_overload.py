@@ -10,8 +10,9 @@ from starlette.responses import Response
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
-from service.engine.models import Models
+from service.engine.repository import ModelRepository
 from service.lifecycle import Lifecycle
+from service.models_file import configured_models
 from service.rest.app import make_app
 from service.rest.connections import Rejection
 from service.rest.cors import Cors
@@ -230,7 +231,8 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
     """Flooding one model must not affect requests for another."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         settings = Settings(models="full=unused,idle=unused", max_queue_tokens=FULL)
-        models = Models.start([model, model], settings, harness.metrics)
+        entries = configured_models(settings)
+        models = ModelRepository(settings, harness.metrics).start([(entry, model) for entry in entries])
         lifecycle = Lifecycle(harness.metrics)
         lifecycle.become_ready(models)
         shedder = LoadShedder(lifecycle, harness.requests, None)
