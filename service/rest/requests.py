@@ -5,7 +5,7 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,6 +45,8 @@ PAUSE_S = "attendant.pause_s"
 """Scope key: True once the whole body has arrived."""
 
 Body = TypeVar("Body", bound=BaseModel)
+Select = Callable[[Any], type[Body]]
+"""Returns the model of a body from its JSON value."""
 
 
 class RequestReader:
@@ -63,6 +65,10 @@ class RequestReader:
 
         `limits` override `item_limits`.
         """
+        return await self.read_selected(request, lambda _: model, **limits)
+
+    async def read_selected(self, request: Request, select: Select[Body], **limits: int) -> Body:
+        """Read and parse the body as the model that `select` returns for the JSON value, as `read` does."""
         self._update_limits()
         if request.scope["query_string"]:
             reject_query(request)
@@ -74,7 +80,7 @@ class RequestReader:
         if request.headers.get(ENCODING_HEADER, IDENTITY) != IDENTITY:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
-        return parse_json(body, model, self._limits | limits)
+        return parse_selected(body, select, self._limits | limits)
 
     async def read_optional(self, request: Request, model: type[Body]) -> Body:
         """Read and parse the body as `model`, or return one without values if it is empty. Its type may be missing."""
@@ -167,18 +173,24 @@ def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
 
 def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
     """Parse strict JSON as `model`. For duplicate keys, the last value wins."""
+    return parse_selected(body, lambda _: model, limits)
+
+
+def parse_selected(body: bytes | bytearray, select: Select[Body], limits: dict[str, int]) -> Body:
+    """Parse strict JSON as the model that `select` returns for its value."""
     _check_containers(body, limits)
     if len(body) < GC_PAUSE_MIN_BYTES:
-        return _parse(body, model, limits)
+        return _parse(body, select, limits)
     with _gc_paused():
-        return _parse(body, model, limits)
+        return _parse(body, select, limits)
 
 
-def _parse(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
+def _parse(body: bytes | bytearray, select: Select[Body], limits: dict[str, int]) -> Body:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise _not_json(body, error) from None
+    model = select(document)
     try:
         return model.model_validate(document, context=limits)
     except ValidationError as error:

@@ -245,13 +245,14 @@ GET_ERRORS = (401, 403, 404, 500, 503)
 
 def responses(
     model: Any,
-    error: type[BaseModel] = ErrorBody,
+    error: type[BaseModel] | tuple[type[BaseModel], ...] = ErrorBody,
     statuses: tuple[int, ...] = tuple(ERRORS),
     descriptions: dict[int, str] = ERRORS,
 ) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of a route: `model` for 200, and the errors that it can return.
 
-    Errors refer to the schema of their body: FastAPI builds a serializer for each "model" of each route, 600 in all.
+    `error` is the body of the errors, or the bodies of several APIs. Errors refer to the schema of their body: FastAPI
+    builds a serializer for each "model" of each route, 600 in all.
     """
     described: dict[int | str, dict[str, Any]] = {200: {"model": model, "description": "Success."}}
     for status in statuses:
@@ -263,5 +264,7 @@ def responses(
     return described
 
 
-def _json_content(body: type[BaseModel]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+def _json_content(body: type[BaseModel] | tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    bodies = body if isinstance(body, tuple) else (body,)
+    schemas: list[dict[str, Any]] = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in bodies]
+    return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}

@@ -106,6 +106,41 @@ def test_rerank_equals_the_native_api(rest: Client, request: Body) -> None:
             assert rank.get("text") == text
 
 
+@pytest.mark.parametrize(
+    ("fields", "paths"),
+    [
+        (
+            {"documents": ["river", {"text": "money bank", "id": 7}], "return_documents": True},
+            ("/rerank", "/v1/rerank"),
+        ),
+        ({"documents": ["river", "money bank"], "effect": "occlusion", "top_n": 1}, ("/rerank", "/v1/rerank")),
+        ({"texts": ["river", "money bank"], "return_text": True}, ("/v1/rerank", "/rerank")),
+        ({"documents": []}, ("/rerank", "/v1/rerank")),
+        ({"documents": ["a"], "model": "another"}, ("/rerank", "/v1/rerank")),
+        ({"documents": ["a"], "return_text": True}, ("/rerank", "/v1/rerank")),
+        ({"texts": []}, ("/v1/rerank", "/rerank")),
+        ({"texts": "a"}, ("/v1/rerank", "/rerank")),
+        ({"texts": ["river", "bank " * 70], "truncate": False}, ("/v1/rerank", "/rerank")),
+    ],
+)
+def test_field_of_the_texts_selects_the_api(rest: Client, fields: Body, paths: tuple[str, str]) -> None:
+    """The first path is the other API's. With a model of several labels, each API has its error for that."""
+    headers = {"x-request-id": "one"}
+    response, expected = (rest.rest.post(path, json={"query": "bank"} | fields, headers=headers) for path in paths)
+    assert (response.status_code, response.json()) == (expected.status_code, expected.json())
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"query": "bank"}', b"[]", b"{", b'{"query": 1, "texts": ["a"], "documents": ["b"]}']
+)
+def test_path_decides_when_no_field_selects_an_api(rest: Client, content: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    native, tei = (rest.rest.post(path, content=content, headers=headers) for path in ("/v1/rerank", "/rerank"))
+    assert native.status_code == tei.status_code == (400 if content == b"{" else 422)
+    assert set(native.json()["error"]) > {"code", "reason", "field"}
+    assert set(tei.json()) == {"error", "error_type"}
+
+
 def test_root_is_the_route_of_the_kind_of_model(rest: Client) -> None:
     (kind,) = rest.rest.get("/info").json()["model_type"]
     path, request = {
@@ -114,6 +149,10 @@ def test_root_is_the_route_of_the_kind_of_model(rest: Client) -> None:
     }[kind]
     assert rest.rest.post("/", json=request).json() == rest.rest.post(path, json=request).json()
     assert rest.rest.post("/", json={"inputs": 7}).status_code == 422
+    if kind == "reranker":
+        documents = {"query": "bank", "documents": ["river", "money bank"]}
+        results = [rest.rest.post(path, json=documents).json()["results"] for path in ("/", "/v1/rerank")]
+        assert results[0] == results[1]
 
 
 @product

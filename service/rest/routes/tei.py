@@ -11,6 +11,8 @@ from service.limits import cut
 from service.rest.codec import JSON
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
+from service.rest.routes.ranking import RerankResponseBody
+from service.rest.routes.rerank import RerankBody
 from service.rest.routes.tei_bodies import (
     TeiDecodeBody,
     TeiEmbedAllBody,
@@ -27,7 +29,7 @@ from service.rest.routes.tei_bodies import (
 )
 from service.rest.routes.tei_conversion import compute_headers, items_of, render_error, values_of
 from service.rest.routes.tei_heads import Handler, Predictions, add_head_routes
-from service.rest.routes.tei_route import HEAD_ERRORS, post
+from service.rest.routes.tei_route import RANK_ERRORS, post
 from service.rest.schemas import GET_ERRORS, TEI_ERRORS, responses
 from service.steps import convert
 from service.tei import description, inference
@@ -55,9 +57,9 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         router,
         ROOT_PATH,
         "root",
-        (TeiEmbedBody, TeiRerankBody, TeiPredictBody),
-        list[list[float]] | list[TeiRankBody] | Predictions,
-        HEAD_ERRORS,
+        (TeiEmbedBody, TeiRerankBody, RerankBody, TeiPredictBody),
+        list[list[float]] | list[TeiRankBody] | RerankResponseBody | Predictions,
+        RANK_ERRORS,
     )
     async def root(request: Request) -> Response:
         """Do what /embed, /rerank or /predict does, by the kind of the model."""

@@ -115,7 +115,7 @@ class TeiEmbedSparseBody(TeiEmbedAllBody):
 
 
 class TeiRerankBody(TruncatableBody):
-    """The body of POST /rerank."""
+    """The body of POST /rerank, and of POST /v1/rerank with `texts`."""
 
     query: str = Field(description="The query.")
     texts: TextList = Field(description="The texts to rank.")

@@ -5,11 +5,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.engine.schema.labels import LabelScore, RankedDocument
+from service.engine.schema.labels import LabelScore
 from service.lifecycle import Lifecycle
 from service.rest.requests import RequestReader
 from service.rest.responses import json_response
-from service.rest.routes.ranking import returned_bytes
+from service.rest.routes.ranking import RerankResponseBody
+from service.rest.routes.rerank import TEXTS, RerankBody, rank
 from service.rest.routes.tei_bodies import (
     TeiEmbedSparseBody,
     TeiPredictBody,
@@ -19,7 +20,7 @@ from service.rest.routes.tei_bodies import (
     TeiSparseValueBody,
 )
 from service.rest.routes.tei_conversion import compute_headers, describe_sparse, items_of, to_pairs
-from service.rest.routes.tei_route import HEAD_ERRORS, post
+from service.rest.routes.tei_route import HEAD_ERRORS, RANK_ERRORS, post
 from service.steps import convert
 from service.tei import inference
 from service.tei.inference import Options, check_not_empty
@@ -43,25 +44,13 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         headers = compute_headers(request, engine.info, response, sum(map(len, items)))
         return await json_response(request, embeddings, headers)
 
-    @post(router, "/rerank", "rerank", TeiRerankBody, list[TeiRankBody], HEAD_ERRORS)
+    @post(router, "/rerank", "rerank", (TeiRerankBody, RerankBody), list[TeiRankBody] | RerankResponseBody, RANK_ERRORS)
     async def rerank(request: Request) -> Response:
-        """Return the scores of texts for a query, best first. Requires a cross-encoder."""
-        body = await reader.read(request, TeiRerankBody)
-        check_not_empty(body.texts, "texts")
-        engine = lifecycle.models.find()
-        options = Options(body.truncation, deadline=reader.deadline(request))
-        texts = body.texts if body.return_text else None
-        response = await inference.rerank(
-            engine,
-            body.query,
-            body.texts,
-            options,
-            raw_scores=body.raw_scores is True,
-            returned_bytes=returned_bytes(texts or ()),
-        )
-        ranks = [_rank(result, texts) for result in response.results]
-        headers = compute_headers(request, engine.info, response, sum(map(len, (body.query, *body.texts))))
-        return await json_response(request, ranks, headers)
+        """Return the scores of texts for a query, best first. Requires a cross-encoder.
+
+        With `documents`, do what /v1/rerank does.
+        """
+        return await rank(request, lifecycle, reader, TEXTS)
 
     @post(router, "/predict", "predict", TeiPredictBody, Predictions, HEAD_ERRORS)
     async def predict(request: Request) -> Response:
@@ -76,11 +65,6 @@ def add_head_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRead
         return await json_response(request, results if is_batch else results[0], headers)
 
     return rerank, predict
-
-
-def _rank(result: RankedDocument, texts: list[str] | None) -> dict[str, Any]:
-    rank: dict[str, Any] = {"index": result.index, "score": result.score}
-    return rank if texts is None else rank | {"text": texts[result.index]}
 
 
 def _prediction(label: LabelScore) -> dict[str, Any]:

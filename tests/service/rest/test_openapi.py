@@ -149,6 +149,20 @@ def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client
     assert "Retry-After" in responses["429"]["headers"]
 
 
+def test_rerank_routes_accept_both_requests(document: dict[str, Any], rest: httpx.Client) -> None:
+    requests = ({"query": "a", "documents": ["b"]}, {"query": "a", "texts": ["b"]}, {"query": "a", "documents": []})
+    for name in ("rerank", "tei_rerank"):
+        path, method = OPERATIONS[name]
+        operation = document["paths"][path][method]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        for request in requests:
+            validator(document, schema).validate(request)
+            response = rest.post(path, json=request)
+            described = operation["responses"][str(response.status_code)]["content"]["application/json"]
+            validator(document, described["schema"]).validate(response.json())
+        assert list(validator(document, schema).iter_errors({"query": "a"}))
+
+
 def test_fields_are_described(document: dict[str, Any]) -> None:
     for name in (
         "EncodeBody",

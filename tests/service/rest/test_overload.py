@@ -90,6 +90,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
         ("/v1/fill-mask", b'{"inputs": "money [MASK] grows"}'),
         ("/embed_sparse", b'{"inputs": "money bank grows"}'),
         ("/rerank", b'{"query": "money bank", "texts": ["grows"]}'),
+        ("/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
+        ("/v1/rerank", b'{"query": "money bank", "texts": ["grows"]}'),
         ("/predict", b'{"inputs": "money bank grows"}'),
         ("/classify", b'{"input": "money bank grows"}'),
         ("/infinity/classify", b'{"input": ["money bank grows"]}'),
