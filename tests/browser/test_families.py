@@ -50,3 +50,11 @@ def test_page_shows_words_maps_of_all_kinds_and_similarity(
     else:
         driver.page.wait_for_function(RESULT)
     assert driver.errors == []
+
+
+def test_page_explains_layer_0(service: ServiceThread, new_driver: Callable[..., PageDriver]) -> None:
+    """Of these architectures, only MPNet adds positions to the dictionary entries."""
+    driver = new_driver(service.rest)
+    driver.open_texts("Money in the bank.", "The boats wait at the river bank.")
+    note = driver.page.get_by_text("Layer 0 is the input of the first layer").inner_text()
+    assert ("because the positions differ" in note) == ("mpnet" in httpx.get(f"{service.rest}/v1/model").text)

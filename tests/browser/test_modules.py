@@ -43,6 +43,20 @@ def test_number_format_matches_the_driver(shared: PageDriver, value: float) -> N
 
 
 @pytest.mark.parametrize(
+    ("mean", "static", "names_positions"),
+    [(0.93, 1.0, True), (1.0, 1.0, False), (0.9998, 0.9999, False), (0.4, 0.5, False), (0.5, 0.5, False)],
+)
+def test_note_on_layer_0_names_positions_when_only_they_differ(
+    shared: PageDriver, mean: float, static: float, names_positions: bool
+) -> None:
+    note = shared.page.evaluate(
+        "async ([mean, static]) => (await import('/page/finding.js')).noteOnLayer0(mean, static)", [mean, static]
+    )
+    assert note.startswith("Layer 0 is the input of the first layer")
+    assert ("because the positions differ" in note) == ("with its position" in note) == names_positions
+
+
+@pytest.mark.parametrize(
     ("sentences", "expected"),
     [
         (["He cashed a check at the bank.", "They sat on the bank of the river."], ["bank", "bank"]),

@@ -59,6 +59,7 @@ def test_finding_states_the_similarities_of_the_response(first_screen: PageDrive
     assert first_screen.page.locator("#finding .value").all_inner_texts() == expected
     assert first_screen.finding().startswith("As dictionary entries, the 4 occurrences of bank are identical: 1.000.")
     assert "After 6 layers, their similarity is" in first_screen.finding()
+    first_screen.page.get_by_text("only because the positions differ").wait_for()
 
 
 def test_finding_is_on_the_first_screen(first_screen: PageDriver) -> None:

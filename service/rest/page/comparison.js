@@ -2,7 +2,7 @@ import { applyTint } from "./attention.js";
 import { lineChart } from "./chart.js";
 import { downloads } from "./download.js";
 import { element, scroller, select } from "./element.js";
-import { finding, IDENTICAL } from "./finding.js";
+import { finding, noteOnLayer0 } from "./finding.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { RequestPanel } from "./request.js";
@@ -137,9 +137,7 @@ export class Comparison {
       this.note,
       element("div", { className: "beside" },
         element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" },
-          "Layer 0 is the input of the first layer: the dictionary entry with its position. "
-          + (staticMean > IDENTICAL ? "Its values are below the dictionary entries only because the positions differ. " : "")
-          + "The vertical axis does not start at 0.")),
+          `${noteOnLayer0(meanOf(pairs, layers[0][this.measure]), staticMean)} The vertical axis does not start at 0.`)),
         element("div", {}, numbers(layers, means, curves, staticMean, place), this.#measures(), this.save)),
       this.request.root, this.details,
     );

@@ -3,7 +3,7 @@ import { bdi, listWords, separator } from "./naming.js";
 import { formatNumber } from "./number.js";
 
 /** The similarity from which dictionary entries are identical, except for rounding. */
-export const IDENTICAL = 0.9995;
+const IDENTICAL = 0.9995;
 const LISTED_WORDS = 6;
 
 /**
@@ -28,6 +28,19 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
   ]);
   return [...subject, ` ${entries}`, figure(staticMean, "static"), ". ",
     `${when}, their similarity is `, ...figures, "."];
+}
+
+/**
+ * Explain layer 0. Models with rotary positions do not add positions to it, so that equal words have equal vectors.
+ *
+ * @param {number} mean similarity at layer 0, mean over the pairs
+ * @param {number} staticMean the same of the dictionary entries
+ */
+export function noteOnLayer0(mean, staticMean) {
+  const input = "Layer 0 is the input of the first layer";
+  return staticMean > IDENTICAL && mean <= IDENTICAL
+    ? `${input}: the dictionary entry with its position. Its values are below the dictionary entries only because the positions differ.`
+    : `${input}.`;
 }
 
 const PHRASES = { same: " for the same sense", other: " for different senses", unknown: " for unknown senses" };
