@@ -48,6 +48,8 @@ TEXTS = (
     "猫在睡觉。",
     "ねこがねている",
     "고양이가 잔다",
+    "კატას სძინავს",
+    "பூனை தூங்குகிறது",
     "\U0001f469\u200d\U0001f467 and \U0001f1e9\U0001f1ea",
 )
 """Twelve scripts and emoji; most characters are unknown or bytes to the tiny tokenizers."""
