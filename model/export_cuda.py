@@ -34,14 +34,11 @@ Progress = Callable[[str], None]
 def check_cuda(checkpoint: Checkpoint) -> None:
     """Raise `CheckpointError` for an encoder with parts that the graph does not have."""
     if part := unsupported_part(checkpoint.encoder.config):
-        raise CheckpointError(
-            f'Variant "cuda": not supported for {part}, which the varlen encoder lacks. Export without it.'
-        )
+        raise CheckpointError(f"--variant cuda: not available for models with {part}. Export without it.")
     vectors = checkpoint.multi_vector
     if vectors is not None and vectors.expansion is not None and not vectors.expansion.attended:
         raise CheckpointError(
-            'Variant "cuda": not supported for query expansion without attention, which needs a mask. '
-            "Export without it."
+            "--variant cuda: not available for models with query expansion without attention. Export without it."
         )
 
 

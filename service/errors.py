@@ -101,6 +101,8 @@ class ServiceError(Exception):
     ) -> None:
         """Initialize the parts of the message. In `problem` and `remedy`, `{field.value}` names a value.
 
+        A value that `problem` names is not repeated as `actual` in the message.
+
         Args:
             problem: What is wrong, without a final period; lower-case after a field, else a capitalized phrase.
             remedy: What to do, one sentence, or a `Remedy`.
@@ -129,7 +131,8 @@ class ServiceError(Exception):
         """The message, with the names of the engine's requests, or of the API after `spell`."""
         spelling, remedy = self._spelling, self._remedy
         quoted = isinstance(self.actual, str) and self.reason != "WRONG_TYPE"
-        shown = "" if self.actual is None else f'"{self.actual}"' if quoted else f"{self.actual}"
+        named = f".{self.actual}}}" in self._problem
+        shown = "" if self.actual is None or named else f'"{self.actual}"' if quoted else f"{self.actual}"
         detail = _detail(shown, self.minimum, self.maximum, self._unit)
         message = f"{self.field}: " if self.field else ""
         message += f"{spelling.text(self._problem)}{detail}."

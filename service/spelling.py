@@ -27,6 +27,11 @@ def join(names: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
+def route_name(operation: str) -> str:
+    """Return the name of an operation in the path of its route."""
+    return operation.replace("_", "-")
+
+
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """What a client can do about an error.
@@ -53,7 +58,7 @@ class Spelling:
 
     def value(self, field: str, value: str) -> str:
         """Return a value of an enumeration."""
-        return f'"{value}"'
+        return f'"{route_name(value) if field == "operation" else value}"'
 
     def option(self, field: str) -> str | None:
         """Return the name of an option that an error suggests to change; None if the API does not have it."""

@@ -41,7 +41,8 @@ class ProtoSpelling(Spelling):
     """The names of gRPC in error messages: enum values by their names in the proto."""
 
     def value(self, field: str, value: str) -> str:
-        return enum_label(ENUM_PREFIXES[field], value)
+        prefix = ENUM_PREFIXES.get(field)
+        return super().value(field, value) if prefix is None else enum_label(prefix, value)
 
     def option(self, field: str) -> str | None:
         return None if field in ("wire", "decimals") else field

@@ -76,7 +76,7 @@ async def embed_all(engine: Engine, items: Sequence[Item], options: Options) -> 
 async def embed_sparse(engine: Engine, items: Sequence[Item], options: Options) -> EncodeResponse:
     """Return the sparse vector of each item. Raises `MissingHead`."""
     if "sparse" not in engine.info.outputs:
-        raise MissingHead("The model has no sparse vectors", "Use a SPLADE model.")
+        raise MissingHead("The model has no sparse vectors", "Use a SPLADE model or BGE-M3.")
     return await engine.encode(
         EncodeRequest(
             to_inputs(items, options.truncation, engine),

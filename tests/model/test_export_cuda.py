@@ -48,7 +48,9 @@ def export_model(source: Path, out: Path) -> Artifact:
 def test_unsupported_parts_are_rejected_before_the_export(
     publish: Publish, tmp_path: Path, kind: str, part: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf'^Variant "cuda": not supported for {part}, .*without it\.$'):
+    with pytest.raises(
+        CheckpointError, match=rf"^--variant cuda: not available for models with {part}\. Export without it\.$"
+    ):
         export_model(publish(kind), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

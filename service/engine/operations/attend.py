@@ -13,7 +13,7 @@ from service.engine.operations.costs import describe_cost
 from service.engine.operations.inputs import check_inputs, check_layers, check_length, require
 from service.engine.schema.explain import AttendRequest, AttendResponse, AttentionMapSpec
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
-from service.spelling import named
+from service.spelling import join, named
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -49,9 +49,9 @@ def check_attend(request: AttendRequest, manifest: Manifest) -> AttentionMapSpec
     """Check kind, layers, heads, reductions, units and encodings; return the maps to compute."""
     kinds = require(manifest.explain, "Attention maps are not supported for this model").kinds
     if request.kind not in kinds:
-        known = ", ".join(named("kind", kind) for kind in kinds)
+        known = join([named("kind", kind) for kind in kinds], "or") if kinds else ""
         raise UnsupportedByModel(
-            f"not supported for this model{_explain_absence(request.kind, manifest)}",
+            f"{named('kind', request.kind)} is not supported for this model{_explain_absence(request.kind, manifest)}",
             f"Use {known}." if known else "Use another model.",
             field="kind", actual=request.kind,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from service.errors import (
     UnsupportedByModel,
     echo,
 )
-from service.spelling import Remedy, join
+from service.spelling import Remedy, join, named, route_name
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -31,6 +31,14 @@ Part = TypeVar("Part")
 SPLIT = Remedy("Split the text")
 SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.")
 """Remedies for a text over the limit of characters, in operations without and with truncation."""
+USE_ANOTHER = "Use another model."
+REMEDIES: dict[Operation, str] = {
+    "rerank": "Use a cross-encoder or an embedding model.",
+    "classify": "Use a classifier.",
+    "token_classify": "Use a token classifier.",
+    "fill_mask": "Use a masked language model.",
+}
+"""The kind of model that supports an operation of a head."""
 SHORTEN = Remedy("Shorten it", ({"truncation": "right"},))
 """The remedy for an input over the limit of tokens."""
 
@@ -151,8 +159,8 @@ def require_operation(manifest: Manifest, operation: Operation) -> None:
     supported = operations_of(manifest)
     if operation not in supported:
         raise UnsupportedByModel(
-            "Operation not supported for this model",
-            f"It supports {join(supported)}. Use another model.",
+            f"Operation {named('operation', operation)} is not supported for this model",
+            f"It supports {join([route_name(name) for name in supported])}. {REMEDIES.get(operation, USE_ANOTHER)}",
             actual=operation,
         )
 

@@ -77,7 +77,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
     @router.post(SCORE_PATHS[0], operation_id="vllm_score", **options)
     @router.post(SCORE_PATHS[1], operation_id="vllm_v1_score", **options)
     async def score(request: Request) -> Response:
-        """Return the score of each pair of texts. Requires a cross-encoder or an embedding model."""
+        """Return the score of each pair of texts. Requires a cross-encoder, an embedding model, ColBERT or SPLADE."""
         body = await reader.read(request, VllmScoreBody)
         engine = lifecycle.models.find(body.model)
         try:

@@ -97,7 +97,7 @@ def test_kinds_that_the_model_lacks_are_unsupported(manifest: Manifest, limits: 
     assert check_attend(AttendRequest((TEXT,)), plain).kind == "probs"
     with pytest.raises(UnsupportedByModel) as raised:
         check_attend(AttendRequest((TEXT,), kind="norm"), plain)
-    assert raised.value.message == 'kind: not supported for this model ("norm"). Use "probs", "scores".'
+    assert raised.value.message == 'kind: "norm" is not supported for this model. Use "probs" or "scores".'
     assert raised.value.actual == "norm"
     occurrences = (Occurrence("a", word_index=0), Occurrence("b", word_index=0))
     assert check_compare(CompareRequest(occurrences, top_contributors=0), limits, plain) == tuple(range(7))
@@ -114,7 +114,7 @@ def test_unsupported_scores_name_the_reason(manifest: Manifest, attention: Atten
     with pytest.raises(UnsupportedByModel) as raised:
         check_attend(AttendRequest((TEXT,), kind="scores"), plain.model_copy(update={"architecture": architecture}))
     assert raised.value.message == (
-        f'kind: not supported for this model, because {reason} ("scores"). Use "probs", "norm".'
+        f'kind: "scores" is not supported for this model, because {reason}. Use "probs" or "norm".'
     )
 
 
