@@ -1,9 +1,10 @@
-"""Virtual environments for third-party clients, whose dependencies may conflict with this project's."""
+"""Virtual environments for third-party packages, whose dependencies may conflict with this project's."""
 
 import json
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,19 @@ class ClientEnvironment:
     python: Path
 
     @classmethod
-    def create(cls, name: str, directory: Path) -> "ClientEnvironment":
-        """Install `requirements/<name>.txt`; skip the test if that fails, for example without access to an index."""
+    def create(cls, name: str, directory: Path, *, share_torch: bool = False) -> "ClientEnvironment":
+        """Install `requirements/<name>.txt`; skip the test if that fails, for example without access to an index.
+
+        With `share_torch`, torch is not installed: it and other missing packages come from this interpreter, because
+        PyPI's torch requires the CUDA libraries.
+        """
         uv, python = Path(sys.executable).with_name("uv"), directory / "bin" / "python"
-        commands = (
-            [uv, "venv", "--python", sys.executable, directory],
-            [uv, "pip", "install", "--python", python, "--requirement", REQUIREMENTS / f"{name}.txt"],
-        )
+        install = [uv, "pip", "install", "--python", python, "--requirement", REQUIREMENTS / f"{name}.txt"]
+        if share_torch:
+            excludes = directory.with_name(f"{name}-excludes.txt")
+            excludes.write_text("torch\n")
+            install += ["--excludes", excludes]
+        commands = ([uv, "venv", "--python", sys.executable, directory], install)
         for command in commands:
             try:
                 result = subprocess.run(
@@ -49,6 +56,9 @@ class ClientEnvironment:
                 pytest.skip(f"{name} cannot be installed: {result.stderr.strip()[-500:]}")
         environment = cls(python)
         assert environment._run(MISSING, {}).returncode == 0, f"{name} installs torch"
+        if share_torch:
+            (packages,) = directory.glob("lib/python*/site-packages")
+            (packages / "shared.pth").write_text(f"{sysconfig.get_path('platlib')}\n")
         return environment
 
     def call(self, code: str, **arguments: Any) -> Any:

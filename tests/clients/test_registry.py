@@ -6,12 +6,12 @@ import pytest
 
 from tests.clients.registry import CLIENTS, REQUIREMENTS, Client, describe_clients
 
-DATABASES = "vector_databases"
-"""Environment for docs/vector-databases.md; it contains no client of the server."""
+OTHERS = {"vector_databases", "pylate"}
+"""Environments for docs/vector-databases.md and for an oracle; they contain no client of the server."""
 
 
 def test_every_environment_has_one_client() -> None:
-    environments = sorted(path.stem for path in REQUIREMENTS.iterdir() if path.stem != DATABASES)
+    environments = sorted(path.stem for path in REQUIREMENTS.iterdir() if path.stem not in OTHERS)
     assert sorted(client.environment for client in CLIENTS) == environments
 
 
