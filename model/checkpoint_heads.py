@@ -18,6 +18,7 @@ from model.heads import (
     TokenClassifier,
     VocabularyHead,
     VocabularyLayout,
+    find_decoder,
     find_mask_token,
     is_classifier,
     is_masked_lm,
@@ -60,7 +61,9 @@ def load_classifier(
     """Return the classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
     if (module := find_logit_score(directory)) is not None:
         embeddings = encoder.embeddings.word_embeddings.weight.detach()
-        output = head_tensors(family, tensors).get("lm_head.weight", embeddings)
+        # transformers writes the key whenever the output layer is stored once.
+        tied = ConfigReader(config).flag("tie_word_embeddings", True)
+        output = find_decoder("lm_head.weight", head_tensors(family, tensors), embeddings, tied=tied)
         return read_logit_score(module, directory, config, output, tokenizer)
     if not is_classifier(config):
         return None

@@ -45,7 +45,7 @@ CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pre_classifier", "relu")
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head."""
     layers = HeadLayout(None, "vocab_transform", config.activation("activation", "gelu"), "vocab_layer_norm", NORM_EPS)
-    return VocabularyLayout(layers, "vocab_projector", ("vocab_projector.bias",))
+    return VocabularyLayout(layers, "vocab_projector", config.flag("tie_word_embeddings", True))
 
 
 FAMILIES = (

@@ -21,7 +21,7 @@ def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the head of a generator."""
     name = "generator_predictions"
     layers = HeadLayout(None, f"{name}.dense", "gelu", f"{name}.LayerNorm", config.number("layer_norm_eps", 1e-12))
-    return VocabularyLayout(layers, "generator_lm_head", ("generator_lm_head.bias",))
+    return VocabularyLayout(layers, "generator_lm_head", config.flag("tie_word_embeddings", True))
 
 
 FAMILIES = (

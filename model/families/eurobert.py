@@ -52,8 +52,8 @@ def read_classifier(config: ConfigReader) -> ClassifierLayout:
 
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head, which is the projection alone."""
-    del config
-    return VocabularyLayout(HeadLayout(), "lm_head", ("lm_head.bias",))
+    tied = config.flag("tie_word_embeddings")
+    return VocabularyLayout(HeadLayout(), "lm_head", tied, has_bias=config.flag("mlp_bias"))
 
 
 FAMILIES = (

@@ -5,8 +5,9 @@ from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families import nomic_bert
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
-from model.families.language_heads import read_roberta_head
+from model.families.language_heads import read_roberta_layers
 from model.families.rotary import read_rotary
+from model.heads import VocabularyLayout
 
 RENAMES = (
     (r"^encoder\.layer\.", "layers."),
@@ -64,7 +65,12 @@ def _read_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
     return RotaryConfig(factor * base, divisor=factor ** (2 / head_size))
 
 
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head."""
+    return VocabularyLayout(read_roberta_layers(config), "lm_head.decoder", config.flag("tie_word_embeddings", True))
+
+
 FAMILIES = tuple(
-    Family(name, read_config, nomic_bert.NAMES, prefixes, RENAMES, FUSED, masked_lm=read_roberta_head)
+    Family(name, read_config, nomic_bert.NAMES, prefixes, RENAMES, FUSED, masked_lm=read_masked_lm)
     for name, prefixes in {"gte": ("", "gte.", "new."), "new": ("", "new.", "gte.")}.items()
 )

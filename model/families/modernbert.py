@@ -106,7 +106,12 @@ def read_token_classifier(config: ConfigReader) -> HeadLayout:
 
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head of a configuration."""
-    return VocabularyLayout(read_prediction_head(config, None), "decoder", ("decoder.bias",))
+    return VocabularyLayout(
+        read_prediction_head(config, None),
+        "decoder",
+        config.flag("tie_word_embeddings", True),
+        has_bias=config.flag("decoder_bias", True),
+    )
 
 
 FAMILIES = (

@@ -108,7 +108,8 @@ def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     activation = "gelu" if "n_embd" in config else config.activation("hidden_act", "silu")
     transform = "cls.predictions.transform"
     layers = HeadLayout(None, f"{transform}.dense", activation, f"{transform}.layer_norm", config.number(key, 1e-12))
-    return VocabularyLayout(layers, "cls.predictions.decoder", ("cls.predictions.bias", "cls.predictions.decoder.bias"))
+    tied = config.flag("tie_word_embeddings", True)
+    return VocabularyLayout(layers, "cls.predictions.decoder", tied, tied_bias="cls.predictions.bias")
 
 
 FAMILIES = (

@@ -9,11 +9,12 @@ from model.heads.multi_vector import MultiVector, read_multi_vector, token_proje
 from model.heads.row_head import HeadLayout, RowHead, empty_head
 from model.heads.sparse import Sparse, read_linear_sparse, read_query_weights, read_splade
 from model.heads.token_classifier import TokenClassifier, is_token_classifier, read_token_classifier
-from model.heads.vocabulary import VocabularyHead, VocabularyLayout, read_vocabulary_head
+from model.heads.vocabulary import VocabularyHead, VocabularyLayout, find_decoder, read_vocabulary_head
 
 __all__ = [
     "Classifier", "ClassifierLayout", "HeadLayout", "MaskedLM", "MultiVector", "RowHead", "Sparse", "TokenClassifier",
-    "VocabularyHead", "VocabularyLayout", "empty_head", "find_mask_token", "is_classifier", "is_masked_lm",
-    "is_token_classifier", "read_activation", "read_classifier", "read_linear_sparse", "read_multi_vector",
-    "read_query_weights", "read_splade", "read_token_classifier", "read_vocabulary_head", "token_projection",
+    "VocabularyHead", "VocabularyLayout", "empty_head", "find_decoder", "find_mask_token", "is_classifier",
+    "is_masked_lm", "is_token_classifier", "read_activation", "read_classifier", "read_linear_sparse",
+    "read_multi_vector", "read_query_weights", "read_splade", "read_token_classifier", "read_vocabulary_head",
+    "token_projection",
 ]  # fmt: skip

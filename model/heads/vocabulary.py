@@ -13,12 +13,20 @@ from model.heads.row_head import HeadLayout, RowHead
 class VocabularyLayout:
     """A masked-LM head: the layers before the projection onto the vocabulary, and that projection.
 
-    `decoder` is tied to the embedding table if a checkpoint lacks it. One of the `biases` is in a checkpoint, or none.
+    Attributes:
+        layers: The layers before the projection.
+        decoder: The projection. Its own weight and bias take precedence over those that it is tied to.
+        tied: A checkpoint without the weight of `decoder` uses the embedding table, and one without its bias uses
+            `tied_bias`. If not tied, these are errors.
+        tied_bias: The tensor that the bias of `decoder` is tied to; None without one.
+        has_bias: `decoder` has a bias.
     """
 
     layers: HeadLayout
     decoder: str
-    biases: tuple[str, ...]
+    tied: bool
+    tied_bias: str | None = None
+    has_bias: bool = True
 
     @property
     def has_layers(self) -> bool:
@@ -27,7 +35,9 @@ class VocabularyLayout:
 
     def is_in(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether a checkpoint has the head. Checkpoints of the encoder alone may name it in config.json."""
-        first = self.layers.dense or self.layers.norm or self.decoder
+        first = self.layers.dense or self.layers.norm
+        if first is None:
+            return self.tied or f"{self.decoder}.weight" in tensors
         return f"{first}.weight" in tensors
 
 
@@ -54,12 +64,41 @@ def read_vocabulary_head(
         CheckpointError: a tensor is missing or of the wrong shape.
     """
     layers = RowHead(layout.layers, tensors, hidden_size) if layout.has_layers else None
-    decoder = tensors.get(f"{layout.decoder}.weight", embeddings)
+    decoder = find_decoder(f"{layout.decoder}.weight", tensors, embeddings, tied=layout.tied)
     width = hidden_size if layers is None else layers.out_features
     if decoder.shape != (len(decoder), width):
         raise CheckpointError(
             f"Weights: tensor {layout.decoder}.weight has an unexpected shape ({tuple(decoder.shape)}, expected "
             f"(V, {width})). Check config.json."
         )
-    bias = next((tensors[name] for name in layout.biases if name in tensors), None)
+    bias = _read_bias(layout, tensors)
+    if bias is not None and bias.shape != (len(decoder),):
+        raise CheckpointError(
+            f"Weights: the bias of {layout.decoder} has an unexpected shape ({tuple(bias.shape)}, expected "
+            f"({len(decoder)},)). Check config.json."
+        )
     return VocabularyHead(layers, decoder.float(), None if bias is None else bias.float())
+
+
+def find_decoder(name: str, tensors: Mapping[str, Tensor], shared: Tensor, *, tied: bool) -> Tensor:
+    """Return a tensor of the projection; if it is missing and `tied`, the tensor that it shares.
+
+    Raises:
+        CheckpointError: the tensor is missing and not tied.
+    """
+    if name not in tensors and not tied:
+        raise CheckpointError(
+            f"Weights: tensor {name} is missing, and tie_word_embeddings in config.json is false. Download the model "
+            "again, or correct config.json."
+        )
+    return tensors.get(name, shared)
+
+
+def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the bias of the projection; None if the checkpoint has none."""
+    name = f"{layout.decoder}.bias"
+    if not layout.has_bias:
+        return None
+    if layout.tied_bias is not None and layout.tied_bias in tensors:
+        return find_decoder(name, tensors, tensors[layout.tied_bias], tied=layout.tied)
+    return tensors.get(name)

@@ -42,6 +42,11 @@ SPLADE_CASES: dict[str, FamilyCase] = {
     "jina_embeddings_v3": masked_lm("jina_embeddings_v3"),
     "eurobert": masked_lm("eurobert"),
 }
+UNTIED_CASES = {
+    f"{kind}, untied": replace(case, options={**case.options, "tie_word_embeddings": False})
+    for kind, case in SPLADE_CASES.items()
+}
+"""The same with a projection and a bias of their own, which differ from the tensors that they could share."""
 
 
 def publish_splade(

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.families import FAMILIES
 from tests.model.family_cases import oracle_directory
-from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, publish_bge_m3, publish_splade
+from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
 
 FIRST_ORDINARY_ID = 5
 
@@ -30,9 +31,9 @@ def random_ids(checkpoint: Checkpoint, length: int) -> Tensor:
     return torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, length), generator=generator)
 
 
-@pytest.mark.parametrize("kind", SPLADE_CASES)
+@pytest.mark.parametrize("kind", [*SPLADE_CASES, *UNTIED_CASES])
 def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
-    case = SPLADE_CASES[kind]
+    case = (SPLADE_CASES | UNTIED_CASES)[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
     checkpoint = load_checkpoint(tmp_path)
     sparse = checkpoint.sparse
@@ -49,6 +50,31 @@ def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definition
             logits = (rows if sparse.head is None else sparse.head(rows)) @ sparse.decoder.T
             logits = logits if sparse.bias is None else logits + sparse.bias
         assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def test_untied_projection_that_is_missing_is_an_error(tmp_path: Path, definitions: dict[str, bytes]) -> None:
+    case = UNTIED_CASES["bert, untied"]
+    publish_splade(case, tmp_path, definitions[case.tokenizer])
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["cls.predictions.decoder.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"decoder\.weight is missing, and tie_word_embeddings .* is false"):
+        load_checkpoint(tmp_path)
+
+
+def test_own_bias_of_a_tied_projection_takes_precedence(tmp_path: Path, definitions: dict[str, bytes]) -> None:
+    """transformers loads a tensor that is in the file, even if the configuration ties it to another one."""
+    case = SPLADE_CASES["bert"]
+    publish_splade(case, tmp_path, definitions[case.tokenizer])
+    tensors = load_file(tmp_path / "model.safetensors")
+    own = tensors["cls.predictions.decoder.bias"]
+    save_file({**tensors, "cls.predictions.bias": own + 1}, tmp_path / "model.safetensors")
+    oracle = transformers.AutoModelForMaskedLM.from_pretrained(oracle_directory(tmp_path))
+    torch.testing.assert_close(oracle.cls.predictions.decoder.bias.detach(), own)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.sparse is not None
+    assert checkpoint.sparse.bias is not None
+    torch.testing.assert_close(checkpoint.sparse.bias, own)
 
 
 def test_every_architecture_with_a_masked_lm_head_has_a_case(
