@@ -35,7 +35,7 @@ class EmbeddingSettings:
             head.include_prompt,
             head.normalize,
             manifest.max_input_tokens,
-            list(manifest.prompts),
+            [name for name, text in manifest.prompts.items() if text],
             manifest.default_prompt_name,
             [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in head.dense],
             manifest.origins,
