@@ -58,6 +58,8 @@ QWEN3 = {
 }  # fmt: skip
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
+OTHER_ARCHITECTURES = ("attendant", "camembert", "distilbert", "electra", "gte", "roberta")
+"""Supported architectures without a well-known model in the list. `attendant-model train` makes those of `attendant`."""
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",
@@ -198,6 +200,7 @@ def list_models() -> Iterator[str]:
                     f"  {model.hub_id:{width}}  {layers} layers, size {size}, {model.max_input_tokens:,} tokens, "
                     f"{model.pooling} pooling, {model.license}"
                 )
+    yield f"others: {', '.join(OTHER_ARCHITECTURES)}"
 
 
 def describe_models(
@@ -245,8 +248,9 @@ architecture with random weights: its hidden states match transformers to 1e-5 o
 probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
 on its model card.
 
-The architectures `roberta`, `camembert`, `electra` and `distilbert` have no row, because none of the models chosen for
-this table uses them. They are supported and tested with random weights, too.
+The architectures `camembert`, `distilbert`, `electra`, `gte` and `roberta` have no row, because none of the models
+chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
+encoders of the architecture `attendant`.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
 [CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.
