@@ -17,6 +17,7 @@ from model.artifact import TRAINING
 from model.checkpoint_files import CheckpointError, read_json, read_tensors
 from model.checkpoint_heads import (
     check_expansion,
+    find_unexported,
     load_classifier,
     load_masked_lm,
     load_sparse,
@@ -68,6 +69,7 @@ class Checkpoint:
     classifier: Classifier | None = None
     token_classifier: TokenClassifier | None = None
     masked_lm: MaskedLM | None = None
+    unexported: tuple[str, ...] = ()
     sparse: Sparse | None = None
     multi_vector: MultiVector | None = None
 
@@ -107,6 +109,16 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
             f"{embedding_config.origins['pooling']}: cls pooling of a causal model (its first token attends to itself "
             "only, so all embeddings are equal). Use mean pooling."
         )
+    classifier = load_classifier(directory, family, config, tensors, encoder, tokenizer)
+    token_classifier = load_token_classifier(family, config, tensors, encoder)
+    masked_lm = load_masked_lm(files, family, config, tensors, encoder, tokenizer)
+    sparse = load_sparse(directory, family, config, tensors, encoder)
+    exported = {
+        "ForSequenceClassification": classifier,
+        "ForCausalLM": classifier,  # as a reranker
+        "ForTokenClassification": token_classifier,
+        "ForMaskedLM": masked_lm or sparse,
+    }
     return Checkpoint(
         encoder=encoder,
         family=family,
@@ -117,11 +129,12 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         tasks=tuple(list_tasks(config)),
         task=settings.task,
         training=read_training(directory),
-        classifier=load_classifier(directory, family, config, tensors, encoder, tokenizer),
-        token_classifier=load_token_classifier(family, config, tensors, encoder),
-        masked_lm=load_masked_lm(files, family, config, tensors, encoder, tokenizer),
-        sparse=load_sparse(directory, family, config, tensors, encoder),
+        classifier=classifier,
+        token_classifier=token_classifier,
+        masked_lm=masked_lm,
+        sparse=sparse,
         multi_vector=read_multi_vector(directory, size) if late is None else late.head,
+        unexported=tuple(find_unexported(family, config, tensors, {name for name, head in exported.items() if head})),
     )
 
 

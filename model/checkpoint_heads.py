@@ -1,6 +1,6 @@
 """The heads of a checkpoint, found by its config.json and the files of sentence-transformers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +126,13 @@ def head_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     prefix = family.find_prefix(tensors)
     assert prefix is not None
     return dict(family.parts(tensors, prefix))
+
+
+def find_unexported(
+    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], exported: Collection[str]
+) -> list[str]:
+    """Return the `architectures` in config.json whose heads have tensors, but do not end with a name in `exported`."""
+    if not any(family.is_head(name) for name in head_tensors(family, tensors)):
+        return []
+    names = [str(name) for name in config.get("architectures") or ()]
+    return [name for name in names if not name.endswith(("Model", *exported))]

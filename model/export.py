@@ -148,6 +148,8 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
         multi_vector=has_multi_vector,
     ):
         progress(line)
+    if checkpoint.unexported:
+        progress(f"not exported: {', '.join(checkpoint.unexported)}")
     # The embeddings of a model for another task have no training of their own.
     has_other_task = classifier is not None or tokens is not None or has_sparse or has_multi_vector
     if not has_other_task and (warning := settings.warning(source, revision)):

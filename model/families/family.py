@@ -17,6 +17,8 @@ UNUSED = (
     r"|generator_lm_head|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder|dense|score)\."
     r"|^embeddings\.(position_ids|token_type_ids)$|(^|\.)rotary_emb\.inv_freq$"
 )
+NO_HEAD = r"^(pooler|embeddings)\.|(^|\.)rotary_emb\."
+"""Unused tensors of encoders without a head."""
 
 
 def _no_rows(config: ConfigReader) -> int:
@@ -130,6 +132,10 @@ class Family:
         """Return the token classifier of a config.json. Raises CheckpointError."""
         layout = self.token_classifier
         return layout if isinstance(layout, HeadLayout) else layout(ConfigReader(config))
+
+    def is_head(self, name: str) -> bool:
+        """Return whether a tensor, by its name without prefix, belongs to a task head."""
+        return self.is_unused(name) and re.search(NO_HEAD, name) is None
 
     def is_unused(self, name: str) -> bool:
         """Return whether a tensor, by its name without prefix, is known and not needed."""

@@ -1,5 +1,6 @@
 """Sparse and multi-vector heads, compared with transformers and the published formulas."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import CheckpointError
+from model.export import export
 from model.families import FAMILIES
 from tests.model.family_cases import oracle_directory
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
@@ -75,6 +77,22 @@ def test_own_bias_of_a_tied_projection_takes_precedence(tmp_path: Path, definiti
     assert checkpoint.sparse is not None
     assert checkpoint.sparse.bias is not None
     torch.testing.assert_close(checkpoint.sparse.bias, own)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [("BertForQuestionAnswering", ("BertForQuestionAnswering",)), ("BertForMaskedLM", ()), ("BertModel", ())],
+)
+def test_heads_that_are_not_exported_are_named(
+    tmp_path: Path, definitions: dict[str, bytes], architecture: str, expected: tuple[str, ...]
+) -> None:
+    case = replace(SPLADE_CASES["bert"], architecture=architecture)
+    case.publish(tmp_path, definitions[case.tokenizer])
+    lines: list[str] = []
+    export(str(tmp_path), tmp_path / "out", revision=None, name=None, progress=lines.append)
+    assert [line for line in lines if line.startswith("not exported: ")] == [
+        f"not exported: {name}" for name in expected
+    ]
 
 
 def test_every_architecture_with_a_masked_lm_head_has_a_case(
