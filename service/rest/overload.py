@@ -25,6 +25,7 @@ from service.rest.routes import (
     native,
     oip,
     openai,
+    rerank,
     similarity,
     tei,
     vllm,
@@ -43,10 +44,14 @@ LAYERED_PATHS = (native.ENCODE_PATH, fill_mask.PATH)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The route of a request for the fast lane, and the model that it names."""
+    """The route of a request for the fast lane, and the model that it names.
+
+    `api` is None if it follows from the path.
+    """
 
     endpoint: str
     model: str | None
+    api: str | None = None
 
 
 class LoadShedder:
@@ -71,6 +76,7 @@ class LoadShedder:
             return None
         record = make_record("POST", route, headers)
         record.endpoint, record.lane = target.endpoint, FAST_LANE
+        record.api = target.api or record.api
         try:
             if self._keys is not None:
                 record.caller = self._keys.check(headers)
@@ -95,6 +101,10 @@ class LoadShedder:
 
     def _find_target(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:
         """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
+        if path in rerank.PATHS:
+            fields = {name for name in rerank.REQUESTS if f'"{name}"'.encode() in body}
+            api, _ = rerank.select_api(rerank.PATHS[path], fields)
+            return Target(path, _model_of(body) if api == native.API else None, api)
         if path in tei.FAST_PATHS:
             return Target(path, None)
         if path in NAMED_PATHS or (path in LAYERED_PATHS and native.is_for_fast_lane(body)):

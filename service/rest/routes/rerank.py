@@ -1,6 +1,6 @@
 """Rerank requests of /v1/rerank and /rerank: the field of the texts selects the native API or TEI's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Request, Response
@@ -67,6 +67,16 @@ REQUESTS: Mapping[str, tuple[str, type[BaseModel]]] = {
 """The API and the body that each field selects."""
 
 
+PATHS = {"/v1/rerank": DOCUMENTS, "/rerank": TEXTS}
+"""The field that each path stands for."""
+
+
+def select_api(default: str, fields: Container[str]) -> tuple[str, type[BaseModel]]:
+    """Return the API and the body of a request with these fields; `default` is as in `rank`."""
+    other = TEXTS if default == DOCUMENTS else DOCUMENTS
+    return REQUESTS[other if other in fields and default not in fields else default]
+
+
 async def rank(request: Request, lifecycle: Lifecycle, reader: RequestReader, default: str) -> Response:
     """Return the response of the API whose field the body has.
 
@@ -75,9 +85,7 @@ async def rank(request: Request, lifecycle: Lifecycle, reader: RequestReader, de
     """
 
     def select(document: Any) -> type[BaseModel]:
-        other = TEXTS if default == DOCUMENTS else DOCUMENTS
-        is_other = isinstance(document, dict) and other in document and default not in document
-        request.scope["record"].api, body = REQUESTS[other if is_other else default]
+        request.scope["record"].api, body = select_api(default, document if isinstance(document, dict) else ())
         return body
 
     body = await reader.read_selected(request, select)

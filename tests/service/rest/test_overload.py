@@ -47,6 +47,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("openai", "/v1/embeddings", b'{"input": "money bank grows", "model": "all-MiniLM-L6-v2"}'),
                 ("tei", "/embed", b'{"inputs": "money bank grows"}'),
                 ("tei", "/", b'{"inputs": "money bank grows"}'),
+                ("rest", "/rerank", b'{"query": "money bank", "documents": ["grows"], "model": "all-MiniLM-L6-v2"}'),
                 ("cohere", "/v2/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
                 ("cohere", "/v2/embed", b'{"texts": ["money bank grows"], "input_type": "classification"}'),
                 ("infinity", "/infinity/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
@@ -77,7 +78,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                     version = "/versions/{version}" if "versions" in path else ""
                     endpoint = f"/v2/models/{{name}}{version}/infer"
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 30
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 32
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
@@ -91,7 +92,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
         ("/embed_sparse", b'{"inputs": "money bank grows"}'),
         ("/rerank", b'{"query": "money bank", "texts": ["grows"]}'),
         ("/rerank", b'{"query": "money bank", "documents": ["grows"]}'),
-        ("/v1/rerank", b'{"query": "money bank", "texts": ["grows"]}'),
+        ("/v1/rerank", b'{"query": "money bank", "texts": ["grows"], "model": "ignored"}'),
         ("/predict", b'{"inputs": "money bank grows"}'),
         ("/classify", b'{"input": "money bank grows"}'),
         ("/infinity/classify", b'{"input": ["money bank grows"]}'),
