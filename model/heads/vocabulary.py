@@ -16,9 +16,8 @@ class VocabularyLayout:
     Attributes:
         layers: The layers before the projection.
         decoder: The projection. Its own weight and bias take precedence over those that it is tied to.
-        tied: A checkpoint without the weight of `decoder` uses the embedding table, and one without its bias uses
-            `tied_bias`. If not tied, these are errors.
-        tied_bias: The tensor that the bias of `decoder` is tied to; None without one.
+        tied: A checkpoint without the weight of `decoder` uses the embedding table. If not tied, this is an error.
+        tied_bias: The tensor that replaces the bias of `decoder` in a checkpoint without it; None without one.
         has_bias: `decoder` has a bias.
     """
 
@@ -96,9 +95,8 @@ def find_decoder(name: str, tensors: Mapping[str, Tensor], shared: Tensor, *, ti
 
 def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """Return the bias of the projection; None if the checkpoint has none."""
-    name = f"{layout.decoder}.bias"
     if not layout.has_bias:
         return None
-    if layout.tied_bias is not None and layout.tied_bias in tensors:
-        return find_decoder(name, tensors, tensors[layout.tied_bias], tied=layout.tied)
-    return tensors.get(name)
+    # transformers 4 shares the bias even if the projection is not tied, and its files then have `tied_bias` alone.
+    shared = tensors.get(layout.tied_bias) if layout.tied_bias is not None else None
+    return tensors.get(f"{layout.decoder}.bias", shared)
