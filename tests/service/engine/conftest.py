@@ -1,6 +1,8 @@
-"""The tokenizer without the model, and lanes on a fake backend."""
+"""The tokenizer without the model, lanes on a fake backend, and artifacts to change between."""
 
+import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from service.engine.admission import Admission
 from service.engine.lane import Lane
 from service.engine.observer import ModelObserver
 from service.metrics import Metrics
+from tests.manifests import with_prompts
+from tests.service.engine.changing_models import BROKEN, SOURCES, change_manifest
 from tests.service.engine.fake_backend import FakeBackend, FakeTask
 from tests.service.engine.lane_cases import StartLane
 
@@ -45,3 +49,20 @@ async def start_lane() -> AsyncIterator[StartLane]:
     for lane, backend in started:
         backend.gate.set()
         await lane.close()
+
+
+@pytest.fixture(scope="session")
+def artifacts(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with artifacts that differ in a prompt, and one with a damaged file."""
+    root = tmp_path_factory.mktemp("artifacts")
+    for name in (*SOURCES, BROKEN):
+        shutil.copytree(tiny_artifact, root / name)
+        change_manifest(root / name, partial(with_prompts, prompts={"query": name}))
+    (root / BROKEN / "tokenizer.json").write_text("{}")
+    return root
+
+
+@pytest.fixture
+def fast_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the garbage collections after changes, which take a second in a process with all tests."""
+    monkeypatch.setattr("service.engine.repository.release_memory", lambda: None)

@@ -1,124 +1,33 @@
 """Models that come and go: each change applies as a whole or not at all, and loses no request."""
 
 import asyncio
-import contextlib
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from model.artifact import GOLDEN, Artifact, write_manifest
-from model.manifest import EvaluationRecord, Manifest
+from model.artifact import GOLDEN
+from model.manifest import EvaluationRecord
 from service.config import Settings
 from service.engine import loading_memory
-from service.engine.models import Models
-from service.engine.repository import FileState, ModelRepository
+from service.engine.repository import ModelRepository
 from service.errors import DefaultModelRequired, LoadFailed, NotFound, ServiceError, Unsupported
-from service.file_watch import FileWatch
-from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.app import make_app
-from tests.conftest import EXAMPLES
 from tests.manifests import with_prompts
 from tests.service.conftest import encode
-
-SOURCES = ("one", "two", "three")
-BROKEN = "broken"
-
-
-def change_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> str:
-    """Change the manifest of an artifact and return its new digest."""
-    return write_manifest(root, change(Artifact.open(root).manifest))
-
-
-@pytest.fixture(scope="session")
-def artifacts(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with artifacts that differ in a prompt, and one with a damaged file."""
-    root = tmp_path_factory.mktemp("artifacts")
-    for name in (*SOURCES, BROKEN):
-        shutil.copytree(tiny_artifact, root / name)
-        change_manifest(root / name, partial(with_prompts, prompts={"query": name}))
-    (root / BROKEN / "tokenizer.json").write_text("{}")
-    return root
-
-
-@dataclass
-class Serving:
-    """A repository whose models file can be written, and the REST application that serves its models."""
-
-    root: Path
-    path: Path
-    repository: ModelRepository
-    models: Models
-    watch: FileWatch[FileState]
-    metrics: Metrics
-    client: httpx.AsyncClient
-    versions: int = 0
-
-    async def write(self, *entries: str) -> bool:
-        """Replace the file, and return whether it was applied. An entry is `name=source`, then aliases and a digest."""
-        self.versions += 1
-        self.path.write_text(f"# {self.versions}\n" + models_file(self.root, *entries))
-        before = self.sample("reloads_total", result="success")
-        await self.watch.check()
-        return self.sample("reloads_total", result="success") > before
-
-    def sample(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"attendant_{name}", {"subject": "models", **labels}) or 0
-
-    @property
-    def served(self) -> dict[str, str]:
-        """Digests by name and alias, as the API reports them, the default model first."""
-        infos = self.models.infos
-        return {name: info.digest for info in infos for name in (info.name, *info.aliases)}
-
-    async def digest_of(self, name: str | None) -> str:
-        """Return the digest in the header of a response, or the reason of its error."""
-        response = await self.client.post("/v1/encode", json={"inputs": "money", "model": name})
-        if response.status_code != 200:
-            return str(response.json()["error"]["reason"])
-        return response.headers["x-attendant-model"].rpartition("@")[2]
-
-
-def models_file(root: Path, *entries: str) -> str:
-    text = ""
-    for entry in entries:
-        name, source, *aliases = entry.replace("=", " ").split()
-        digests = [alias for alias in aliases if alias.startswith("sha256:")]
-        names = [alias for alias in aliases if alias not in digests]
-        text += f"[[models]]\nname = '{name}'\nsource = '{root / source}'\naliases = {names}\n"
-        text += f"digest = '{digests[0]}'\n" if digests else ""
-    return text
-
-
-async def open_serving(root: Path, path: Path, *entries: str) -> Serving:
-    path.write_text(models_file(root, *entries))  # noqa: ASYNC240
-    options = Settings(models_file=path)
-    metrics = Metrics(CollectorRegistry())
-    lifecycle, repository = Lifecycle(metrics), ModelRepository(options, metrics)
-    models = repository.start(repository.load_all())
-    lifecycle.become_ready(models, repository)
-    watch = repository.watch()
-    assert watch is not None
-    transport = httpx.ASGITransport(make_app(lifecycle, options, metrics))
-    client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
-    return Serving(root, path, repository, models, watch, metrics, client)
-
-
-async def close(serving: Serving) -> None:
-    await serving.repository._finish_retirements()
-    await serving.models.close()
-    await serving.client.aclose()
+from tests.service.engine.changing_models import (
+    SOURCES,
+    Serving,
+    change_manifest,
+    close,
+    digest,
+    models_file,
+    open_serving,
+)
 
 
 @pytest.fixture
@@ -126,10 +35,6 @@ async def serving(fast_collection: None, artifacts: Path, tmp_path: Path) -> Asy
     opened = await open_serving(artifacts, tmp_path / "models.toml", "a=one", "b=two other")
     yield opened
     await close(opened)
-
-
-def digest(root: Path, source: str) -> str:
-    return f"sha256:{Artifact.read_manifest(root / source)[1]}"
 
 
 async def test_changed_file_replaces_models(serving: Serving, artifacts: Path) -> None:
@@ -360,95 +265,3 @@ async def test_without_a_file_models_do_not_change(tiny_artifact: Path) -> None:
         with pytest.raises(Unsupported, match="ATTENDANT_MODELS_FILE"):
             await operation(state.name)
     await models.close()
-
-
-NAMES = ("a", "b", "c", "d")
-entries = st.lists(
-    st.tuples(
-        st.sampled_from(NAMES[:3]), st.sampled_from((*SOURCES, BROKEN)), st.lists(st.sampled_from(NAMES), max_size=2)
-    ),
-    min_size=1,
-    max_size=3,
-)
-operations = st.one_of(
-    st.tuples(st.just("write"), entries),
-    st.tuples(st.sampled_from(("load", "unload")), st.sampled_from(NAMES)),
-)
-
-
-@dataclass
-class Expected:
-    """The rules of changes, without what carries them out: what is written, what applies, and what is unloaded."""
-
-    written: list[tuple[str, str, list[str]]]
-    applied: list[tuple[str, str, list[str]]]
-    unloaded: set[str]
-
-    def apply(self, unloaded: set[str]) -> bool:
-        """Apply what is written, with these models unloaded, and return whether it is valid."""
-        unloaded = unloaded - {self.written[0][0]}
-        names = [name for own, _, aliases in self.written for name in (own, *aliases)]
-        loaded = [source for name, source, _ in self.written if name not in unloaded]
-        if len(set(names)) < len(names) or BROKEN in loaded:
-            return False
-        self.applied, self.unloaded = self.written, unloaded & {name for name, _, _ in self.written}
-        return True
-
-    @property
-    def served(self) -> dict[str, str]:
-        """The source of each name and alias, in order."""
-        return {
-            name: source
-            for own, source, aliases in self.applied
-            if own not in self.unloaded
-            for name in (own, *aliases)
-        }
-
-    def outcome(self, operation: str, name: str) -> type[ServiceError] | None:
-        """Return the error of loading or unloading a model, and note its effect if there is none."""
-        if operation == "load":
-            exists = name in [own for own, _, _ in self.written]
-            if not self.apply(self.unloaded - {name} if exists else self.unloaded):
-                return LoadFailed
-            return None if exists else NotFound
-        if name not in [own for own, _, _ in self.applied]:
-            return NotFound
-        if name == self.applied[0][0]:
-            return DefaultModelRequired
-        self.unloaded.add(name)
-        return None
-
-
-@pytest.fixture
-def fast_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the garbage collections after changes, which take a second in a process with all tests."""
-    monkeypatch.setattr("service.engine.repository.release_memory", lambda: None)
-
-
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(changes=st.lists(operations, min_size=1, max_size=6))
-def test_every_sequence_of_changes_applies_each_as_a_whole(
-    fast_collection: None, artifacts: Path, tmp_path: Path, changes: list[tuple[str, Any]]
-) -> None:
-    digests = {source: digest(artifacts, source) for source in SOURCES}
-
-    async def run() -> None:
-        serving = await open_serving(artifacts, tmp_path / "models.toml", "a=one")
-        expected = Expected([("a", "one", [])], [("a", "one", [])], set())
-        for kind, change in changes:
-            if kind == "write":
-                expected.written = change
-                applied = await serving.write(*(f"{name}={source} {' '.join(more)}" for name, source, more in change))
-                assert applied == expected.apply(expected.unloaded)
-            else:
-                error = expected.outcome(kind, change)
-                operation = serving.repository.load if kind == "load" else serving.repository.unload
-                with pytest.raises(error) if error else contextlib.nullcontext():
-                    await operation(change)
-            event(f"{kind} {len(expected.served)}")
-            assert list(serving.served.items()) == [(name, digests[source]) for name, source in expected.served.items()]
-            for name in NAMES:
-                assert await serving.digest_of(name) == serving.served.get(name, "MODEL_NOT_FOUND")
-        await close(serving)
-
-    asyncio.run(run())
