@@ -14,7 +14,7 @@ LISTED_LABELS = 8
 class EmbeddingSettings:
     """The settings that turn a text into an embedding, and the origin of each: a file, an option or `ASSUMED`.
 
-    `prompts` are names. `dense` has one (inputs, outputs, activation) per layer.
+    `prompts` are the names of those with a text. `dense` has one (inputs, outputs, activation) per layer.
     """
 
     pooling: Pooling
@@ -51,7 +51,7 @@ class EmbeddingSettings:
             "dense": ", ".join(f"{inputs} to {outputs} {activation}" for inputs, outputs, activation in self.dense)
             or "none",
         }
-        if self.default_prompt_name is not None:
+        if self.default_prompt_name in self.prompts:
             values["prompts"] += f"; default {self.default_prompt_name}"
         labels = {"normalize": "normalization", "max_input_tokens": "maximum length", "dense": "dense layers"}
         for name, value in values.items():

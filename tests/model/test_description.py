@@ -31,6 +31,11 @@ def test_settings_show_prompts_and_dense_layers() -> None:
     ]
 
 
+def test_settings_omit_a_default_prompt_without_a_text() -> None:
+    lines = list(replace(SETTINGS, default_prompt_name="document").describe())
+    assert "prompts: none" in lines
+
+
 @pytest.mark.parametrize(
     ("assumed", "expected"),
     [

@@ -1,5 +1,6 @@
 """Sparse and multi-vector heads, compared with transformers and the published formulas."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.checkpoint_files import CheckpointError
 from model.export import export
 from model.families import FAMILIES
+from model.families.config_reader import ConfigReader
 from tests.model.family_cases import oracle_directory
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
 
@@ -37,14 +39,18 @@ def random_ids(checkpoint: Checkpoint, length: int) -> Tensor:
 def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
     case = (SPLADE_CASES | UNTIED_CASES)[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
-    checkpoint = load_checkpoint(tmp_path)
+    compare_logits(tmp_path, 1, 17, 118)
+
+
+def compare_logits(directory: Path, *lengths: int) -> None:
+    checkpoint = load_checkpoint(directory)
     sparse = checkpoint.sparse
     assert sparse is not None
     assert sparse.decoder is not None
     oracle = transformers.AutoModelForMaskedLM.from_pretrained(
-        oracle_directory(tmp_path), attn_implementation="eager"
+        oracle_directory(directory), attn_implementation="eager"
     ).eval()
-    for length in (1, 17, 118):
+    for length in lengths:
         input_ids = random_ids(checkpoint, length)
         with torch.inference_mode():
             expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
@@ -54,29 +60,33 @@ def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definition
         assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_untied_projection_that_is_missing_is_an_error(tmp_path: Path, definitions: dict[str, bytes]) -> None:
-    case = UNTIED_CASES["bert, untied"]
+@pytest.mark.parametrize("kind", UNTIED_CASES)
+def test_untied_projection_that_is_missing_is_an_error(
+    tmp_path: Path, definitions: dict[str, bytes], kind: str
+) -> None:
+    case = UNTIED_CASES[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
+    config = json.loads((tmp_path / "config.json").read_text())
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.family.masked_lm is not None
+    name = f"{checkpoint.family.masked_lm(ConfigReader(config)).decoder}.weight"
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["cls.predictions.decoder.weight"]
+    del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"decoder\.weight is missing, and tie_word_embeddings .* is false"):
+    with pytest.raises(CheckpointError, match=rf"{name} is missing, and tie_word_embeddings .* is false"):
         load_checkpoint(tmp_path)
 
 
-def test_own_bias_of_a_tied_projection_takes_precedence(tmp_path: Path, definitions: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("kind", UNTIED_CASES)
+def test_own_tensors_of_a_tied_projection_take_precedence(
+    tmp_path: Path, definitions: dict[str, bytes], kind: str
+) -> None:
     """transformers loads a tensor that is in the file, even if the configuration ties it to another one."""
-    case = SPLADE_CASES["bert"]
+    case = UNTIED_CASES[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
-    tensors = load_file(tmp_path / "model.safetensors")
-    own = tensors["cls.predictions.decoder.bias"]
-    save_file({**tensors, "cls.predictions.bias": own + 1}, tmp_path / "model.safetensors")
-    oracle = transformers.AutoModelForMaskedLM.from_pretrained(oracle_directory(tmp_path))
-    torch.testing.assert_close(oracle.cls.predictions.decoder.bias.detach(), own)
-    checkpoint = load_checkpoint(tmp_path)
-    assert checkpoint.sparse is not None
-    assert checkpoint.sparse.bias is not None
-    torch.testing.assert_close(checkpoint.sparse.bias, own)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    compare_logits(tmp_path, 17)
 
 
 @pytest.mark.parametrize(
