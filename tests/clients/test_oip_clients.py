@@ -93,7 +93,7 @@ def test_tritonclient_http(server: Server, tmp_path: Any) -> None:
         ["400", 'outputs[0].name: unknown output ("x"). Use "pooled", "tokens", "token_counts" or "attention".'],
         ["501", "outputs[0].parameters: classification is not supported. Leave it out."],
         ["400", "parameters.dimensions: out of range (500). Use 1 to 384."],
-        ["501", "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server."],
+        ["403", "No admin key is configured. Set ATTENDANT_ADMIN_KEYS_FILE and restart the server."],
     ]
 
 
@@ -115,8 +115,8 @@ def test_tritonclient_grpc(server: Server, tmp_path: Any) -> None:
         ["StatusCode.NOT_FOUND", NOT_FOUND],
         ["StatusCode.INVALID_ARGUMENT", dimensions],
         [
-            "StatusCode.UNIMPLEMENTED",
-            "Models cannot be loaded or unloaded. Set ATTENDANT_MODELS and restart the server.",
+            "StatusCode.PERMISSION_DENIED",
+            "No admin key is configured. Set ATTENDANT_ADMIN_KEYS_FILE and restart the server.",
         ],
     ]
 
