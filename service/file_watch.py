@@ -32,16 +32,19 @@ class FileWatch(Generic[Content]):
         content: Content,
         read: Callable[[], Content],
         apply: Callable[[Content], Awaitable[None]],
+        on_restored: Callable[[], None] = lambda: None,
     ) -> None:
         """`subject`: the name in metrics and logs. `content` is in use.
 
         `read` runs in a thread. `read` and `apply` raise `ConfigError` for content that cannot be used.
+        `on_restored` is called when the content in use is back after such an error.
         """
         self._subject = subject
         self._metrics = metrics
         self._applied = content
         self._read = read
         self._apply = apply
+        self._on_restored = on_restored
         self._requested = asyncio.Event()
         self._failure = ""
         self._failed: Content | None = None
@@ -75,6 +78,9 @@ class FileWatch(Generic[Content]):
                 await self._apply(content)
                 self._applied = content
                 self._metrics.reloads.labels(self._subject, "success").inc()
+            elif self._failure:
+                self._on_restored()
+                log.info("the content in use is back, the reload no longer fails subject=%s", self._subject)
             self._set_failure("")
         except ConfigError as error:
             self._wait_before_retry(content)

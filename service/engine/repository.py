@@ -129,7 +129,7 @@ class ModelRepository:
         async def apply(state: FileState) -> None:
             await self._apply(parse_models_file(path, state[0]))
 
-        return FileWatch(SUBJECT, self._metrics, self._state, self._read_state, apply)
+        return FileWatch(SUBJECT, self._metrics, self._state, self._read_state, apply, self._errors.clear)
 
     @property
     def states(self) -> list[ModelState]:
@@ -240,9 +240,10 @@ class ModelRepository:
     def _open_changed(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
         lower_thread_priority()
         directory = self._find_directory(entry)
-        manifest, digest = Artifact.read_manifest(directory, entry.digest)
+        artifact = Artifact.open(directory, entry.digest)  # verifies the files: a restart must be able to load them
+        manifest = artifact.manifest
         if engine is not None and without_measures(manifest) == without_measures(engine.manifest):
-            return Kept(manifest, digest)
+            return Kept(manifest, artifact.digest)
         check_memory(manifest)
         return self._load(entry, directory)
 
@@ -279,9 +280,10 @@ class ModelRepository:
             self._metrics.describe_model(info.name, info.digest, info.provider, info.precision)
         removed = self._models.replace(engines)
         self._retire(removed)
-        if served and (loaded or removed):
+        if served:
             gone = [engine.name for engine in removed if engine.name not in loaded]
-            log.info("models changed loaded=%s removed=%s", ",".join(loaded), ",".join(gone))
+            names = ",".join(loaded), ",".join(gone), engines[0].name
+            log.info("models changed loaded=%s removed=%s default=%s", *names)
 
     def _retire(self, engines: Sequence[Engine]) -> None:
         for engine in engines:

@@ -1,6 +1,7 @@
 """Changes of files: applied once, and kept out of use while they are invalid."""
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -58,8 +59,11 @@ async def test_missing_content_is_reported_once(source: Source, caplog: pytest.L
     assert (source.reloads, source.sample("reload_failing"), len(caplog.records)) == ([0, 1], 1, 1)
     assert caplog.messages == ["reload failed, nothing changes subject=tls error=missing"]
     source.content = "one"
-    await source.watch.check()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            await source.watch.check()
     assert (source.reloads, source.sample("reload_failing"), source.applied) == ([0, 1], 0, [])
+    assert caplog.messages[1:] == ["the content in use is back, the reload no longer fails subject=tls"]
 
 
 async def test_invalid_content_is_retried_later_and_reported_once(

@@ -105,6 +105,19 @@ async def test_failed_model_has_its_error_in_the_list_until_it_is_loaded(serving
     assert [state.error for state in serving.repository.states] == ["", ""]
 
 
+async def test_damaged_copy_of_the_served_artifact_is_rejected(serving: Serving, tmp_path: Path) -> None:
+    """A restart could not load it, although the server need not load anything now."""
+    shutil.copytree(serving.root / "one", tmp_path / "copy")
+    assert await serving.write(f"a={tmp_path / 'copy'}")
+    with (tmp_path / "copy" / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    assert not await serving.write(f"a={tmp_path / 'copy'}", "b=two")
+    assert "size mismatch" in serving.repository.states[0].error
+    serving.path.write_text(f"# {serving.versions - 1}\n" + models_file(serving.root, f"a={tmp_path / 'copy'}"))
+    await serving.watch.check()  # the file in use is back
+    assert [state.error for state in serving.repository.states] == [""]
+
+
 async def test_changed_artifact_is_loaded_and_saved_measures_are_only_shown(
     serving: Serving, artifacts: Path, tmp_path: Path
 ) -> None:
