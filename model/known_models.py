@@ -59,7 +59,7 @@ QWEN3 = {
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 OTHER_ARCHITECTURES = ("attendant", "camembert", "distilbert", "electra", "gte", "roberta")
-"""Supported architectures without a model in the list. `attendant-model train` makes those of `attendant`."""
+"""Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",

@@ -59,7 +59,7 @@ def sampled_trace(value: str) -> str:
 
 
 class Resource(Protocol):
-    """What requests use, and what can be removed once none does."""
+    """A resource that is freed only when no request uses it."""
 
     def acquire(self) -> None: ...
 

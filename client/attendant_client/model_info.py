@@ -53,7 +53,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class MultiVectorSide:
-    """How a model with token vectors reads queries, or documents.
+    """The limits and the marker for queries, or for documents, of a model with token vectors.
 
     `max_input_tokens` includes special tokens and the prompt, but not the marker, which is a token inserted before the
     text, and not the query expansion.

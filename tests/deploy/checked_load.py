@@ -1,4 +1,4 @@
-"""Requests of callers with TLS whose vectors are compared with those of the model that the response names."""
+"""A load with TLS and API keys that compares each vector with the expected one of the model in the response."""
 
 import contextlib
 import http.client
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Caller:
-    """The owner of an API key, whose texts differ from those of other callers.
+    """The owner of an API key. Each caller sends a different text.
 
     `references`: the expected vector by the digest of the model. `served` counts responses by digest.
     """

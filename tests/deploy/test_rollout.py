@@ -39,7 +39,7 @@ TEXTS = {"search": "money bank grows", "indexing": "river bank flows " * 20}
 
 @dataclass
 class Service:
-    """What operators of a service can change: its TLS files, keys, models and replicas."""
+    """A running service whose TLS files, keys, models and replicas change."""
 
     tls: Secret
     config: Secret

@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class MultiVectorSide:
-    """How a model with token vectors reads queries, or documents."""
+    """The limits and the marker for queries, or for documents, of a model with token vectors."""
 
     max_input_tokens: int
     marker: str | None

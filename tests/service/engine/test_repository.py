@@ -257,7 +257,7 @@ async def test_models_share_the_machine_as_they_come_and_go(serving: Serving) ->
 
 
 async def test_limits_of_bodies_follow_the_models(serving: Serving, tmp_path: Path, artifacts: Path) -> None:
-    """They are those of all models together, computed once for each set of models."""
+    """The limits cover all models, and are computed once for each set of models."""
     size = next(iter(serving.models)).manifest.max_input_tokens
     shutil.copytree(artifacts / "one", tmp_path / "longer", ignore=shutil.ignore_patterns(GOLDEN))
     change_manifest(tmp_path / "longer", lambda manifest: manifest.model_copy(update={"max_input_tokens": size + 1}))
