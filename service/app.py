@@ -214,6 +214,7 @@ class App:
                 await self._lifecycle.close()
                 if self._tracing is not None:
                     await asyncio.to_thread(self._tracing.close)
+        log.info("drain finished")
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
         from service.rest.hosts import is_loopback

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
 from service.config import ConfigError
-from service.errors import AdminKeyRequired, Unauthenticated
+from service.errors import AdminKeyRequired, ServiceError, Unauthenticated, echo
 from service.file_watch import FileWatch
 from service.metrics import Metrics
 
@@ -87,8 +87,9 @@ class ApiKeys:
         """Return the caller of a request. Raises `Unauthenticated` without an accepted key."""
         caller = self.find(headers)
         if caller is None:
+            kind = "API" if self._option == OPTION else "admin"
             raise Unauthenticated(
-                "missing or invalid API key", "Send the header Authorization: Bearer KEY.", field="Authorization"
+                f"missing or invalid {kind} key", "Send the header Authorization: Bearer KEY.", field="Authorization"
             )
         return caller
 
@@ -124,11 +125,20 @@ class Access:
     keys: ApiKeys | None = None
     admin_keys: ApiKeys | None = None
 
-    def check_admin(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the name of the admin who sent a request.
+    def check_admin(self, headers: Mapping[bytes, bytes], operation: str, model: str = "") -> None:
+        """Check that an admin sent a request, and log the admin's name.
 
         Raises `AdminKeyRequired` for a caller's key or without admin keys, and `Unauthenticated` for an unknown key.
         """
+        request = f"operation={operation} model={echo(model)}" if model else f"operation={operation}"
+        try:
+            name = self._find_admin(headers)
+        except ServiceError as error:
+            log.warning("admin request rejected reason=%s %s", error.reason, request)
+            raise
+        log.info("admin request accepted admin=%s %s", name, request)
+
+    def _find_admin(self, headers: Mapping[bytes, bytes]) -> str:
         if self.admin_keys is None:
             if self.keys is not None:
                 self.keys.check(headers)
@@ -171,11 +181,9 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
     for number, line in numbered:
         place = f"{option}: line {number} of {path}"
         if (match := NAMED.fullmatch(line)) is not None:
-            caller = _read_caller(match, place, previous)
-            digest = bytes.fromhex(match["digest"])
-            if callers.setdefault(caller.name, caller).terms != caller.terms:
-                raise ConfigError(f"{place} repeats a name with another weight or quota. Use the same values.")
-            caller = callers[caller.name]
+            caller = _read_caller(match, place, previous, option)
+            _check_terms(caller, callers.setdefault(caller.name, caller), place)
+            caller, digest = callers[caller.name], bytes.fromhex(match["digest"])
         elif LIKE_NAMED.fullmatch(line):
             raise ConfigError(f"{place} is not {FORMAT}. Correct it.")
         elif not KEY.fullmatch(line):
@@ -189,11 +197,23 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
     return KeyTable(tuple(entries.items()))
 
 
-def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller]) -> Caller:
+def _check_terms(caller: Caller, first: Caller, place: str) -> None:
+    """Raise `ConfigError` if a caller has another weight or quota than in its first line."""
+    if caller.terms != first.terms:
+        terms, others = (
+            f"weight {each.weight} and {f'quota {each.quota.tokens_per_second}' if each.quota else 'no quota'}"
+            for each in (caller, first)
+        )
+        raise ConfigError(f"{place}: {caller.name} has {terms}, but {others} in an earlier line. Use the same values.")
+
+
+def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller], option: str) -> Caller:
     """Return the caller of a line; the previous one if it is the same. Raises `ConfigError`."""
     name, weight = match["name"], int(match["weight"] or 1)
     if name == ANONYMOUS_NAME:
         raise ConfigError(f"{place} has the name of keys without a name. Use another name.")
+    if option == ADMIN_OPTION and match["weight"] is not None:
+        raise ConfigError(f"{place} has a weight, but admin keys have none. Remove it.")
     if not 1 <= weight <= MAX_WEIGHT:
         raise ConfigError(f"{place} has the weight {weight} (limit 1 to {MAX_WEIGHT}). Change it.")
     tokens_per_second = int(match["quota"] or 0)

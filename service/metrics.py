@@ -191,6 +191,12 @@ class Metrics:
             ["certificate"],
             registry=registry,
         )
+        self.tls_handshake_failures = Counter(
+            "attendant_tls_handshake_failures",
+            "Failed TLS handshakes by port (rest or admin) and reason. Those of gRPC are not counted.",
+            ["port", "reason"],
+            registry=registry,
+        )
         self.build_info = Gauge(
             "attendant_build_info",
             "Version and git revision of the server.",

@@ -5,15 +5,15 @@ import contextlib
 import logging
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING
 
 from service.config import ConfigError, Settings
 from service.file_watch import FileWatch
+from service.handshakes import Connection, CurrentContext
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -115,42 +115,6 @@ class Credentials:
         return self.cert, self.key, self.client_ca
 
 
-class Connection(ssl.SSLObject):
-    """A connection, which is in `handshakes` until its handshake is complete, or until it is closed."""
-
-    handshakes: "WeakSet[Connection]"
-
-    def do_handshake(self) -> None:
-        super().do_handshake()  # raises until it is complete
-        self.handshakes.discard(self)
-
-
-class CurrentContext(ssl.SSLContext):
-    """A context that hands each new connection to the context of the latest files.
-
-    A session belongs to the context that it began in, so a client cannot resume one from before a change. With
-    `sni_callback`, sessions belong to the outer context: clients of a removed CA resumed theirs.
-    """
-
-    current: ssl.SSLContext
-    max_handshakes: int
-    """Connections that have not completed their handshake. The limits of a server count the others only."""
-
-    def __init__(self, protocol: int) -> None:
-        super().__init__()
-        self.handshakes: WeakSet[Connection] = WeakSet()
-
-    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Start a connection. Raises OSError, which closes it, if there are too many handshakes."""
-        if len(self.handshakes) >= self.max_handshakes:
-            raise ConnectionRefusedError("too many TLS handshakes")
-        connection = self.current.wrap_bio(*args, **options)
-        assert isinstance(connection, Connection)
-        connection.handshakes = self.handshakes
-        self.handshakes.add(connection)
-        return connection
-
-
 class Tls:
     """The credentials in use. Existing connections keep theirs when the files change."""
 
@@ -158,9 +122,8 @@ class Tls:
         """Load the files; raises `ConfigError`. `max_handshakes`: limit of each port, except that of gRPC."""
         self._files = files
         self._metrics = metrics
-        self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
-        self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.max_handshakes = self.admin_context.max_handshakes = max_handshakes
+        self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER, "rest", metrics, max_handshakes)
+        self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER, "admin", metrics, max_handshakes)
         self._use(Credentials.load(files))
 
     @property
@@ -177,7 +140,7 @@ class Tls:
             trusted = self.credentials.client_cas
             credentials = await asyncio.to_thread(Credentials.load, self._files)
             self._use(credentials)
-            log.info("TLS files reloaded expires=%s", credentials.expiry["server"].isoformat())
+            log.info("TLS files reloaded %s", format_expiry(credentials.expiry))
             if trusted - credentials.client_cas:
                 on_removed_ca()
 
@@ -191,6 +154,11 @@ class Tls:
         with contextlib.suppress(OSError):  # it has been replaced in the meantime
             if self._files.key.stat().st_mode & stat.S_IROTH:
                 log.warning("TLS key is readable by every user option=%s path=%s", KEY_OPTION, self._files.key)
+
+
+def format_expiry(expiry: Mapping[str, datetime]) -> str:
+    """Return the earliest expiry of each file for the log, such as "server_expires=2027-01-31T00:00:00+00:00"."""
+    return " ".join(f"{name}_expires={time.isoformat()}" for name, time in expiry.items())
 
 
 def _read(option: str, path: Path) -> bytes:

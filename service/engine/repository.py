@@ -283,7 +283,8 @@ class ModelRepository:
         if served:
             gone = [engine.name for engine in removed if engine.name not in loaded]
             names = ",".join(loaded), ",".join(gone), engines[0].name
-            log.info("models changed loaded=%s removed=%s default=%s", *names)
+            served_names = ",".join(name for engine in engines for name in (engine.name, *engine.info.aliases))
+            log.info("models changed loaded=%s removed=%s default=%s names=%s", *names, served_names)
 
     def _retire(self, engines: Sequence[Engine]) -> None:
         for engine in engines:

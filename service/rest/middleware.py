@@ -157,12 +157,13 @@ class RequestMiddleware:
         request = Request(scope, receive)
         response: Response | FastAPI
         try:
-            self._check_access(scope, headers, record)
             endpoints = self._endpoints.get(scope["path"])
+            if endpoints is not None:
+                record.endpoint = scope["path"]
+            self._check_access(scope, headers, record)
             if endpoints is None:
                 response = self._app
             else:
-                record.endpoint = scope["path"]
                 endpoint = endpoints.get(scope["method"])
                 response = await endpoint(request) if endpoint else method_response(request, endpoints)
         except ServiceError as error:

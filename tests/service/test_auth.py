@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from service.auth import ApiKeys
+from service.auth import ADMIN_OPTION, ApiKeys, parse_keys
 from service.callers import ANONYMOUS
 from service.config import ConfigError
 from service.errors import Unauthenticated
@@ -208,6 +208,16 @@ def test_named_keys_have_callers() -> None:
         keys.check({**bearer("wrong"), b"x-api-key": b"x"})
 
 
+def test_admin_keys_have_no_weight(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    for line in (named_key("a", "k", 1), named_key("a", "k", 1, 5)):
+        with pytest.raises(ConfigError, match=r"ATTENDANT_ADMIN_KEYS_FILE: line 1 of .* has a weight"):
+            parse_keys(path, line.encode(), option=ADMIN_OPTION)
+    keys = ApiKeys(parse_keys(path, named_key("a", "k").encode(), option=ADMIN_OPTION), option=ADMIN_OPTION)
+    with pytest.raises(Unauthenticated, match="invalid admin key"):
+        keys.check({})
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -216,7 +226,8 @@ def test_named_keys_have_callers() -> None:
         ([named_key("a", "k", 0)], "weight 0"),
         ([named_key("a", "k", 101)], "weight 101"),
         ([named_key("a", "k", 1, 0)], "quota of 0"),
-        ([named_key("a", "k", 1), named_key("a", "l", 2)], r"line 2 of .* repeats a name with another weight"),
+        ([named_key("a", "k", 1), named_key("a", "l", 2)], "line 2 of .*: a has weight 2 and no quota, but weight 1"),
+        ([named_key("a", "k", 1, 5), named_key("a", "l", 1)], "a has weight 1 and no quota, but weight 1 and quota 5"),
         ([named_key("a", "k"), named_key("b", "k")], r"line 2 of .* repeats a key of another caller"),
         ([named_key("anonymous", "k")], "name of keys without a name"),
         ([named_key(f"c{number}", str(number)) for number in range(257)], r"too many callers .*257, limit 256"),
@@ -291,6 +302,8 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
         text = httpx.get(f"{running.admin}/metrics").text
         assert 'attendant_caller_requests_total{caller="limited",outcome="rejected"} 2.0' in text
         assert 'attendant_caller_requests_total{caller="search",outcome="ok"}' in text
+        for code in (401, 429):
+            assert f'attendant_requests_total{{api="rest",code="{code}",endpoint="/v1/encode",model="none"}}' in text
     finally:
         running.process.terminate()
         _, log = running.process.communicate(timeout=30)

@@ -232,7 +232,9 @@ def test_readable_key_is_a_warning(
     ] * warnings
 
 
-def test_handshakes_are_limited_until_they_are_complete(tmp_path: Path, metrics: Metrics) -> None:
+def test_handshakes_are_limited_until_they_are_complete(
+    tmp_path: Path, metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
     """A closed or failed one no longer counts. Like the server, this runs on uvloop, which leaves no cycles."""
     _, files = make_files(tmp_path)
     context = Tls(files, metrics, max_handshakes=2).admin_context
@@ -264,3 +266,8 @@ def test_handshakes_are_limited_until_they_are_complete(tmp_path: Path, metrics:
         uvloop.run(connect_all())
     finally:
         gc.enable()
+    for reason, count in (("too_many", 2), ("not_tls", 2), ("other", 0)):
+        assert sample(metrics, "attendant_tls_handshake_failures_total", port="admin", reason=reason) == count
+    lines = [record.getMessage() for record in caplog.records if record.name == "attendant.tls"]
+    assert lines[0] == "TLS handshake failed port=admin reason=too_many error=limit 2"
+    assert len(lines) < 4  # at most one a second

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service.handshakes import LABELS
 from tests.certificates import CLIENT_USE, Identity, Secret, client_context
 from tests.conftest import RunningServer, start_server, stop_server
 
@@ -53,6 +54,12 @@ class TlsServer:
             self.metric(f'attendant_reloads_total{{result="{result}",subject="tls"}}')
             for result in ("success", "error")
         )
+
+    @property
+    def failures(self) -> dict[str, float]:
+        """The failed handshakes of REST by reason."""
+        name = "attendant_tls_handshake_failures_total"
+        return {reason: self.metric(f'{name}{{port="rest",reason="{reason}"}}') for reason in LABELS}
 
     def metric(self, name: str) -> float:
         """Return a value of the admin port, which requires no client certificate."""
@@ -134,6 +141,7 @@ def check(stub: health_pb2_grpc.HealthStub) -> int:
 
 
 def test_handshakes(server: TlsServer) -> None:
+    before = server.failures
     for api, protocol in (("rest", "http/1.1"), ("grpc", "h2")):
         for version in VERSIONS:
             for name in ("127.0.0.1", "localhost"):
@@ -148,6 +156,16 @@ def test_handshakes(server: TlsServer) -> None:
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         assert server.rejects(api, old)
     assert check_plain(server.port("rest")) == b""
+    assert server.rejects("rest", ssl.create_default_context())  # the client does not trust the server's CA
+    assert {reason: count - before[reason] for reason, count in server.failures.items()} == {
+        "no_client_certificate": 1,
+        "invalid_client_certificate": 1,
+        "unsupported_by_client": 1,
+        "not_tls": 1,
+        "rejected_by_client": 1,
+        "too_many": 0,
+        "other": 0,
+    }
     context = server.context(None)
     for path in ("/livez", "/readyz", "/metrics"):
         assert httpx.get(server.running.admin + path, verify=context).status_code == 200

@@ -26,25 +26,25 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
 
     @router.get(MODELS_PATH)
     async def list_models(request: Request) -> Response:
-        check_request(request, access)
+        check_request(request, access, "list_models")
         return respond({"models": [describe(state) for state in lifecycle.repository.states]})
 
     @router.post(MODELS_PATH + "/{name:path}")
     async def load_model(request: Request, name: str) -> Response:
         """Serve a model of the models file, with what the file and the artifact contain now."""
-        check_request(request, access)
+        check_request(request, access, "load", name)
         await read_empty_body(request)
         return respond(describe(await lifecycle.repository.load(name)))
 
     @router.delete(MODELS_PATH + "/{name:path}")
     async def unload_model(request: Request, name: str) -> Response:
         """Stop serving a model once the requests that use it are finished."""
-        check_request(request, access)
+        check_request(request, access, "unload", name)
         return respond(describe(await lifecycle.repository.unload(name)))
 
     @router.get(CALLERS_PATH)
     async def list_callers(request: Request) -> Response:
-        check_request(request, access)
+        check_request(request, access, "list_callers")
         queued = lifecycle.models.queued_tokens_by_caller()
         callers = [] if access.keys is None else access.keys.callers.values()
         return respond(
@@ -66,11 +66,11 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
     return router
 
 
-def check_request(request: Request, access: Access) -> None:
+def check_request(request: Request, access: Access, operation: str, model: str = "") -> None:
     """Raise a `ServiceError` unless a request has an admin key, and a header Host, as DNS rebinding checks need it."""
     if not request.headers.get("host"):
         raise HostNotAllowed("missing", "Send the header Host.", field="Host")
-    access.check_admin(dict(request.scope["headers"]))
+    access.check_admin(dict(request.scope["headers"]), operation, model)
 
 
 async def read_empty_body(request: Request) -> None:

@@ -181,10 +181,13 @@ def add_server_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestRe
 def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, access: Access) -> None:
     """Add the routes that change the served models. They need an admin key."""
 
-    async def check(request: Request, parameters: Sequence[str] = ()) -> None:
-        access.check_admin(dict(request.scope["headers"]))
+    async def check(request: Request, operation: str, parameters: Sequence[str] = ()) -> str:
+        """Return the name of the model."""
+        name: str = request.path_params["name"]
+        access.check_admin(dict(request.scope["headers"]), operation, name)
         body = await reader.read_optional(request, LoadBody)
         check_parameters(body.parameters or {}, parameters)
+        return name
 
     described = responses(OipLoadBody, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
     schema = body_schema(LoadBody)
@@ -196,8 +199,7 @@ def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, acc
     )
     async def load(request: Request) -> Response:
         """Serve a model of the models file, with what the file and the artifact contain now. Needs an admin key."""
-        await check(request)
-        await lifecycle.repository.load(request.path_params["name"])
+        await lifecycle.repository.load(await check(request, "load"))
         return await json_response(request, {})
 
     @router.post(
@@ -205,8 +207,7 @@ def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, acc
     )
     async def unload(request: Request) -> Response:
         """Stop serving a model of the models file, once its requests are finished. Needs an admin key."""
-        await check(request, UNLOAD_PARAMETERS)
-        await lifecycle.repository.unload(request.path_params["name"])
+        await lifecycle.repository.unload(await check(request, "unload", UNLOAD_PARAMETERS))
         return await json_response(request, {})
 
 

@@ -185,6 +185,12 @@ REPLICAS = Row(
             ],
         ),
         Panel(
+            "Failed TLS handshakes",
+            "Failed TLS handshakes of REST and the admin port by reason. The log names the errors of OpenSSL.",
+            "reqps",
+            [Query(rate("attendant_tls_handshake_failures_total", "port, reason"), "{{port}} {{reason}}")],
+        ),
+        Panel(
             "Server versions",
             "Number of pods per server version.",
             "none",

@@ -77,6 +77,33 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+async def test_admin_requests_are_logged_with_the_name_of_the_key(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "attendant.auth")
+    for key in (ADMIN, CALLER, "wrong"):
+        for method, path in (("DELETE", "/admin/models/b"), ("POST", "/v2/repository/models/b%07/load")):
+            await server.send(method, path, headers=JSON | bearer(key))
+        call = server.stub.RepositoryModelUnload(
+            pb.RepositoryModelUnloadRequest(model_name="b"), metadata=[("authorization", f"Bearer {key}")]
+        )
+        await call.code()
+    endings = [
+        "operation=unload model=b",
+        "operation=load model=b\N{REPLACEMENT CHARACTER}",
+        "operation=/inference.GRPCInferenceService/RepositoryModelUnload",
+    ]
+    assert [record.getMessage() for record in caplog.records if record.name == "attendant.auth"] == [
+        f"admin request {result} {ending}"
+        for result in (
+            "accepted admin=operator",
+            "rejected reason=ADMIN_KEY_REQUIRED",
+            "rejected reason=UNAUTHENTICATED",
+        )
+        for ending in endings
+    ]
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES + REPOSITORY)
 async def test_routes_need_an_admin_key(server: Server, method: str, path: str) -> None:
     """The key of a caller is known, but not enough."""
