@@ -33,7 +33,7 @@ from service.process import background_task, exit_after, relaxed_gc, release_mem
 from service.request_log import RequestLog
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit
 from service.tls import Tls, TlsFiles
-from service.tracing import Tracing
+from service.tracing import start_tracing
 
 if TYPE_CHECKING:
     from grpc import ServerCredentials
@@ -65,7 +65,7 @@ class App:
         self._access = Access(
             ApiKeys.load(settings.api_keys_file), ApiKeys.load(settings.admin_keys_file, ADMIN_OPTION)
         )
-        self._tracing = Tracing.start()
+        self._tracing = start_tracing()
         self._stop = asyncio.Event()
         self._watches: list[FileWatch[Any]] = []
         self.metrics = Metrics(CollectorRegistry())

@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from service.callers import ANONYMOUS, Caller
 from service.config import Settings
 from service.errors import Cancelled, DeadlineExceeded, ServiceError
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
-from service.tracing import Tracing
+
+if TYPE_CHECKING:
+    from service.spans import Tracing
 
 OTHER = "_OTHER"
 """The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
@@ -151,7 +153,7 @@ class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
     def __init__(
-        self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0, tracing: Tracing | None = None
+        self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0, tracing: "Tracing | None" = None
     ) -> None:
         self.metrics = metrics
         self._tracing = tracing
@@ -159,7 +161,7 @@ class RequestLog:
         self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
 
     @classmethod
-    def of(cls, settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "RequestLog":
+    def of(cls, settings: Settings, metrics: Metrics, tracing: "Tracing | None" = None) -> "RequestLog":
         """Return the log that the options describe."""
         return cls(metrics, settings.access_log, settings.slow_log_ms, tracing)
 

@@ -15,12 +15,12 @@ from tests.bench.attention import NORM_TOKENS, measure_attention
 from tests.bench.bulk_embed import measure_embed
 from tests.bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
 from tests.bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
-from tests.bench.encryption import measure_tls
 from tests.bench.fairness import measure_fairness
 from tests.bench.int8 import measure_int8
 from tests.bench.machine import load_average
 from tests.bench.models import FLOODED, OTHER, measure_models
 from tests.bench.open_loop import Offered, allow_connections
+from tests.bench.option_cost import measure_option, serving_tls, serving_traces
 from tests.bench.overload import judge_overload, measure_overload
 from tests.bench.peers import serving_peers
 from tests.bench.project import max_queue_ms, served_precision
@@ -160,10 +160,7 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         with serving(context, models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
             several = measure_models(two, context.sentences, config.seconds, 2 * config.rounds, progress)
         context.add("models", several, several.verdicts())
-    if "TLS" in sections:
-        directory, rounds = context.model.directory, 2 * config.rounds
-        tls = measure_tls(server, directory, context.sentences, config.seconds, rounds, progress)
-        context.add("tls", tls, tls.verdicts())
+    measure_options(context, sections, server)
     if "EMBED" in sections:
         embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit, progress)
         context.add("embed", embed, embed.verdicts())
@@ -178,6 +175,17 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
         context.add("scaling", scaling, scaling.verdicts())
     if {"ACCURACY", "INT8"} & set(sections):
         measure_precisions(context, sections, server)
+
+
+def measure_options(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
+    """Measure what TLS and traces cost."""
+    config = context.config
+    for name, serving_option in (("tls", serving_tls), ("traces", serving_traces)):
+        if name.upper() in sections:
+            with serving_option(context.model.directory) as other:
+                figures = measure_option(name, server, other, context.sentences, config.seconds, 2 * config.rounds)
+            progress(figures.describe())
+            context.add(name, figures, figures.verdicts())
 
 
 def measure_precisions(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:

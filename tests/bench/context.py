@@ -13,7 +13,7 @@ from tests.bench.workloads import Corpus, read_corpus
 
 SECTIONS = (
     "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
-    "API", "MODELS", "EMBED", "TLS",
+    "API", "MODELS", "EMBED", "TLS", "TRACES",
 )  # fmt: skip
 CALIBRATION_TEXTS = 200
 

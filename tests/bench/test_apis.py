@@ -1,4 +1,4 @@
-"""Verdicts on the cost of other APIs and of TLS, on several models and on attendant embed."""
+"""Verdicts on the cost of other APIs and of options, on several models and on attendant embed."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import pytest
 
 from tests.bench.apis import ApiFigures
 from tests.bench.bulk_embed import EmbedFigures, Run
-from tests.bench.encryption import TlsFigures
 from tests.bench.load import Answered
 from tests.bench.models import ModelFigures
+from tests.bench.option_cost import OptionFigures
 
 SINGLE = Answered(requests=1000, seconds=10, p50_ms=10, p99_ms=20, failed=0)
 
@@ -20,11 +20,12 @@ def test_cost_is_the_median_of_the_rounds() -> None:
     assert [verdict.passed for verdict in replace(figures, failed=1).verdicts()][-1] is False
 
 
-def test_share_with_tls_is_the_median_of_the_rounds() -> None:
-    figures = TlsFigures([100, 50, 80], [96, 40, 80], 0)
-    assert figures.share == 0.96
+@pytest.mark.parametrize(("name", "limit"), [("tls", 95), ("traces", 97)])
+def test_share_with_an_option_is_the_median_of_the_rounds(name: str, limit: int) -> None:
+    figures = OptionFigures(name, [100, 50, 80], [limit, 40, 80], 0)
+    assert figures.share == limit / 100
     assert [verdict.passed for verdict in figures.verdicts()] == [True, True]
-    assert [verdict.passed for verdict in TlsFigures([100], [94], 1).verdicts()] == [False, False]
+    assert [verdict.passed for verdict in OptionFigures(name, [100], [limit - 1], 1).verdicts()] == [False, False]
 
 
 @pytest.mark.parametrize(("p99_ms", "failed", "passed"), [(79, 0, [True, True]), (81, 0, [False, True]),

@@ -16,11 +16,24 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+)
+from opentelemetry.trace import StatusCode, TraceState
 
 from service.config import ConfigError
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.tracing import Tracing
+from service.request_log import RequestRecord
+from service.spans import Tracing
+from service.tracing import start_tracing
 from tests.conftest import start_server, stop_server
 from tests.keys import named_key
 
@@ -176,13 +189,65 @@ def test_slow_requests_have_a_span_per_stage(tiny_artifact: Path, monkeypatch: p
     ],
 )
 def test_tracing_is_off(environ: dict[str, str]) -> None:
-    assert Tracing.start(environ) is None
+    assert start_tracing(environ) is None
 
 
 def test_invalid_configuration_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     with pytest.raises(ConfigError, match=r'OTEL_EXPORTER_OTLP_PROTOCOL: unknown protocol \("http/json"\)'):
-        Tracing.start(environ)
+        start_tracing(environ)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT: requires the extra otel"):
-        Tracing.start(environ)
+        start_tracing(environ)
+
+
+def exported(record: RequestRecord, sampler: Sampler, code: str = "200", status: int = 200) -> tuple[ReadableSpan, ...]:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(TracerProvider(sampler=sampler), exporter)
+    tracing.record(record, code, status, is_slow=False)
+    tracing.close()
+    return exporter.get_finished_spans()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "traceparent", "count"),
+    [
+        (ALWAYS_OFF, SAMPLED, 0),
+        (ALWAYS_ON, NOT_SAMPLED, 1),
+        (ParentBased(ALWAYS_OFF), SAMPLED, 1),
+        (ParentBased(ALWAYS_OFF), "", 0),
+        (ParentBased(ALWAYS_ON), NOT_SAMPLED, 0),
+    ],
+)
+def test_sampler_decides(sampler: Sampler, traceparent: str, count: int) -> None:
+    record = RequestRecord("rest", "id", traceparent, STATE if traceparent else "", endpoint="/v1/encode")
+    spans = exported(record, sampler)
+    assert len(spans) == count
+    for span in spans:
+        assert (span.parent is not None) == bool(traceparent)
+
+
+def test_sampler_can_add_attributes_and_state() -> None:
+    class Adding(Sampler):
+        def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, {"sampling": 1}, TraceState([("a", "b")]))
+
+        def get_description(self) -> str:
+            return ""
+
+    (span,) = exported(RequestRecord("grpc", "id", endpoint="/Service/Method"), Adding())
+    assert span.context is not None
+    assert span.context.trace_state == {"a": "b"}
+    assert span.attributes is not None
+    assert span.attributes["sampling"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(200, StatusCode.UNSET), (422, StatusCode.UNSET), (503, StatusCode.ERROR)]
+)
+def test_only_server_errors_are_errors(status: int, code: StatusCode) -> None:
+    record = RequestRecord("rest", "id", endpoint="/v1/encode", method="POST", reason="REASON")
+    (span,) = exported(record, ALWAYS_ON, str(status), status)
+    assert span.status.status_code is code
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "REASON"
