@@ -59,9 +59,9 @@ class Tracing:
         stages = [(stage, offset + int(start * 1e9), offset + int(end * 1e9)) for stage, start, end in record.stages()]
         own = self._make_context(trace_id, sampling.trace_state)
         if is_slow:
-            for stage, *times_ns in stages:
+            for stage, stage_start_ns, stage_end_ns in stages:
                 child = self._make_context(trace_id, sampling.trace_state)
-                self._export(name=stage, context=child, parent=own, start_time=times_ns[0], end_time=times_ns[1])
+                self._export(name=stage, context=child, parent=own, start_time=stage_start_ns, end_time=stage_end_ns)
         self._export(
             name=name,
             context=own,
