@@ -106,9 +106,10 @@ def _describe(invalid: ValidationError) -> str:
     path = ""
     for part in error["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    table = NamedEntry if len(error["loc"]) > 1 else ModelsFile
     problem = {
         "missing": "missing",
-        "extra_forbidden": "unknown key",
+        "extra_forbidden": f"unknown key (known: {', '.join(table.model_fields)})",
         "tuple_type": "must be a list",
         "string_pattern_mismatch": f"{DIGEST_FORMAT if path.endswith('digest') else NAME_FORMAT} "
         f"({echo(str(error['input']))})",

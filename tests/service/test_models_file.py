@@ -44,7 +44,8 @@ ENTRY = '[[models]]\nname = "a"\nsource = "x"\n'
         ("[[models]]\nname = 'a'", r"models\[0\]\.source: missing"),
         ("[[models]]\nsource = 'a'", r"models\[0\]\.name: missing"),
         (ENTRY + "source = 'y'", r"is not TOML \(Cannot overwrite a value"),
-        (ENTRY + "sorce = 'y'", r"models\[0\]\.sorce: unknown key"),
+        (ENTRY + "sorce = 'y'", r"models\[0\]\.sorce: unknown key \(known: name, source, digest, aliases\)"),
+        (ENTRY + "[model]", r"model: unknown key \(known: models\)"),
         (
             ENTRY + "[[models]]\nname = 'a b'\nsource = 'x'",
             r"models\[1\]\.name: must have no spaces, commas or equals signs \(a b\)",
