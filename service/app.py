@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -194,13 +195,14 @@ class App:
         exit_after(timeout_s)
         grace_s = min(CONNECTION_GRACE_S, timeout_s / 4)
         self._lifecycle.start_draining()
-        if self._lifecycle.loaded:
+        was_serving = self._lifecycle.loaded
+        if was_serving:
             log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
             # A client that checks the health of a connection through a TCP proxy has no other connection: it fails all
             # calls until this one reaches its maximum age. So the health changes later than that.
             await asyncio.sleep(HEALTHY_RATIO * self._settings.drain_delay_ms / 1000)
         await self._rpc.set_not_serving()
-        if self._lifecycle.loaded:
+        if was_serving:
             await asyncio.sleep((1 - HEALTHY_RATIO) * self._settings.drain_delay_ms / 1000)
         self._lifecycle.reject_new()
         try:
@@ -214,7 +216,8 @@ class App:
                 await self._lifecycle.close()
                 if self._tracing is not None:
                     await asyncio.to_thread(self._tracing.close)
-        log.info("drain finished")
+        if was_serving:
+            log.info("drain finished")
 
     def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
         from service.rest.hosts import is_loopback
@@ -230,13 +233,13 @@ class App:
         if tls is not None:
             key += " --cacert CA.pem"
             key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
-        print(
+        sys.stdout.write(  # at once, so that no log line comes between the text and its end
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
             f"admin {scheme}://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
             f"curl -s {rest}/v1/encode -H 'content-type: application/json'{key} "
-            """-d '{"inputs": "money bank grows"}'""",
-            flush=True,
+            """-d '{"inputs": "money bank grows"}'\n"""
         )
+        sys.stdout.flush()
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()

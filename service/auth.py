@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
 from service.config import ConfigError
-from service.errors import AdminKeyRequired, ServiceError, Unauthenticated, echo
+from service.errors import AdminKeyRequired, ServiceError, Unauthenticated
 from service.file_watch import FileWatch
 from service.metrics import Metrics
 
@@ -25,7 +25,7 @@ NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})"
     r"(?::(?P<weight>[0-9]{1,3}))?(?::(?P<quota>[0-9]{1,12}))?"
 )
-LIKE_NAMED = re.compile(r"[^:]*:[0-9a-fA-F]{32,}(:.*)?")
+LIKE_NAMED = re.compile(r"[^:]*:(sha256:)?[0-9a-fA-F]{32,}.*", re.IGNORECASE)
 """A line that cannot be meant as a key."""
 API_KEY_HEADER = "x-api-key"
 """Another header for the key. For others than the header Authorization, browsers ask with a preflight request."""
@@ -125,18 +125,16 @@ class Access:
     keys: ApiKeys | None = None
     admin_keys: ApiKeys | None = None
 
-    def check_admin(self, headers: Mapping[bytes, bytes], operation: str, model: str = "") -> None:
-        """Check that an admin sent a request, and log the admin's name.
+    def check_admin(self, headers: Mapping[bytes, bytes], operation: str) -> str:
+        """Return the name of the admin who sent a request. Rejections are logged with the operation.
 
         Raises `AdminKeyRequired` for a caller's key or without admin keys, and `Unauthenticated` for an unknown key.
         """
-        request = f"operation={operation} model={echo(model)}" if model else f"operation={operation}"
         try:
-            name = self._find_admin(headers)
+            return self._find_admin(headers)
         except ServiceError as error:
-            log.warning("admin request rejected reason=%s %s", error.reason, request)
+            log.warning("admin request rejected reason=%s operation=%s", error.reason, operation)
             raise
-        log.info("admin request accepted admin=%s %s", name, request)
 
     def _find_admin(self, headers: Mapping[bytes, bytes]) -> str:
         if self.admin_keys is None:

@@ -72,7 +72,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
     rest_port: Port = Field(8080, description="REST port. 0 selects a free port.")
     grpc_port: Port = Field(8081, description="gRPC port. 0 selects a free port.")
-    admin_host: str = Field("127.0.0.1", description="Address of metrics and health checks, which require no key.")
+    admin_host: str = Field(
+        "127.0.0.1",
+        description="Address of metrics and health checks, which require no key, and of the admin API, which does.",
+    )
     admin_port: Port = Field(8082, description="Port of metrics and health checks. 0 selects a free port.")
     docs: bool = Field(True, description="Whether to serve /docs and /openapi.json.")
     allowed_hosts: str = Field(

@@ -101,6 +101,7 @@ class RequestRecord:
     pause_s: float = 0.0
     timeout_s: float | None = None
     caller: Caller = ANONYMOUS
+    admin: str = ""
     resource: Resource | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -147,6 +148,12 @@ def current_caller() -> Caller:
     """Return the caller of the current request; `ANONYMOUS` without one."""
     record = _current.get()
     return ANONYMOUS if record is None else record.caller
+
+
+def current_admin() -> str:
+    """Return the name of the admin who sent the current request; "" for other requests."""
+    record = _current.get()
+    return "" if record is None else record.admin
 
 
 class RequestLog:

@@ -24,6 +24,7 @@ from opentelemetry.trace import (
 )
 
 from service import __version__
+from service.callers import ANONYMOUS
 
 if TYPE_CHECKING:
     from service.request_log import RequestRecord
@@ -108,11 +109,12 @@ def _attributes(record: "RequestRecord", code: str) -> dict[str, str | int]:
         "client.address": record.peer,
         "attendant.request_id": record.request_id,
         "attendant.model": record.model,
-        "attendant.caller": record.caller.name,
         "attendant.inputs": record.inputs,
         "attendant.tokens": record.tokens,
         "attendant.batch_size": record.batch_size,
     }
+    if record.caller is not ANONYMOUS:
+        attributes["attendant.caller"] = record.caller.name
     if record.method:
         attributes |= {"http.request.method": record.method, "http.route": record.endpoint,
                        "http.response.status_code": int(code)}  # fmt: skip

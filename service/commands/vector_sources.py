@@ -1,6 +1,7 @@
 """Requests to an engine in this process or to a server, and embeddings with their errors by text."""
 
 import argparse
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from service.engine.engine import Engine
     from service.engine.schema.model import ModelInfo
 
+TLS_SCHEMES = ("https:", "grpcs:")
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 MAX_ATTEMPTS = 6
 """Attempts per request to a server, enough to survive a ten-second outage."""
 PERMANENT_CODES = frozenset(("INVALID_ARGUMENT", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"))
@@ -203,6 +206,7 @@ async def open_server_source(
     url: str, api_key: str | None, options: VectorOptions, tls: Mapping[str, str | None]
 ) -> AsyncIterator[VectorSource]:
     """Connect to a server. `tls` has the fields of the client's `TlsFiles`. Raises `CommandError`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # no lines about failed TLS handshakes on stderr
     try:
         from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
     except ImportError:
@@ -239,7 +243,10 @@ def _server_error(error: "AttendantError", url: str) -> SourceError:
     if error.reason == "UNAVAILABLE":
         # REST messages start with the request URL.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
-        return SourceError(f"--server: cannot connect to {url} ({reason}). Check the URL.", None, permanent=False)
+        if UNTRUSTED in reason:
+            return SourceError(f"--server: certificate of {url} not trusted. Set --ca-file.", None, permanent=True)
+        remedy = "Check the URL, --ca-file and --cert-file" if url.startswith(TLS_SCHEMES) else "Check the URL"
+        return SourceError(f"--server: cannot connect to {url} ({reason}). {remedy}.", None, permanent=False)
     if error.reason == "ROUTE_NOT_FOUND":
         return SourceError(f"--server: no Attendant server at {url}. Remove the path of the URL.", None, permanent=True)
     return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)

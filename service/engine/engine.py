@@ -154,6 +154,11 @@ class Engine:
         for lane in self._lanes:
             lane.share(models)
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the manifest, in hexadecimal."""
+        return self.info.digest.removeprefix("sha256:")
+
     def describe(self, manifest: Manifest, digest: str, aliases: tuple[str, ...]) -> None:
         """Replace the description: the names, or measures in the manifest have changed, but not what is computed."""
         self.manifest = manifest

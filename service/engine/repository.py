@@ -160,12 +160,15 @@ class ModelRepository:
             )
         return state
 
-    async def load(self, name: str) -> ModelState:
+    async def load(self, name: str, admin: str) -> ModelState:
         """Serve a model of the models file, with what the file and the artifact contain now. Return its new state.
+
+        `admin`: the name of the admin who requests it, for the log.
 
         Raises `NotFound`, `LoadFailed`, or `Unsupported` without a models file.
         """
         path = self._require_file()
+        log.info("model load requested model=%s admin=%s", echo(name), admin)
         try:
             entries = parse_models_file(path, await asyncio.to_thread(read_models_file, path))
             change = asyncio.create_task(self._apply(entries, name))
@@ -173,15 +176,20 @@ class ModelRepository:
             change.add_done_callback(self._changes.discard)
             await asyncio.shield(change)  # which continues if the client does not wait for it
         except ConfigError as error:
+            self._metrics.reloads.labels(SUBJECT, "error").inc()
+            log.error("model not loaded, nothing changes model=%s error=%s", echo(name), error)
             raise LoadFailed("model not loaded", str(error), field="name", actual=echo(name)) from None
         return self.find(name)
 
-    async def unload(self, name: str) -> ModelState:
+    async def unload(self, name: str, admin: str) -> ModelState:
         """Stop serving a model, until it is loaded again or the server restarts. Return its new state.
+
+        `admin`: the name of the admin who requests it, for the log.
 
         Raises `NotFound`, `DefaultModelRequired`, or `Unsupported` without a models file.
         """
         self._require_file()
+        log.info("model unload requested model=%s admin=%s", echo(name), admin)
         async with self._lock:
             await self._finish_retirements()
             if self.find(name).default:
@@ -216,7 +224,13 @@ class ModelRepository:
             unloaded = self._unloaded - {entries[0].name, load}  # the default model is always served
             served = {engine.name: engine for engine in self._models}
             wanted = [entry for entry in entries if entry.name not in unloaded]
-            opened = [(entry, await self._open(entry, served.get(entry.name or ""))) for entry in wanted]
+            opened: list[tuple[ModelEntry, LoadedModel | Kept]] = []
+            for entry in wanted:
+                engine = served.get(entry.name or "")
+                if load and engine is not None and entry.name != load and entry == self._entries.get(engine.name):
+                    opened.append((entry, Kept(engine.manifest, engine.digest)))  # its artifact may be invalid by now
+                else:
+                    opened.append((entry, await self._open(entry, engine)))
             self._entries = {entry.name: entry for entry in entries if entry.name is not None}
             self._unloaded = unloaded & self._entries.keys()
             self._errors.clear()
@@ -266,7 +280,8 @@ class ModelRepository:
         """Serve these models from now on, and retire the others."""
         assert self._models is not None
         served = {engine.name: engine for engine in self._models}
-        engines, loaded = [], []
+        infos = {name: engine.info for name, engine in served.items()}
+        engines, loaded, updated = [], [], []
         for entry, model in opened:
             if isinstance(model, LoadedModel):
                 option = entry.option(model.artifact.root)
@@ -275,16 +290,19 @@ class ModelRepository:
             else:
                 engine = served[entry.name or ""]
                 engine.describe(model.manifest, model.digest, entry.aliases)
+                if engine.info != infos[engine.name]:
+                    updated.append(engine.name)
             engines.append(engine)
             info = engine.info
             self._metrics.describe_model(info.name, info.digest, info.provider, info.precision)
         removed = self._models.replace(engines)
         self._retire(removed)
-        if served:
-            gone = [engine.name for engine in removed if engine.name not in loaded]
-            names = ",".join(loaded), ",".join(gone), engines[0].name
-            served_names = ",".join(name for engine in engines for name in (engine.name, *engine.info.aliases))
-            log.info("models changed loaded=%s removed=%s default=%s names=%s", *names, served_names)
+        gone = [engine.name for engine in removed if engine.name not in loaded]
+        order = [engine.name for engine in engines]
+        if served and (loaded or gone or updated or order != list(served)):
+            names = [name for engine in engines for name in (engine.name, *engine.info.aliases)]
+            lists = [",".join(items) for items in (loaded, gone, updated, names)]
+            log.info("models changed loaded=%s removed=%s updated=%s names=%s default=%s", *lists, order[0])
 
     def _retire(self, engines: Sequence[Engine]) -> None:
         for engine in engines:

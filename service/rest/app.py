@@ -145,9 +145,8 @@ def make_admin_app(
         app.include_router(router)
     install_error_handlers(app)
     # Probes and Prometheus address a pod by its IP address, so ATTENDANT_ALLOWED_HOSTS does not apply.
-    return RequestMiddleware(
-        app, routers, lifecycle, None, None, public_paths=(), hosts=HostCheck(settings.admin_host, "")
-    )
+    hosts = HostCheck(settings.admin_host, "", "The admin port accepts localhost and loopback addresses.")
+    return RequestMiddleware(app, routers, lifecycle, None, None, public_paths=(), hosts=hosts)
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -15,8 +15,9 @@ class HostCheck:
     through a domain name that resolves to the loopback address. Other servers accept every name, unless a list is set.
     """
 
-    def __init__(self, bind_host: str, allowed_hosts: str) -> None:
+    def __init__(self, bind_host: str, allowed_hosts: str, remedy: str = "Add it to ATTENDANT_ALLOWED_HOSTS.") -> None:
         """Create a check for the address that the server listens on; `allowed_hosts` is a comma-separated list."""
+        self._remedy = remedy
         self._allowed = frozenset(name.strip().lower() for name in allowed_hosts.split(",") if name.strip())
         self._allows_loopback = is_loopback(bind_host)
         self._is_active = bool(self._allowed) or self._allows_loopback
@@ -28,7 +29,7 @@ class HostCheck:
         host = header.decode("latin-1")
         name = host_name(host)
         if self._is_active and not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
-            raise HostNotAllowed("not allowed", "Add it to ATTENDANT_ALLOWED_HOSTS.", field="Host", actual=echo(host))
+            raise HostNotAllowed("not allowed", self._remedy, field="Host", actual=echo(host))
         if len(self.accepted) < MAX_ACCEPTED:
             self.accepted.add(header)
 

@@ -26,7 +26,7 @@ from service.oip.models import (
 from service.oip.tensors import InputTensor, Integers, OutputTensor
 from service.pb import inference_pb2 as pb
 from service.pb import inference_pb2_grpc
-from service.request_log import RequestLog, current_record
+from service.request_log import RequestLog, current_admin, current_record
 from service.rpc.context import add_models, add_timing, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.stream import Failed, respond_in_order, run_in_stream
@@ -100,14 +100,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: pb.RepositoryModelLoadRequest, context: grpc.aio.ServicerContext
     ) -> pb.RepositoryModelLoadResponse:
         check_parameters(request.parameters, ())
-        await self._lifecycle.repository.load(request.model_name)
+        await self._lifecycle.repository.load(request.model_name, current_admin())
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
         self, request: pb.RepositoryModelUnloadRequest, context: grpc.aio.ServicerContext
     ) -> pb.RepositoryModelUnloadResponse:
         check_parameters(request.parameters, UNLOAD_PARAMETERS)
-        await self._lifecycle.repository.unload(request.model_name)
+        await self._lifecycle.repository.unload(request.model_name, current_admin())
         return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(

@@ -184,7 +184,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         try:
             context.set_trailing_metadata(identity(record))
             if method.needs_admin:
-                self._access.check_admin(encoded(context.invocation_metadata()), method.name)
+                record.admin = self._access.check_admin(encoded(context.invocation_metadata()), method.name)
             elif self._keys is not None:  # before anything else: nobody without a key learns which methods exist
                 record.caller = self._keys.check(encoded(context.invocation_metadata()))
             yield record

@@ -32,15 +32,15 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
     @router.post(MODELS_PATH + "/{name:path}")
     async def load_model(request: Request, name: str) -> Response:
         """Serve a model of the models file, with what the file and the artifact contain now."""
-        check_request(request, access, "load", name)
+        admin = check_request(request, access, "load")
         await read_empty_body(request)
-        return respond(describe(await lifecycle.repository.load(name)))
+        return respond(describe(await lifecycle.repository.load(name, admin)))
 
     @router.delete(MODELS_PATH + "/{name:path}")
     async def unload_model(request: Request, name: str) -> Response:
         """Stop serving a model once the requests that use it are finished."""
-        check_request(request, access, "unload", name)
-        return respond(describe(await lifecycle.repository.unload(name)))
+        admin = check_request(request, access, "unload")
+        return respond(describe(await lifecycle.repository.unload(name, admin)))
 
     @router.get(CALLERS_PATH)
     async def list_callers(request: Request) -> Response:
@@ -66,11 +66,14 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
     return router
 
 
-def check_request(request: Request, access: Access, operation: str, model: str = "") -> None:
-    """Raise a `ServiceError` unless a request has an admin key, and a header Host, as DNS rebinding checks need it."""
+def check_request(request: Request, access: Access, operation: str) -> str:
+    """Return the name of the admin who sent a request.
+
+    Raises a `ServiceError` without an admin key, or without a header Host, as DNS rebinding checks need it.
+    """
     if not request.headers.get("host"):
         raise HostNotAllowed("missing", "Send the header Host.", field="Host")
-    access.check_admin(dict(request.scope["headers"]), operation, model)
+    return access.check_admin(dict(request.scope["headers"]), operation)
 
 
 async def read_empty_body(request: Request) -> None:

@@ -182,12 +182,11 @@ def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, acc
     """Add the routes that change the served models. They need an admin key."""
 
     async def check(request: Request, operation: str, parameters: Sequence[str] = ()) -> str:
-        """Return the name of the model."""
-        name: str = request.path_params["name"]
-        access.check_admin(dict(request.scope["headers"]), operation, name)
+        """Return the name of the admin who sent the request."""
+        admin = access.check_admin(dict(request.scope["headers"]), operation)
         body = await reader.read_optional(request, LoadBody)
         check_parameters(body.parameters or {}, parameters)
-        return name
+        return admin
 
     described = responses(OipLoadBody, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
     schema = body_schema(LoadBody)
@@ -199,7 +198,8 @@ def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, acc
     )
     async def load(request: Request) -> Response:
         """Serve a model of the models file, with what the file and the artifact contain now. Needs an admin key."""
-        await lifecycle.repository.load(await check(request, "load"))
+        admin = await check(request, "load")
+        await lifecycle.repository.load(request.path_params["name"], admin)
         return await json_response(request, {})
 
     @router.post(
@@ -207,7 +207,8 @@ def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, acc
     )
     async def unload(request: Request) -> Response:
         """Stop serving a model of the models file, once its requests are finished. Needs an admin key."""
-        await lifecycle.repository.unload(await check(request, "unload", UNLOAD_PARAMETERS))
+        admin = await check(request, "unload", UNLOAD_PARAMETERS)
+        await lifecycle.repository.unload(request.path_params["name"], admin)
         return await json_response(request, {})
 
 

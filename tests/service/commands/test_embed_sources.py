@@ -4,10 +4,12 @@ import asyncio
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from model.sample_texts import sample_sentences
 from service.commands import vector_sources
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.engine.model_loader import LoadedModel
+from tests.certificates import Identity
 from tests.conftest import ROOT, RunningServer, server_environment, start_server
 from tests.service.commands.embed_command import RunEmbed, read_vectors, write_rows
 from tests.service.conftest import encode, open_harness
@@ -148,6 +151,24 @@ def test_unreachable_server_is_an_error(
     assert status == 69
     pattern = rf"attendant embed: --server: cannot connect to {url} \({reason}\)\. Check the URL\.\n"
     assert re.fullmatch(pattern, err), err
+
+
+def test_untrusted_certificate_names_the_option(
+    tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_sources, "MAX_ATTEMPTS", 1)
+    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
+    identity = Identity.make_ca("CA").issue("server")
+    (tmp_path / "server.pem").write_bytes(identity.pem + identity.key_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        outcome = run_embed(path, "-o", tmp_path / "out.npy", "--server", url)
+        server.shutdown()
+    assert outcome == (78, f"attendant embed: --server: certificate of {url} not trusted. Set --ca-file.\n")
 
 
 def stub_command(path: Path, out: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from model.artifact import GOLDEN
+from model.artifact import GOLDEN, WEIGHTS
 from model.manifest import EvaluationRecord
 from service.config import Settings
 from service.engine import loading_memory
@@ -174,39 +174,58 @@ async def test_unexpected_error_keeps_the_models(
 
 async def test_unloaded_model_returns_when_it_is_loaded(serving: Serving, artifacts: Path) -> None:
     """A change of the file does not load it; the default model cannot be unloaded."""
-    state = await serving.repository.unload("b")
+    state = await serving.repository.unload("b", "admin")
     assert (state.ready, state.digest) == (False, "")
     assert await serving.digest_of("b") == await serving.digest_of("other") == "MODEL_NOT_FOUND"
-    assert not (await serving.repository.unload("b")).ready
+    assert not (await serving.repository.unload("b", "admin")).ready
     assert await serving.write("a=three", "b=two other")
     assert await serving.digest_of("b") == "MODEL_NOT_FOUND"
-    state = await serving.repository.load("b")
+    state = await serving.repository.load("b", "admin")
     assert (state.ready, state.digest) == (True, digest(artifacts, "two"))
     assert await serving.digest_of("other") == state.digest
     with pytest.raises(DefaultModelRequired):
-        await serving.repository.unload("a")
+        await serving.repository.unload("a", "admin")
     for operation in (serving.repository.load, serving.repository.unload):
         with pytest.raises(NotFound):
-            await operation("other")  # an alias
+            await operation("other", "admin")  # an alias
 
 
 async def test_unloaded_model_that_becomes_the_default_is_loaded(serving: Serving) -> None:
-    await serving.repository.unload("b")
+    await serving.repository.unload("b", "admin")
     assert await serving.write("b=two", "a=one")
     assert list(serving.served) == ["b", "a"]
 
 
-async def test_failed_load_raises_and_stays_unloaded(serving: Serving) -> None:
-    await serving.repository.unload("b")
+async def test_failed_load_raises_and_stays_unloaded(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    await serving.repository.unload("b", "admin")
     serving.path.write_text(models_file(serving.root, "a=one", "b=broken"))
     with pytest.raises(LoadFailed, match=r'model not loaded \("b"\)\. ATTENDANT_MODELS_FILE: .*size mismatch'):
-        await serving.repository.load("b")
+        await serving.repository.load("b", "admin")
     assert await serving.digest_of("b") == "MODEL_NOT_FOUND"
+    assert re.search(r"model not loaded, nothing changes model=b error=.*size mismatch", caplog.messages[-1])
+    assert serving.sample("reloads_total", result="error") == 1
+
+
+async def test_model_is_loaded_beside_one_whose_files_are_damaged(
+    serving: Serving, artifacts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the artifact of the requested model is read. A request that changes nothing is not logged as a change."""
+    caplog.set_level("INFO", "attendant.models")
+    shutil.copytree(artifacts / "one", tmp_path / "own")
+    assert await serving.write(f"a={tmp_path / 'own'}", "b=two other")
+    await serving.repository.unload("b", "admin")
+    (tmp_path / "own" / WEIGHTS).write_bytes(b"damaged")
+    for _ in range(2):
+        assert (await serving.repository.load("b", "admin")).ready
+    assert list(serving.served) == ["a", "b", "other"]
+    changes = [line for line in caplog.messages if line.startswith("models changed")]
+    assert changes[-1] == "models changed loaded=b removed= updated= names=a,b,other default=a"
+    assert len([line for line in changes if "loaded=b" in line]) == 1
 
 
 async def test_load_continues_if_its_client_disconnects(serving: Serving) -> None:
-    await serving.repository.unload("b")
-    request = asyncio.create_task(serving.repository.load("b"))
+    await serving.repository.unload("b", "admin")
+    request = asyncio.create_task(serving.repository.load("b", "admin"))
     while not serving.repository._changes:  # noqa: ASYNC110  # no event tells when a change begins
         await asyncio.sleep(0)
     request.cancel()
@@ -276,5 +295,5 @@ async def test_without_a_file_models_do_not_change(tiny_artifact: Path) -> None:
     assert (state.name, state.default, state.ready) == (models.find().name, True, True)
     for operation in (repository.load, repository.unload):
         with pytest.raises(Unsupported, match="ATTENDANT_MODELS_FILE"):
-            await operation(state.name)
+            await operation(state.name, "admin")
     await models.close()

@@ -90,7 +90,7 @@ def test_every_sequence_of_changes_applies_each_as_a_whole(
                 error = expected.outcome(kind, change)
                 operation = serving.repository.load if kind == "load" else serving.repository.unload
                 with pytest.raises(error) if error else contextlib.nullcontext():
-                    await operation(change)
+                    await operation(change, "admin")
             event(f"{kind} {len(expected.served)}")
             assert list(serving.served.items()) == [(name, digests[source]) for name, source in expected.served.items()]
             for name in NAMES:
