@@ -193,7 +193,7 @@ class Metrics:
         )
         self.tls_handshake_failures = Counter(
             "attendant_tls_handshake_failures",
-            "Failed TLS handshakes by port (rest or admin) and reason. Those of gRPC are not counted.",
+            "Failed TLS handshakes by port (rest or admin) and reason. gRPC handshakes are not counted.",
             ["port", "reason"],
             registry=registry,
         )

@@ -23,7 +23,7 @@ WARM_UP_S = 1.0
 
 @dataclass(frozen=True)
 class OptionFigures:
-    """Requests per second without and with an option, one value per round. `name` is that of the target."""
+    """Requests per second without and with an option, one value per round. `name` selects the target."""
 
     name: str
     without: list[float]
