@@ -58,7 +58,7 @@ class CurrentContext(ssl.SSLContext):
         self.handshakes: WeakSet[Connection] = WeakSet()
         self._port = port
         self._max_handshakes = max_handshakes
-        self._failures = {label: metrics.tls_handshake_failures.labels(port, label) for label in LABELS}
+        self._failures = {reason: metrics.tls_handshake_failures.labels(port, reason) for reason in LABELS}
         self._log_at = 0.0
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:

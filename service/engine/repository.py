@@ -217,23 +217,29 @@ class ModelRepository:
         return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
 
     async def _apply(self, entries: Sequence[ModelEntry], load: str = "") -> None:
-        """Serve these models, except unloaded ones other than `load`. Raises `ConfigError` if one cannot be loaded."""
+        """Serve these models, except unloaded ones other than `load`. Raises `ConfigError` if one cannot be loaded.
+
+        With `load`, the artifacts of other served models whose entries are the same are not read: they may be damaged.
+        """
         async with self._lock:
             await self._finish_retirements()
             assert self._models is not None
             unloaded = self._unloaded - {entries[0].name, load}  # the default model is always served
             served = {engine.name: engine for engine in self._models}
             wanted = [entry for entry in entries if entry.name not in unloaded]
+            unread: set[str] = set()
             opened: list[tuple[ModelEntry, LoadedModel | Kept]] = []
             for entry in wanted:
                 engine = served.get(entry.name or "")
-                if load and engine is not None and entry.name != load and entry == self._entries.get(engine.name):
-                    opened.append((entry, Kept(engine.manifest, engine.digest)))  # its artifact may be invalid by now
+                if load and engine is not None and engine.name != load and entry == self._entries.get(engine.name):
+                    unread.add(engine.name)
+                    opened.append((entry, Kept(engine.manifest, engine.digest)))
                 else:
                     opened.append((entry, await self._open(entry, engine)))
             self._entries = {entry.name: entry for entry in entries if entry.name is not None}
             self._unloaded = unloaded & self._entries.keys()
-            self._errors.clear()
+            for name in self._errors.keys() - unread:
+                del self._errors[name]
             self._publish(opened)
 
     async def _open(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
@@ -280,7 +286,6 @@ class ModelRepository:
         """Serve these models from now on, and retire the others."""
         assert self._models is not None
         served = {engine.name: engine for engine in self._models}
-        infos = {name: engine.info for name, engine in served.items()}
         engines, loaded, updated = [], [], []
         for entry, model in opened:
             if isinstance(model, LoadedModel):
@@ -289,8 +294,9 @@ class ModelRepository:
                 loaded.append(engine.name)
             else:
                 engine = served[entry.name or ""]
+                before = engine.info
                 engine.describe(model.manifest, model.digest, entry.aliases)
-                if engine.info != infos[engine.name]:
+                if engine.info != before:
                     updated.append(engine.name)
             engines.append(engine)
             info = engine.info

@@ -214,9 +214,12 @@ async def test_model_is_loaded_beside_one_whose_files_are_damaged(
     shutil.copytree(artifacts / "one", tmp_path / "own")
     assert await serving.write(f"a={tmp_path / 'own'}", "b=two other")
     await serving.repository.unload("b", "admin")
+    change_manifest(tmp_path / "own", lambda manifest: with_prompts(manifest, {"query": "new"}))
     (tmp_path / "own" / WEIGHTS).write_bytes(b"damaged")
+    await serving.watch.check()
     for _ in range(2):
         assert (await serving.repository.load("b", "admin")).ready
+        assert "size mismatch" in serving.repository.states[0].error
     assert list(serving.served) == ["a", "b", "other"]
     changes = [line for line in caplog.messages if line.startswith("models changed")]
     assert changes[-1] == "models changed loaded=b removed= updated= names=a,b,other default=a"
