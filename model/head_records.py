@@ -6,6 +6,8 @@ from pydantic import Field
 
 from model.records import Record, TensorRecord
 
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared. A distance counts negatively, so that larger is always more similar."""
 ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
 """The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
 SparsePooling = Literal["max", "sum"]
@@ -74,6 +76,7 @@ class SparseHead(Record):
     each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
     if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight. `query_weights` (V)
     are those of the distinct tokens of a query, if it has its own (Geng et al. 2024); special tokens have weight 0.
+    `max_active` keeps only the entries with the largest weights. `similarity` compares two sparse vectors.
     """
 
     type: Literal["sparse"] = "sparse"
@@ -84,6 +87,8 @@ class SparseHead(Record):
     activation: SparseActivation
     skipped_token_ids: tuple[int, ...]
     query_weights: TensorRecord | None = None
+    max_active: int | None = None
+    similarity: Similarity = "dot"
 
 
 class SideRecord(Record):

@@ -4,12 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, field_validator
 
-from model.head_records import ClassificationHead, MaskedLMHead, MultiVectorHead, SparseHead, TokenClassificationHead
+from model.head_records import (
+    ClassificationHead,
+    MaskedLMHead,
+    MultiVectorHead,
+    Similarity,
+    SparseHead,
+    TokenClassificationHead,
+)
 from model.records import Record, TensorRecord
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
-Similarity = Literal["cosine", "dot"]
 Attention = Literal["bidirectional", "causal"]
 Pooling = Literal["mean", "cls", "max", "last"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max", "last")
@@ -22,6 +28,8 @@ Precision = Literal["float32", "bfloat16", "float16", "int8"]
 GraphPrecision = Literal["float32", "float16", "int8"]
 Role = Literal["query", "document", "passage"]
 """The role of a text in retrieval. A model may have a prompt for each role."""
+RetrievalRole = Literal["query", "document"]
+TruncationSide = Literal["right", "left"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
 """Kinds of attention map. service/engine/explain/maps.py defines them."""
@@ -97,7 +105,8 @@ class EmbeddingHead(Record):
     """Pooling, dense layers and normalization, from the last hidden states to the embedding of a text.
 
     `include_prompt` False means that pooling excludes the prompt and all tokens before it. `dimensions` is the size of
-    an embedding after the dense layers. `similarity` is the function that the model was trained for.
+    an embedding. `similarity` is the function that the model was trained for. `truncate_dim`: an embedding is the first
+    so many numbers of the normalized vector, without a second normalization, as in sentence-transformers.
     """
 
     type: Literal["embedding"] = "embedding"
@@ -107,6 +116,7 @@ class EmbeddingHead(Record):
     normalize: bool
     dimensions: int
     similarity: Similarity
+    truncate_dim: int | None = None
 
 
 Head = Annotated[
@@ -192,8 +202,10 @@ class Manifest(Record):
     """The description of a model and the files of its artifact.
 
     `max_input_tokens` includes special tokens. The first of the `heads` is the embedding head, and no two have the same
-    type. `roles` has the name of the prompt for each role that has one. `origins` has the origin of settings by name: a
-    file of the model, an option of the export, or `ASSUMED`. `task` names the adapters that were merged. `training` is
+    type. `truncation_side` is where an input over the limit loses tokens unless a request names a side.
+    `role_max_tokens` replaces `max_input_tokens` for queries or documents. `special_tokens_in_text`: a text that spells
+    a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
+    one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`. `task` names the adapters that were merged. `training` is
     None for models that others trained. `static` is the embedding table, (V, E). `notices` are the license and notice
     files of the model. `files` has every file but the manifest, its digest and the files that are described in
     measurements.py.
@@ -207,6 +219,9 @@ class Manifest(Record):
     notices: tuple[str, ...]
     architecture: Architecture
     max_input_tokens: int
+    truncation_side: TruncationSide = "right"
+    role_max_tokens: dict[RetrievalRole, int] = Field(default_factory=dict)
+    special_tokens_in_text: bool = False
     heads: Annotated[tuple[Head, ...], Field(min_length=1)]
     prompts: dict[str, str]
     default_prompt_name: str | None

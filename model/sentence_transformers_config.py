@@ -10,7 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
-from model.manifest import ASSUMED, POOLINGS, Pooling, Similarity
+from model.head_records import Similarity
+from model.manifest import ASSUMED, POOLINGS, Pooling
 
 CONFIG = "config_sentence_transformers.json"
 MODULES = "modules.json"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Similarity
+from model.head_records import Similarity
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

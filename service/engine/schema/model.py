@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from model.manifest import Attention, EvaluationRecord, Pooling, Similarity, TrainingRecord
+from model.head_records import Similarity
+from model.manifest import Attention, EvaluationRecord, Pooling, TrainingRecord
 from service.engine.schema.operations import Operation, Output
 
 
