@@ -116,6 +116,11 @@ def _parser() -> Parser:
         metavar="N",
         help="token limit of an input, special tokens included (default: from the files of the model)",
     )
+    export.add_argument(
+        "--special-tokens-in-text",
+        action="store_true",
+        help="recognize special tokens such as [SEP] in texts, as transformers does (default: they are plain text)",
+    )
     export.add_argument("--task", metavar="NAME", help="task of a model with adapters (default: none)")
     export.add_argument("--overwrite", action="store_true", help="replace the artifact of another model")
     train = add_command("train", "train a model and export it; continues an interrupted run")
@@ -211,7 +216,13 @@ def _export(options: argparse.Namespace) -> int:
                 name=options.name,
                 progress=progress,
                 variants=Variants(options.variants, eval_texts, options.explain),
-                settings=SettingOptions(options.pooling, options.normalize, options.max_input_tokens, options.task),
+                settings=SettingOptions(
+                    options.pooling,
+                    options.normalize,
+                    options.max_input_tokens,
+                    options.task,
+                    options.special_tokens_in_text,
+                ),
                 overwrite=options.overwrite,
             )
     except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:

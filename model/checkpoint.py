@@ -4,7 +4,7 @@ Every tensor is either loaded, known to be unused, or an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from model.checkpoint_heads import (
     load_sparse,
     load_token_classifier,
 )
+from model.config_files import ModelFiles
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.config_reader import ConfigReader
@@ -36,17 +37,19 @@ from model.heads import (
     read_multi_vector,
 )
 from model.late_interaction import pop_projection, read_late_interaction
-from model.manifest import TrainingRecord
+from model.manifest import RetrievalRole, TrainingRecord, TruncationSide
 from model.sentence_transformers_config import (
     FROM_FILES,
     EmbeddingConfig,
     SettingOptions,
     read_embedding_config,
     read_max_input_tokens,
-    transformer_directory,
+    read_transformer_settings,
 )
-from model.tokenizer_conversion import read_tokenizer
+from model.tokenizer_settings import read_tokenizer
 
+SAVE_RERANKER = """python -c "from sentence_transformers import CrossEncoder; \
+CrossEncoder('SOURCE').save_pretrained('DIR')\""""
 POSITIONS = "embeddings.position_embeddings.weight"
 
 
@@ -72,6 +75,11 @@ class Checkpoint:
     unexported: tuple[str, ...] = ()
     sparse: Sparse | None = None
     multi_vector: MultiVector | None = None
+    truncation_side: TruncationSide = "right"
+    role_max_tokens: Mapping[RetrievalRole, int] = field(default_factory=dict)
+    special_tokens_in_text: bool = False
+    warnings: tuple[str, ...] = ()
+    """Lines for the user of the export: what the files say and the artifact does not."""
 
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
@@ -80,22 +88,24 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
     """
-    files = transformer_directory(directory)
-    config = read_json(files / "config.json")
+    files = ModelFiles(directory)
+    transformer = read_transformer_settings(files)
+    config = {**read_json(files.transformer / "config.json"), **transformer.config}
     family = find_family(config)
     if family is None:
         raise CheckpointError(
             f"config.json: unsupported model_type {config.get('model_type')!r}. "
             f"Supported: {', '.join(sorted(FAMILIES))}."
         )
-    tokenizer = read_tokenizer(files)
-    tensors = merge_adapters(read_tensors(files), config, settings.task)
+    published = read_tokenizer(files, config, transformer)
+    tokenizer = published.definition
+    tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
-    embedding_config = read_embedding_config(directory, size, settings)
-    max_input_tokens, origin = read_max_input_tokens(files, positions, settings.max_input_tokens)
-    late = read_late_interaction(directory, tokenizer, projection, size, positions)
+    embedding_config = read_embedding_config(files, size, settings)
+    max_input_tokens, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
+    late = read_late_interaction(files, tokenizer, projection, size, positions)
     if late is not None:
         check_expansion(encoder, late.head)
         embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
@@ -109,16 +119,21 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
             f"{embedding_config.origins['pooling']}: cls pooling of a causal model (its first token attends to itself "
             "only, so all embeddings are equal). Use mean pooling."
         )
-    classifier = load_classifier(directory, family, config, tensors, encoder, tokenizer)
+    classifier = load_classifier(files, family, config, tensors, encoder, tokenizer)
     token_classifier = load_token_classifier(family, config, tensors, encoder)
     masked_lm = load_masked_lm(files, family, config, tensors, encoder, tokenizer)
-    sparse = load_sparse(directory, family, config, tensors, encoder)
+    sparse = load_sparse(files, family, config, tensors, encoder)
     exported = {
         "ForSequenceClassification": classifier,
         "ForCausalLM": classifier,  # as a reranker
         "ForTokenClassification": token_classifier,
         "ForMaskedLM": masked_lm or sparse,
+        "ForPreTraining": masked_lm or sparse,
     }
+    role_max_tokens: dict[RetrievalRole, int] = {}
+    if late is None and classifier is None and settings.max_input_tokens is None:
+        role_max_tokens = {role: min(limit, positions) for role, limit in transformer.role_max_tokens.items()}
+    warn_about_reranker(files, encoder.config.causal, config, classifier)
     return Checkpoint(
         encoder=encoder,
         family=family,
@@ -134,7 +149,27 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         masked_lm=masked_lm,
         sparse=sparse,
         multi_vector=read_multi_vector(directory, size) if late is None else late.head,
+        truncation_side=published.truncation_side,
+        role_max_tokens=role_max_tokens,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        warnings=tuple(files.warnings()),
         unexported=tuple(find_unexported(family, config, tensors, {name for name, head in exported.items() if head})),
+    )
+
+
+def warn_about_reranker(
+    files: ModelFiles, causal: bool, config: Mapping[str, Any], classifier: Classifier | None
+) -> None:
+    """Add a warning if a causal language model without sentence-transformers files looks like a reranker."""
+    is_language_model = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())
+    if not causal or not is_language_model or classifier is not None or files.has_modules:
+        return
+    names = (files.directory.resolve().name, str(config.get("_name_or_path") or ""))
+    looks = "looks like a reranker" if any("rerank" in name.lower() for name in names) else "is a language model"
+    files.warn(
+        f"this model {looks} without modules.json, so it is exported as an embedding model, and /v1/rerank scores with "
+        "the cosine of embeddings. To export a reranker, load it with sentence-transformers, save it, and export that "
+        f"directory: {SAVE_RERANKER}"
     )
 
 

@@ -1,12 +1,13 @@
 """The heads of a checkpoint, found by its config.json and the files of sentence-transformers."""
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_optional_json
+from model.checkpoint_files import CheckpointError
+from model.config_files import TOKENIZER_CONFIG, ModelFiles
 from model.encoder import Encoder
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
@@ -31,8 +32,7 @@ from model.heads import (
     read_vocabulary_head,
 )
 from model.logit_score import find_logit_score, read_logit_score
-from model.sentence_transformers_config import CONFIG as SENTENCE_TRANSFORMERS
-from model.sentence_transformers_config import find_query_module, find_splade_pooling
+from model.sentence_transformers_config import read_similarity
 
 
 def check_expansion(encoder: Encoder, head: MultiVector) -> None:
@@ -51,7 +51,7 @@ def check_expansion(encoder: Encoder, head: MultiVector) -> None:
 
 
 def load_classifier(
-    directory: Path,
+    files: ModelFiles,
     family: Family,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -59,15 +59,15 @@ def load_classifier(
     tokenizer: bytes,
 ) -> Classifier | None:
     """Return the classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if (module := find_logit_score(directory)) is not None:
+    if (module := find_logit_score(files)) is not None:
         embeddings = encoder.embeddings.word_embeddings.weight.detach()
         # transformers writes the key whenever the output layer is stored once.
         tied = ConfigReader(config).flag("tie_word_embeddings", True)
         output = find_decoder("lm_head.weight", head_tensors(family, tensors), embeddings, tied=tied)
-        return read_logit_score(module, directory, config, output, tokenizer)
+        return read_logit_score(module, files, config, output, tokenizer)
     if not is_classifier(config):
         return None
-    options, size = read_optional_json(directory / SENTENCE_TRANSFORMERS), encoder.config.hidden_size
+    options, size = files.sentence_transformers, encoder.config.hidden_size
     return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
 
 
@@ -82,21 +82,26 @@ def load_token_classifier(
 
 
 def load_sparse(
-    directory: Path, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
+    files: ModelFiles, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
 ) -> Sparse | None:
     """Return the sparse head of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    pooling = find_splade_pooling(directory)
+    pooling = next((module for module in files.modules if module.kind == "SpladePooling"), None)
     if pooling is None:
-        return read_linear_sparse(directory, encoder.config.hidden_size)
+        return read_linear_sparse(files.directory, encoder.config.hidden_size)
     if family.masked_lm is None:
         raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
-    layout, query = family.masked_lm(ConfigReader(config)), find_query_module(directory)
-    weights = None if query is None else read_query_weights(query, encoder.config.vocab_size)
-    return read_splade(pooling, load_vocabulary_head(layout, family, tensors, encoder), weights)
+    layout, weights = family.masked_lm(ConfigReader(config)), None
+    if files.queries is not None:
+        query = files.module_config(files.queries[0])
+        query.require("path")
+        weights = read_query_weights(files.queries[0].path, encoder.config.vocab_size)
+    head = read_splade(files.module_config(pooling), load_vocabulary_head(layout, family, tensors, encoder), weights)
+    similarity, limit = read_similarity(files, "dot"), files.sentence_transformers.integer("max_active_dims")
+    return replace(head, similarity=similarity, max_active=limit)
 
 
 def load_masked_lm(
-    directory: Path,
+    files: ModelFiles,
     family: Family,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
@@ -109,7 +114,7 @@ def load_masked_lm(
     layout = family.masked_lm(ConfigReader(config))
     if not layout.is_in(head_tensors(family, tensors)):
         return None
-    mask_token_id = find_mask_token(tokenizer, read_optional_json(directory / "tokenizer_config.json"))
+    mask_token_id = find_mask_token(tokenizer, files.read(files.transformer / TOKENIZER_CONFIG))
     return MaskedLM(load_vocabulary_head(layout, family, tensors, encoder), mask_token_id)
 
 

@@ -22,33 +22,33 @@ class Encoding(Protocol):
     def offsets(self) -> list[Offsets]: ...
 
 
-class PairEncoding:
-    """The encoding of a pair whose texts were encoded alone, before special tokens were added.
+class ProcessedEncoding:
+    """The encoding of a text or pair whose texts were encoded alone, before special tokens were added.
 
-    The library loses the sequence id of the first text, and trims offsets a second time.
+    The library loses the sequence id of the first text of a pair, and trims offsets a second time.
     """
 
-    def __init__(self, pair: Encoding, first: Encoding, second: Encoding) -> None:
-        self.ids = pair.ids
-        self._pair = pair
-        self._texts = (first, second)
+    def __init__(self, processed: Encoding, *texts: Encoding) -> None:
+        self.ids = processed.ids
+        self._processed = processed
+        self._texts = texts
 
     @property
     def type_ids(self) -> list[int]:
-        return self._pair.type_ids
+        return self._processed.type_ids
 
     @property
     def special_tokens_mask(self) -> list[int]:
-        return self._pair.special_tokens_mask
+        return self._processed.special_tokens_mask
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        numbers = iter([0] * len(self._texts[0].ids) + [1] * len(self._texts[1].ids))
+        numbers = iter([number for number, text in enumerate(self._texts) for _ in text.ids])
         return [None if special else next(numbers) for special in self.special_tokens_mask]
 
     @property
     def offsets(self) -> list[Offsets]:
-        offsets = iter([*self._texts[0].offsets, *self._texts[1].offsets])
+        offsets = iter([offsets for text in self._texts for offsets in text.offsets])
         return [(0, 0) if special else next(offsets) for special in self.special_tokens_mask]
 
 

@@ -135,6 +135,8 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
     )
     for line in settings.describe():
         progress(line)
+    for problem in checkpoint.warnings:
+        progress(f"warning: {problem}")
     if checkpoint.tasks:
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
     if (classifier := checkpoint.classifier) is not None:
@@ -211,6 +213,9 @@ def _write(
         notices=tuple(notice.name for notice in source.notices),
         architecture=describe_architecture(checkpoint.family.name, config),
         max_input_tokens=checkpoint.max_input_tokens,
+        truncation_side=checkpoint.truncation_side,
+        role_max_tokens=dict(checkpoint.role_max_tokens),
+        special_tokens_in_text=checkpoint.special_tokens_in_text,
         heads=tuple(heads),
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,

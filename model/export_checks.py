@@ -12,7 +12,7 @@ from model.free_space import check_free_space
 from model.model_source import ModelSource
 from model.tokenized_input import TokenizerInput
 from model.tokenizer import Tokenizer
-from model.weight_files import weight_files
+from model.weight_files import model_weight_files
 
 GRAPH_BYTES = 32 * 2**20
 """Size of the graphs, the tokenizer and the other files of an artifact, at most."""
@@ -58,7 +58,7 @@ def _describe_source(source: str, revision: str | None) -> str:
 
 def check_space(out: Path, source: ModelSource) -> None:
     """Raise SpaceError if the artifact may not fit. The second graph's weights are written before they are compared."""
-    weights = sum(path.stat().st_size for path in weight_files(source.directory))
+    weights = sum(path.stat().st_size for path in model_weight_files(source.directory))
     required = 2 * weights + GRAPH_BYTES
     check_free_space(out, required, f"the artifact of {source.source}", "choose another directory")
 

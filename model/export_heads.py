@@ -19,6 +19,8 @@ from model.manifest import GraphRecord
 from model.measurements import GraphReport, ParityRecord
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import TOLERANCE
+from model.tokenized_input import TokenizerInput
+from model.tokenizer import Tokenizer
 
 OUTPUTS = {
     "classification": "logits",
@@ -67,6 +69,7 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             labels=classifier.labels,
             activation=classifier.activation,
             template=classifier.template,
+            pair_activation=classifier.pair_activation,
         )
         yield _write(root, record, {record.graph: classifier.head})
     if (tokens := checkpoint.token_classifier) is not None:
@@ -86,7 +89,9 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
                 activation=sparse.activation,
                 # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
                 skipped_token_ids=special if sparse.decoder is None else (),
-                query_weights=store.find_optional(without_special(sparse.query_weights, special)),
+                query_weights=store.find_optional(without_frame(sparse.query_weights, checkpoint.tokenizer)),
+                max_active=sparse.max_active,
+                similarity=sparse.similarity,
             ),
             {} if sparse.head is None else {"sparse": sparse.head},
         )
@@ -107,12 +112,12 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
         )
 
 
-def without_special(weights: Tensor | None, special: tuple[int, ...]) -> Tensor | None:
-    """Return weights (V) with 0 for special tokens, which a query with weights of its own does not have."""
+def without_frame(weights: Tensor | None, tokenizer: bytes) -> Tensor | None:
+    """Return weights (V) with 0 for the tokens around each text, which a query with a table of weights lacks."""
     if weights is None:
         return None
     changed = weights.clone()
-    changed[list(special)] = 0
+    changed[Tokenizer(tokenizer).encode([TokenizerInput("")])[0].input_ids] = 0
     return changed
 
 

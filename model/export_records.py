@@ -118,8 +118,9 @@ def write_embedding_head(root: Path, embedding: EmbeddingConfig, hidden_size: in
         include_prompt=embedding.include_prompt,
         dense=dense,
         normalize=embedding.normalize,
-        dimensions=dense[-1].weight.shape[0] if dense else hidden_size,
+        dimensions=embedding.truncate_dim or (dense[-1].weight.shape[0] if dense else hidden_size),
         similarity=embedding.similarity,
+        truncate_dim=embedding.truncate_dim,
     )
 
 

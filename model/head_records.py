@@ -34,7 +34,8 @@ class ClassificationHead(Record):
     """The labels of a text, or with one label the score of a cross-encoder.
 
     `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
-    not `skipped_token_id`. With `template`, the model reads pairs only, in this form.
+    not `skipped_token_id`. With `template`, the model reads pairs only, in this form. `pair_activation` replaces
+    `activation` for the score of a pair.
     """
 
     type: Literal["classification"] = "classification"
@@ -44,6 +45,7 @@ class ClassificationHead(Record):
     labels: Annotated[tuple[str, ...], Field(min_length=1)]
     activation: ScoreActivation
     template: PairTemplateRecord | None = None
+    pair_activation: ScoreActivation | None = None
 
 
 class TokenClassificationHead(Record):

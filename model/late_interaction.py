@@ -6,27 +6,19 @@ The first two have a chain of modules, and the last one a `linear.weight` among 
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json
+from model.checkpoint_files import CheckpointError, read_json
+from model.config_files import STANFORD, TOKENIZER_CONFIG, ConfigFile, ModelFiles
 from model.head_records import ExpansionRecord, SideRecord
 from model.heads import MultiVector, find_mask_token, token_projection
-from model.sentence_transformers_config import (
-    CONFIG,
-    MODULES,
-    DenseLayer,
-    is_late_interaction,
-    read_dense,
-    read_modules,
-)
+from model.sentence_transformers_config import DenseLayer, check_features, is_late_interaction, read_dense
 
-TRANSFORMER = "sentence_bert_config.json"
-STANFORD = "artifact.metadata"
+TRANSFORMER_KEYS = ("query_length", "document_length", "query_expansion")
 PROJECTION = "linear.weight"
 """The tensor of Stanford's format, at the root of the checkpoint."""
 STANFORD_ARCHITECTURE = "HF_ColBERT"
@@ -56,6 +48,7 @@ class _Options:
     transformer: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     skipped_words: list[str] = field(default_factory=list)
+    skips_unknown: bool = False
     mean: bool = False
     markers_are_words: bool = False
     """Whether a marker may be any entry of the vocabulary, as in PyLate and Stanford's format; else an added token."""
@@ -67,7 +60,7 @@ def pop_projection(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Ten
 
 
 def read_late_interaction(
-    directory: Path, tokenizer: bytes, projection: Tensor | None, hidden_size: int, max_position_embeddings: int
+    files: ModelFiles, tokenizer: bytes, projection: Tensor | None, hidden_size: int, max_position_embeddings: int
 ) -> LateInteraction | None:
     """Return the late interaction of a ColBERT model; None for other models.
 
@@ -77,15 +70,15 @@ def read_late_interaction(
         CheckpointError: a file is invalid, or an option is not supported.
     """
     if projection is not None:
-        options, layers = _read_stanford(directory), {"weight": projection.float()}
-    elif (directory / MODULES).is_file() and _is_chain(directory):
-        options, layers = _read_modules(directory, hidden_size)
+        options, layers = _read_stanford(files), {"weight": projection.float()}
+    elif is_late_interaction(files):
+        options, layers = _read_modules(files, hidden_size)
     else:
         return None
     vocabulary = tokenizers.Tokenizer.from_str(tokenizer.decode())
     limit = max_position_embeddings
     sides, prompts = _read_sides(options, vocabulary, limit)
-    expansion = _read_expansion(options.transformer.get("query_expansion"), directory, tokenizer, vocabulary, limit)
+    expansion = _read_expansion(options.transformer.get("query_expansion"), files, tokenizer, vocabulary, limit)
     if expansion is not None and options.transformer["query_expansion"]["strategy"] == "fixed":
         sides["query"] = sides["query"].model_copy(update={"max_tokens": expansion.length})
     head = MultiVector(
@@ -94,41 +87,44 @@ def read_late_interaction(
         query=sides["query"],
         document=sides["document"],
         expansion=expansion,
-        skipped_token_ids=_find_ids(options.skipped_words, vocabulary),
+        skipped_token_ids=_find_ids(options, vocabulary, files.read(files.transformer / TOKENIZER_CONFIG)),
         score="mean" if options.mean else "sum",
     )
     lengths = [side.max_tokens for side in sides.values() if side.max_tokens is not None]
     return LateInteraction(head, prompts, max(lengths, default=None))
 
 
-def _is_chain(directory: Path) -> bool:
-    order = " ".join(kind for kind, _ in read_modules(directory))
-    return is_late_interaction(order, read_optional_json(directory / CONFIG))
-
-
-def _read_modules(directory: Path, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
+def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
     """Return the options and the projection of sentence-transformers' and PyLate's formats."""
-    config, options = read_optional_json(directory / CONFIG), _Options()
+    config, options = files.sentence_transformers, _Options()
     prompts = dict(config.get("prompts") or {})
-    if PYLATE_KEYS & set(config):
+    if any(key in config for key in sorted(PYLATE_KEYS)):
         options.markers_are_words = True
         options.transformer |= _read_pylate(config)
         for role in ("query", "document"):
             if f"{role}_prefix" in config:
                 prefix = config[f"{role}_prefix"] or ""
                 prompts[role] = prefix + (prompts.get(role) or "").removeprefix(prefix)
-    options.transformer |= read_optional_json(directory / TRANSFORMER)
+    transformer = files.transformer_config
+    options.transformer |= {key: transformer[key] for key in TRANSFORMER_KEYS if key in transformer}
     options.prompts = {name: prompt for name, prompt in prompts.items() if prompt}
     options.mean = config.get("similarity_fn_name") == "meanmaxsim"
+    words = config.get("skiplist_words")
     if config.get("model_type") == PYLATE:
-        words = config.get("skiplist_words")
         options.skipped_words = list(string.punctuation) if words is None else words
+    elif config.get("model_type") is None and options.markers_are_words:
+        # PyLate 1, which uses punctuation for an empty list, too, and skips unknown tokens for unknown words.
+        options.skipped_words = words or list(string.punctuation)
+        options.skips_unknown = True
     dense: list[DenseLayer] = []
-    for kind, path in read_modules(directory):
-        if kind == "Dense":
-            dense.append(read_dense(path, dense[-1].weight.shape[0] if dense else hidden_size))
-        elif kind == "MultiVectorMask":
-            options.skipped_words = _read_mask(path)
+    for module in files.modules:
+        if module.kind == "Dense":
+            size = dense[-1].weight.shape[0] if dense else hidden_size
+            dense.append(read_dense(files, module, size, "token_embeddings"))
+        elif module.kind == "MultiVectorMask":
+            options.skipped_words = _read_mask(files.module_config(module))
+        elif module.kind == "Normalize":
+            check_features(files.module_config(module), "token_embeddings")
     return options, _compose(dense)
 
 
@@ -144,8 +140,8 @@ def _read_pylate(config: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
 
 
-def _read_stanford(directory: Path) -> _Options:
-    path = directory / STANFORD
+def _read_stanford(files: ModelFiles) -> _Options:
+    path = files.directory / STANFORD
     values = read_json(path) if path.is_file() else {}
     length = values.get("query_maxlen") or DEFAULT_LENGTH
     expansion = {"strategy": "fixed", "attend": bool(values.get("attend_to_mask_tokens")), "length": length}
@@ -160,19 +156,18 @@ def _read_stanford(directory: Path) -> _Options:
     )
 
 
-def _read_mask(path: Path) -> list[str]:
+def _read_mask(values: ConfigFile) -> list[str]:
     """Return the words whose tokens have no vector in documents."""
-    values = read_json(path / "config.json")
     if values.get("keep_only_token_ids") or values.get("skiplist_tasks", ["document"]) not in (
         "document",
         ["document"],
     ):
         raise CheckpointError(
-            f"{path.name}/config.json: keep_only_token_ids, and skiplist_tasks other than document, are not supported."
+            f"{values.name}: keep_only_token_ids, and skiplist_tasks other than document, are not supported."
         )
     words = values.get("skiplist_words") or []
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise CheckpointError(f"{path.name}/config.json: skiplist_words is not a list of strings. Correct it.")
+        raise CheckpointError(f"{values.name}: skiplist_words is not a list of strings. Correct it.")
     return words
 
 
@@ -183,10 +178,6 @@ def _compose(dense: list[DenseLayer]) -> dict[str, Tensor]:
     for layer in dense[1:]:
         weight, offset = layer.weight.double() @ weight, layer.weight.double() @ offset
         offset = offset if layer.bias is None else offset + layer.bias.double()
-    if any(layer.activation != "identity" for layer in dense):
-        raise CheckpointError(
-            "modules.json: unsupported activation of a Dense layer of token vectors. Supported: Identity."
-        )
     tensors = {"weight": weight.float()}
     return tensors | {"bias": offset.float()} if any(layer.bias is not None for layer in dense) else tensors
 
@@ -223,7 +214,7 @@ def _split_marker(prompt: str, vocabulary: tokenizers.Tokenizer, *, words: bool)
 
 
 def _read_expansion(
-    values: Any, directory: Path, tokenizer: bytes, vocabulary: tokenizers.Tokenizer, limit: int
+    values: Any, files: ModelFiles, tokenizer: bytes, vocabulary: tokenizers.Tokenizer, limit: int
 ) -> ExpansionRecord | None:
     if values is None:
         return None
@@ -238,7 +229,7 @@ def _read_expansion(
     length, token = values.get("length"), values.get("token")
     if type(length) is not int or not 1 <= length <= limit:
         raise CheckpointError(f"query_expansion: length is not between 1 and {limit} ({length!r}). Correct it.")
-    special = read_optional_json(directory / "tokenizer_config.json")
+    special = files.read(files.transformer / TOKENIZER_CONFIG)
     if token is not None:
         number = vocabulary.token_to_id(token)
     elif (number := find_mask_token(tokenizer, special)) is None and isinstance(special.get("eos_token"), str):
@@ -248,6 +239,10 @@ def _read_expansion(
     return ExpansionRecord(token_id=number, length=length, attended=bool(values.get("attend")))
 
 
-def _find_ids(words: list[str], vocabulary: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return the ids of the words that are entries of the vocabulary, ascending."""
-    return tuple(sorted({number for word in words if (number := vocabulary.token_to_id(word)) is not None}))
+def _find_ids(options: _Options, vocabulary: tokenizers.Tokenizer, special: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the skipped words, ascending; of unknown words, the id of the unknown token or none."""
+    ids = {vocabulary.token_to_id(word) for word in options.skipped_words}
+    if None in ids and options.skips_unknown:
+        token = special.get("unk_token")
+        ids.add(vocabulary.token_to_id(str(token.get("content") if isinstance(token, dict) else token)))
+    return tuple(sorted(number for number in ids if number is not None))

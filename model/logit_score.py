@@ -6,7 +6,6 @@ roles "query" and "document".
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -14,10 +13,10 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json
+from model.checkpoint_files import CheckpointError
+from model.config_files import TOKENIZER_CONFIG, ModelFiles, Module
 from model.head_records import PairTemplateRecord
 from model.heads import Classifier, HeadLayout, RowHead, read_activation
-from model.sentence_transformers_config import CONFIG, MODULES, read_modules
 
 MODULE = "LogitScore"
 TEMPLATE = "chat_template.jinja"
@@ -26,15 +25,13 @@ QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def find_logit_score(directory: Path) -> Path | None:
-    """Return the directory of the module LogitScore; None if the model has none. Raises CheckpointError."""
-    if not (directory / MODULES).is_file():
-        return None
-    return next((path for kind, path in read_modules(directory) if kind == MODULE), None)
+def find_logit_score(files: ModelFiles) -> Module | None:
+    """Return the module LogitScore; None if the model has none."""
+    return next((module for module in files.modules if module.kind == MODULE), None)
 
 
 def read_logit_score(
-    module: Path, directory: Path, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
+    module: Module, files: ModelFiles, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
 ) -> Classifier:
     """Return the reranker as a classifier of one label, which reads the last token.
 
@@ -43,22 +40,25 @@ def read_logit_score(
     Raises:
         CheckpointError: a file is invalid, or the chat template cannot be split at query and document.
     """
-    values = read_json(module / "config.json")
+    values = files.module_config(module)
+    values.require("module_input_name", "causal_logits")
     true_id, false_id = values.get("true_token_id"), values.get("false_token_id")
     for name, number in (("true_token_id", true_id), ("false_token_id", 0 if false_id is None else false_id)):
         if type(number) is not int or not 0 <= number < len(output):
-            raise CheckpointError(f"{module.name}/config.json: {name} is not a token id ({number!r}). Correct it.")
+            raise CheckpointError(f"{values.name}: {name} is not a token id ({number!r}). Correct it.")
     vector = output[true_id].float() - (0.0 if false_id is None else output[false_id].float())
     head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
-    options = read_optional_json(directory / CONFIG)
-    template = _read_template(directory, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))
+    options = files.sentence_transformers
+    template = _read_template(files, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))
     return Classifier(head, "last", None, ("LABEL_0",), read_activation(config, options, 1), template)
 
 
-def _read_template(directory: Path, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> PairTemplateRecord:
+def _read_template(
+    files: ModelFiles, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer
+) -> PairTemplateRecord:
     """Return the parts of the chat template, with the model's default prompt as its instruction."""
-    special = read_optional_json(directory / "tokenizer_config.json")
-    path = directory / TEMPLATE
+    special = files.read(files.transformer / TOKENIZER_CONFIG)
+    path = files.transformer / TEMPLATE
     source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
     if not isinstance(source, str):
         raise CheckpointError(f"{TEMPLATE}: missing. A reranker that is a language model needs its chat template.")

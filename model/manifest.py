@@ -205,10 +205,10 @@ class Manifest(Record):
     type. `truncation_side` is where an input over the limit loses tokens unless a request names a side.
     `role_max_tokens` replaces `max_input_tokens` for queries or documents. `special_tokens_in_text`: a text that spells
     a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
-    one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`. `task` names the adapters that were merged. `training` is
-    None for models that others trained. `static` is the embedding table, (V, E). `notices` are the license and notice
-    files of the model. `files` has every file but the manifest, its digest and the files that are described in
-    measurements.py.
+    one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`.
+    `task` names the adapters that were merged. `training` is None for models that others trained. `static` is the
+    embedding table, (V, E). `notices` are the license and notice files of the model. `files` has every file but the
+    manifest, its digest and the files that are described in measurements.py.
     """
 
     format_version: int

@@ -11,7 +11,7 @@ from model.artifact import DEFAULT_SOURCE, TRAINING
 from model.hub import download
 from model.license import find_notices, is_notice, read_license
 from model.source_name import SourceError, parse_hub_id
-from model.weight_files import weight_files
+from model.weight_files import model_weight_files
 
 __all__ = ["ModelSource", "SourceError", "locate"]
 
@@ -54,8 +54,8 @@ def locate(source: str, revision: str | None = None, progress: Callable[[str], N
         return _default()
     directory = Path(source)
     if directory.is_dir():
-        if not any((directory / name).is_file() for name in ("config.json", "router_config.json")):
-            raise SourceError(f"{directory}: not a model (no config.json). Choose another directory.")
+        if not any((directory / name).is_file() for name in ("config.json", "modules.json")):
+            raise SourceError(f"{directory}: not a model (no config.json or modules.json). Choose another directory.")
         name = _read_name(directory) or directory.resolve().name
         return ModelSource(
             directory, name, name, digest_weights(directory), read_license(directory), find_notices(directory)
@@ -78,7 +78,7 @@ def _read_name(directory: Path) -> str | None:
 
 def digest_weights(directory: Path) -> str | None:
     """Return "sha256:" and the digest of the weights, which tells directories of the same name apart."""
-    paths = weight_files(directory)
+    paths = model_weight_files(directory)
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -1,26 +1,42 @@
-"""The sentence-transformers configuration of a model: pooling, dense layers, normalization and prompts."""
+"""The sentence-transformers configuration of a model: token limits, pooling, dense layers, prompts."""
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json, read_tensors
+from model.checkpoint_files import CheckpointError, read_tensors
+from model.config_files import CONFIG, MODULES, TOKENIZER_CONFIG, ConfigFile, ModelFiles, Module
 from model.head_records import Similarity
-from model.manifest import ASSUMED, POOLINGS, Pooling
+from model.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole
 
-CONFIG = "config_sentence_transformers.json"
-MODULES = "modules.json"
-ROUTER = "router_config.json"
 SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
 LOGIT_SCORE = "Transformer LogitScore"
 """The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
-POOLING_NAMES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
+POOLING_NAMES = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "weightedmean_tokens": "weightedmean",
+}
+SIMILARITIES: dict[str, Similarity] = {
+    "cosine": "cosine",
+    "dot": "dot",
+    "euclidean": "euclidean",
+    "manhattan": "manhattan",
+}
+LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
+TASKS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "fill-mask": ("logits", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+"""The output of the encoder that a task of the module Transformer reads, and its name in sentence-transformers."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,7 @@ class SettingOptions:
     normalize: bool | None = None
     max_input_tokens: int | None = None
     task: str | None = None
+    special_tokens_in_text: bool = False
 
 
 FROM_FILES = SettingOptions()
@@ -49,8 +66,8 @@ class DenseLayer:
 class EmbeddingConfig:
     """The steps before and after the encoder; mean pooling without sentence-transformers files.
 
-    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "dot" for
-    models with `similarity_fn_name` "dot", else "cosine". `origins`: see `Manifest`.
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "cosine"
+    unless a file names another function. `truncate_dim` and `origins`: see `EmbeddingHead` and `Manifest`.
     """
 
     pooling: Pooling = "mean"
@@ -60,14 +77,104 @@ class EmbeddingConfig:
     default_prompt_name: str | None = None
     include_prompt: bool = True
     similarity: Similarity = "cosine"
+    truncate_dim: int | None = None
     origins: dict[str, str] = field(default_factory=dict, compare=False)
 
 
-def read_max_input_tokens(directory: Path, max_position_embeddings: int, option: int | None) -> tuple[int, str]:
+@dataclass(frozen=True)
+class TransformerSettings:
+    """Settings of the module Transformer in sentence-transformers.
+
+    `config` and `tokenizer` replace values of config.json and tokenizer_config.json. `max_input_tokens` is None
+    without a limit in these files, and `origin` is the file that contains it. `query_expansion` fills up queries of
+    ColBERT models.
+    """
+
+    config: Mapping[str, Any]
+    tokenizer: Mapping[str, Any]
+    max_input_tokens: int | None
+    origin: str
+    role_max_tokens: dict[RetrievalRole, int]
+    do_lower_case: bool
+
+
+def read_transformer_settings(files: ModelFiles) -> TransformerSettings:
+    """Return the settings of the module Transformer. Raises CheckpointError for one that is not supported."""
+    file = files.transformer_config
+    file.require("tokenizer_name_or_path")
+    _check_task(file, files)
+    config = _arguments(file, "config_kwargs", "config_args")
+    tokenizer = _arguments(file, "processor_kwargs", "tokenizer_args")
+    model = _arguments(file, "model_kwargs", "model_args")
+    for arguments in (config, tokenizer, model):
+        for key in ("revision", "subfolder", "variant", "quantization_config", "gguf_file"):
+            arguments.require(key)
+    own = files.read(files.transformer / TOKENIZER_CONFIG)
+    call_limit = _read_call(file.nested("processing_kwargs"))
+    limits = (  # the first one applies, and each is read, so that none counts as unknown
+        (call_limit, file.name),
+        (tokenizer.integer("model_max_length"), file.name),
+        (file.integer("max_seq_length"), file.name),
+        (own.integer("model_max_length"), own.name),
+        (own.integer("max_len"), own.name),
+    )
+    limit, origin = next(((limit, name) for limit, name in limits if limit is not None), (None, ""))
+    lengths: dict[RetrievalRole, int] = {}
+    for role in ("query", "document"):
+        if (length := file.integer(f"{role}_length")) is not None and call_limit is None:
+            lengths[role] = length
+    return TransformerSettings(config, tokenizer, limit, origin, lengths, bool(file.get("do_lower_case")))
+
+
+def _arguments(file: ConfigFile, name: str, old_name: str) -> ConfigFile:
+    """Return the object with arguments of transformers, under its current or its old name."""
+    return file.nested(old_name if old_name in file else name, name)
+
+
+def _check_task(file: ConfigFile, files: ModelFiles) -> None:
+    """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
+    task = file.get("transformer_task") or "feature-extraction"
+    if task not in TASKS:
+        raise CheckpointError(
+            f"{file.name}: unsupported transformer_task {task!r}. Supported: {', '.join(sorted(TASKS))}."
+        )
+    output, name = TASKS[task]
+    if files.order != LOGIT_SCORE:
+        file.require("module_output_name", name)
+    modalities = file.nested("modality_config", "modality_config")
+    for modality in modalities:
+        options = modalities.nested(modality, "modality")
+        options.require("method", "forward")
+        options.require("method_output_name", output)
+        _ = options.get("format")
+    if "message" in modalities and files.order != LOGIT_SCORE:
+        raise CheckpointError(
+            f"{file.name}: modality_config renders each text through the chat template (message), which is not "
+            'supported. If the model was trained on plain texts, remove "message" from modality_config.'
+        )
+
+
+def _read_call(call: ConfigFile) -> int | None:
+    """Return the token limit in the arguments of each call of the tokenizer; None without one."""
+    limit = None
+    for key in ("text", "common", "chat_template"):
+        arguments = call.nested(key, "processing_kwargs.call")
+        limit = arguments.integer("max_length") or limit
+        arguments.require("add_special_tokens", True)
+        arguments.require("truncation", True, "longest_first")
+        arguments.require("logits_to_keep", 1)
+        arguments.require("restore_suffix", True)
+    return limit
+
+
+def read_max_input_tokens(
+    settings: TransformerSettings, max_position_embeddings: int, option: int | None
+) -> tuple[int, str]:
     """Return the token limit of an input and its origin.
 
-    `max_seq_length` of sentence_bert_config.json has priority over `model_max_length` of tokenizer_config.json. The
-    result is at most `max_position_embeddings`. Raises CheckpointError if `option` is larger.
+    In the order of sentence-transformers: the arguments of a call, those of the tokenizer, `max_seq_length`, and
+    `model_max_length` of tokenizer_config.json. The result is at most `max_position_embeddings`. Raises CheckpointError
+    if `option` is larger.
     """
     if option is not None:
         if not 1 <= option <= max_position_embeddings:
@@ -76,26 +183,28 @@ def read_max_input_tokens(directory: Path, max_position_embeddings: int, option:
                 f"Use 1 to {max_position_embeddings}."
             )
         return option, "--max-input-tokens"
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        limit = read_optional_json(directory / name).get(key)
-        if limit is not None:
-            return (int(limit), name) if limit <= max_position_embeddings else (max_position_embeddings, "config.json")
-    return max_position_embeddings, "config.json"
+    if settings.max_input_tokens is None or settings.max_input_tokens > max_position_embeddings:
+        return max_position_embeddings, "config.json"
+    return settings.max_input_tokens, settings.origin
 
 
-def read_embedding_config(directory: Path, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
+def read_embedding_config(files: ModelFiles, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
     """Return the configuration in the sentence-transformers files, changed by `options`. Raises CheckpointError."""
-    config = read_optional_json(directory / CONFIG)
+    config = files.sentence_transformers
     prompts, default_prompt_name = _read_prompts(config)
-    similarity: Similarity = "dot" if config.get("similarity_fn_name") in ("dot", "dot_product") else "cosine"
     embedding = EmbeddingConfig(
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        similarity=similarity,
+        similarity=read_similarity(files, "cosine"),
         origins={"pooling": ASSUMED, "normalize": ASSUMED} | ({"prompts": CONFIG} if config else {}),
     )
-    if (directory / MODULES).is_file():
-        embedding = _read_module_settings(directory, hidden_size, embedding)
+    if files.has_modules:
+        embedding = _read_module_settings(files, hidden_size, embedding)
+        size = embedding.dense[-1].weight.shape[0] if embedding.dense else hidden_size
+        truncate_dim = config.integer("truncate_dim")
+        if truncate_dim is not None and truncate_dim < size:
+            embedding.origins["truncate_dim"] = CONFIG
+            embedding = replace(embedding, truncate_dim=truncate_dim)
     changes: dict[str, Any] = {}
     origins = dict(embedding.origins)
     if options.pooling is not None:
@@ -104,6 +213,17 @@ def read_embedding_config(directory: Path, hidden_size: int, options: SettingOpt
         changes["normalize"] = options.normalize
         origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
     return replace(embedding, **changes, origins=origins)
+
+
+def read_similarity(files: ModelFiles, default: Similarity) -> Similarity:
+    """Return the similarity function of the model. Names for other kinds of models select the default."""
+    name = files.sentence_transformers.get("similarity_fn_name")
+    if name is None or str(name).lower() in LATE_SIMILARITIES:
+        return default
+    if name not in SIMILARITIES:
+        files.warn(f"{CONFIG}: unknown similarity_fn_name {name!r}, using {default}.")
+        return default
+    return SIMILARITIES[name]
 
 
 def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConfig:
@@ -116,30 +236,34 @@ def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConf
     return embedding
 
 
-def _read_module_settings(directory: Path, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
+def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
     """Return `embedding` with pooling, dense layers and normalization of modules.json."""
-    if read_optional_json(directory / "sentence_bert_config.json").get("do_lower_case"):
-        raise CheckpointError("sentence_bert_config.json: do_lower_case is unsupported. Lower-case in tokenizer.json.")
-    modules = list(read_modules(directory))
-    order = " ".join(kind for kind, _ in modules)
-    late = is_late_interaction(order, read_optional_json(directory / CONFIG))
-    if late or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
+    modules = [module for module in files.modules if module.kind != "Dropout"]  # only training drops values
+    order = " ".join(module.kind for module in modules)
+    if is_late_interaction(files) or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
         return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
         raise CheckpointError(
-            f"modules.json: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
+            f"{MODULES}: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
+        )
+    if files.transformer_config.get("query_expansion") is not None:
+        raise CheckpointError(
+            f"{files.transformer_config.name}: query_expansion is supported for multi-vector models only. Remove it."
         )
     pooling, include_prompt = embedding.pooling, True
     origins = embedding.origins | {"normalize": MODULES, "dense": MODULES}
     dense: list[DenseLayer] = []
     size = hidden_size
-    for kind, path in modules:
-        if kind == "Pooling":
-            pooling, include_prompt = _read_pooling(read_json(path / "config.json"))
-            origins["pooling"] = f"{path.name}/config.json"
-        elif kind == "Dense":
-            dense.append(read_dense(path, size))
+    for module in modules:
+        if module.kind == "Pooling":
+            config = files.module_config(module)
+            pooling, include_prompt = _read_pooling(config)
+            origins["pooling"] = config.name
+        elif module.kind == "Dense":
+            dense.append(read_dense(files, module, size, "sentence_embedding"))
             size = dense[-1].weight.shape[0]
+        elif module.kind == "Normalize":
+            check_features(files.module_config(module), "sentence_embedding")
     return replace(
         embedding,
         pooling=pooling,
@@ -150,21 +274,19 @@ def _read_module_settings(directory: Path, hidden_size: int, embedding: Embeddin
     )
 
 
-def is_late_interaction(order: str, config: Mapping[str, Any]) -> bool:
-    """Return whether modules in this order are a ColBERT model; `config` has the values of CONFIG."""
-    named = config.get("model_type") in ("MultiVectorEncoder", "ColBERT") or "query_prefix" in config
-    return LATE_INTERACTION.fullmatch(order) is not None and (named or "MultiVectorMask" in order)
+def is_late_interaction(files: ModelFiles) -> bool:
+    """Return whether the modules are those of a ColBERT model."""
+    named = (
+        files.sentence_transformers.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+        or "query_prefix" in files.sentence_transformers
+    )
+    return LATE_INTERACTION.fullmatch(files.order) is not None and (named or "MultiVectorMask" in files.order)
 
 
-def find_splade_pooling(directory: Path) -> Path | None:
-    """Return the directory of the module SpladePooling; None if the model has none. Raises CheckpointError."""
-    if not (directory / MODULES).is_file():
-        return None
-    return next((path for kind, path in read_modules(directory) if kind == "SpladePooling"), None)
-
-
-def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
+def _read_prompts(config: ConfigFile) -> tuple[dict[str, str], str | None]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if isinstance(prompts, dict):  # a null is a name without a text
+        prompts = {name: "" if prompt is None else prompt for name, prompt in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{CONFIG}: prompts is not a map of names to strings. Correct it.")
     if default is not None and (not isinstance(default, str) or default not in prompts):
@@ -172,100 +294,48 @@ def _read_prompts(config: dict[str, Any]) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def read_modules(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the class and the directory of each module; of a Router, those for documents. Raises CheckpointError."""
-    modules = list(_list_modules(directory))
-    yield from _read_route(directory, "document") if _is_router(modules) else modules
-
-
-def transformer_directory(directory: Path) -> Path:
-    """Return the directory with config.json, weights and tokenizer, which a Router may have. Raises CheckpointError."""
-    if not (directory / MODULES).is_file() or not _is_router(list(_list_modules(directory))):
-        return directory
-    return _read_route(directory, "document")[0][1]
-
-
-def find_query_module(directory: Path) -> Path | None:
-    """Return the directory of the module SparseStaticEmbedding; None without a Router. Raises CheckpointError."""
-    if not _is_router(list(_list_modules(directory))):
-        return None
-    route = _read_route(directory, "query")
-    if [kind for kind, _ in route] != ["SparseStaticEmbedding"]:
-        kinds = " ".join(kind for kind, _ in route)
-        raise CheckpointError(f"{ROUTER}: unsupported route of queries ({kinds}). Supported: SparseStaticEmbedding.")
-    return route[0][1]
-
-
-def _is_router(modules: Sequence[tuple[str, Path]]) -> bool:
-    return [kind for kind, _ in modules] == ["Router"]
-
-
-def _read_route(directory: Path, role: str) -> list[tuple[str, Path]]:
-    """Return the class and the directory of the modules of a route."""
-    values = read_json(directory / ROUTER)
-    try:
-        names = [str(name) for name in values["structure"][role]]
-        route = [(str(values["types"][name]).rsplit(".", 1)[-1], directory / name) for name in names]
-    except (TypeError, KeyError):
-        raise CheckpointError(f"{ROUTER}: no route {role} of modules. Correct it.") from None
-    for (_, path), name in zip(route, names, strict=True):
-        _check_inside(directory, path, name, ROUTER)
-    if not route:
-        raise CheckpointError(f"{ROUTER}: no route {role} of modules. Correct it.")
-    return route
-
-
-def _list_modules(directory: Path) -> Iterator[tuple[str, Path]]:
-    try:
-        entries = json.loads((directory / MODULES).read_text(encoding="utf-8"))
-        modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
-    except (ValueError, TypeError, KeyError):
-        raise CheckpointError("modules.json: not a list of modules with type and path. Correct it.") from None
-    for kind, path in modules:
-        _check_inside(directory, directory / path, path, MODULES)
-        yield kind, (directory / path).resolve()
-
-
-def _check_inside(directory: Path, path: Path, name: str, file: str) -> None:
-    if not path.resolve().is_relative_to(directory.resolve()):
-        raise CheckpointError(f"{file}: path {name!r} is outside of the model directory. Correct it.")
-
-
-def _read_pooling(config: dict[str, Any]) -> tuple[Pooling, bool]:
-    modes = config.get("pooling_mode")
-    if modes is None:
-        # The older format has one flag per mode.
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, value in config.items()
-            if key.startswith("pooling_mode_") and value
-        ]
+def _read_pooling(config: ConfigFile) -> tuple[Pooling, bool]:
+    # The older format has one flag per mode.
+    flags = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
+    modes = config.get("pooling_mode") or flags or ["mean"]
     if isinstance(modes, str):
         modes = [modes]
     modes = [POOLING_NAMES.get(mode, mode) for mode in modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise CheckpointError(f"Pooling/config.json: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
+        raise CheckpointError(f"{config.name}: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
     include_prompt = config.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
-        raise CheckpointError("Pooling/config.json: include_prompt is not a boolean. Correct it.")
+        raise CheckpointError(f"{config.name}: include_prompt is not a boolean. Correct it.")
     mode: Pooling = modes[0]
     return mode, include_prompt
 
 
-def read_dense(path: Path, in_features: int) -> DenseLayer:
-    """Return the layer of a module Dense. Raises CheckpointError."""
-    config = read_json(path / "config.json")
-    activations: dict[str, Literal["identity", "tanh"]] = {"Tanh": "tanh", "Identity": "identity"}
-    name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
-    if name not in activations or config.get("use_residual"):
+def check_features(config: ConfigFile, name: str) -> None:
+    """Raise CheckpointError unless a module reads and writes the features `name` of sentence-transformers."""
+    config.require("module_input_name", name)
+    config.require("module_output_name", name)
+
+
+def read_dense(files: ModelFiles, module: Module, in_features: int, features: str) -> DenseLayer:
+    """Return the layer of a module Dense that reads `features`. Raises CheckpointError."""
+    config = files.module_config(module)
+    check_features(config, features)
+    path = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    supported: dict[str, Literal["identity", "tanh"]] = {"Identity": "identity"}
+    if features == "sentence_embedding":  # the projection of token vectors is linear
+        supported["Tanh"] = "tanh"
+    name = path.rsplit(".", 1)[-1]
+    if name not in supported or not path.startswith("torch.") or config.get("use_residual"):
+        kind = f"{path} with a residual" if config.get("use_residual") else path
         raise CheckpointError(
-            f"{path.name}/config.json: unsupported dense layer. Supported: Tanh or Identity without a residual."
+            f"{config.name}: unsupported dense layer ({kind}). Supported: "
+            f"{' or '.join(f'torch.nn.{choice}' for choice in supported)}, without a residual."
         )
-    tensors = read_tensors(path)
+    tensors = read_tensors(module.path)
     weight, bias = tensors.pop("linear.weight", None), tensors.pop("linear.bias", None)
     if weight is None or tensors or weight.shape[1] != in_features:
         raise CheckpointError(
-            f"{path.name}/model.safetensors: unexpected tensors. "
+            f"{module.path.name}/model.safetensors: unexpected tensors. "
             f"Expected linear.weight (*, {in_features}) and optionally linear.bias."
         )
-    return DenseLayer(weight.float(), None if bias is None else bias.float(), activations[name])
+    return DenseLayer(weight.float(), None if bias is None else bias.float(), supported[name])

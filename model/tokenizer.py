@@ -2,26 +2,41 @@
 
 Three differences from a bare `tokenizers.Tokenizer`:
 - Truncation and padding settings in tokenizer.json are ignored. Callers truncate explicitly and can see the result.
-- Text never produces special tokens, even if it spells `[CLS]` or `</s>`.
+- Text does not produce special tokens, even if it spells `[CLS]` or `</s>`, unless `special_tokens_in_text` is set.
+  The model's own prompts do.
 - Offsets exclude whitespace around a token. Tokenizers of different families disagree on this.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from model.encodings import Encoding, PairEncoding, PairTemplate, TemplateEncoding, TokenIdsEncoding
+from model.encodings import Encoding, PairTemplate, ProcessedEncoding, TemplateEncoding, TokenIdsEncoding
 from model.tokenized_input import NO_SEGMENT, TokenizedInput, TokenizerInput
 
 
 class Tokenizer:
     """A tokenizer loaded from tokenizer.json; thread-safe."""
 
-    def __init__(self, definition: bytes, spelled_token: int | None = None) -> None:
-        """Load a tokenizer; `spelled_token` is the id of a special token that texts may spell, such as the mask."""
+    def __init__(
+        self,
+        definition: bytes,
+        spelled_token: int | None = None,
+        *,
+        special_tokens_in_text: bool = False,
+        prompts: Iterable[str] = (),
+    ) -> None:
+        """Load a tokenizer.
+
+        Args:
+            definition: The contents of tokenizer.json.
+            spelled_token: The id of a special token to recognize in texts, such as the mask.
+            special_tokens_in_text: Whether to recognize all special tokens in texts, as transformers does.
+            prompts: The model's own prompts, in which special tokens are recognized.
+        """
         if spelled_token is not None:
             definition = _mark_as_text(definition, spelled_token)
         self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
@@ -34,9 +49,17 @@ class Tokenizer:
         self._prefix = sample.ids[: content[0]]
         self._suffix = sample.ids[content[-1] + 1 :]
         self._content_type = sample.type_ids[content[0]]
-        # Only the post-processor may add special tokens; text that spells them is tokenized as text.
-        self._tokenizer.encode_special_tokens = True
-        self._split_spelled_special_tokens()
+        special = self._tokenizer.get_added_tokens_decoder().values()
+        self._special_texts = tuple(token.content for token in special if token.special and token.content)
+        self._prompts: frozenset[str] = frozenset()
+        if not special_tokens_in_text:
+            self._prompts = frozenset(prompt for prompt in prompts if self._spells_special_token(prompt))
+            self._with_special_tokens = (
+                tokenizers.Tokenizer.from_str(self._tokenizer.to_str()) if self._prompts else None
+            )
+            # Only the post-processor may add special tokens; text that spells them is tokenized as text.
+            self._tokenizer.encode_special_tokens = True
+            self._split_spelled_special_tokens()
 
     @property
     def vocab_size(self) -> int:
@@ -52,6 +75,9 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         unused = {number for number, token in added.items() if token.special} - {*self._prefix, *self._suffix}
         return max((number for number in self._tokenizer.get_vocab().values() if number not in unused), default=-1) + 1
+
+    def _spells_special_token(self, text: str) -> bool:
+        return any(content in text for content in self._special_texts)
 
     def _split_spelled_special_tokens(self) -> None:
         """Split the spelling of special tokens that are also pieces of the vocabulary, such as `</s>` in a unigram."""
@@ -76,7 +102,7 @@ class Tokenizer:
         """
         texts: list[str | tuple[str, str]] = []
         for source in sources:
-            if source.token_ids is None:
+            if source.token_ids is None and source.prompt not in self._prompts:
                 text = source.prompt + source.text
                 texts.append(text if source.pair is None else (text, source.pair))
                 offsets = offsets or source.prompt != ""  # the end of the prompt is known by its offsets
@@ -85,9 +111,31 @@ class Tokenizer:
         encodings = iter(encode(texts) if texts else ())
         tokenized = []
         for source in sources:
-            ids = source.token_ids
-            tokenized.append(TokenizedInput(source, next(encodings) if ids is None else self._add_special_tokens(ids)))
+            encoding: Encoding
+            if source.token_ids is not None:
+                encoding = self._add_special_tokens(source.token_ids)
+            elif source.prompt in self._prompts:
+                encoding = self._encode_with_prompt(source)
+            else:
+                encoding = next(encodings)
+            tokenized.append(TokenizedInput(source, encoding))
         return tokenized
+
+    def _encode_with_prompt(self, source: TokenizerInput) -> Encoding:
+        """Return the encoding of a text after a prompt that contains special tokens."""
+        assert self._with_special_tokens is not None
+        prompt, text = source.prompt, source.text
+        if self._spells_special_token(text):  # only up to here, special tokens are recognized
+            end = max(prompt.rfind(content) + len(content) for content in self._special_texts if content in prompt)
+            (first,) = self._with_special_tokens.encode_batch([prompt[:end]], add_special_tokens=False)
+            (rest,) = self._tokenizer.encode_batch([prompt[end:] + text], add_special_tokens=False)
+            first = tokenizers.Encoding.merge([first, rest], growing_offsets=True)
+        else:
+            (first,) = self._with_special_tokens.encode_batch([prompt + text], add_special_tokens=False)
+        if source.pair is None:
+            return ProcessedEncoding(self._tokenizer.post_process(first), first)
+        (second,) = self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
+        return ProcessedEncoding(self._tokenizer.post_process(first, second), first, second)
 
     def encode_pairs(self, text: str, pairs: Sequence[str], *, offsets: bool = True) -> list[TokenizedInput]:
         """Return the untruncated tokens of a text with each of several others; the text is tokenized once.
@@ -99,7 +147,7 @@ class Tokenizer:
         others = encode([*pairs], add_special_tokens=False)
         return [
             TokenizedInput(
-                TokenizerInput(text, pair), PairEncoding(self._tokenizer.post_process(first, other), first, other)
+                TokenizerInput(text, pair), ProcessedEncoding(self._tokenizer.post_process(first, other), first, other)
             )
             for pair, other in zip(pairs, others, strict=True)
         ]

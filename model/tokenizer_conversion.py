@@ -1,4 +1,4 @@
-"""The tokenizer.json of a published model, or its conversion from the vocab.txt of BERT."""
+"""The conversion of BERT's vocab.txt to a tokenizer.json."""
 
 import shlex
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from model.artifact import TOKENIZER
-from model.checkpoint_files import CheckpointError, read_json, read_optional_json, reject_pointer
+from model.checkpoint_files import CheckpointError, read_json, read_optional_json
 
 WORDPIECE_TYPES = ("bert", "distilbert", "electra")
 """Values of `model_type` whose tokenizers differ only in the settings read here."""
@@ -25,16 +25,13 @@ SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
                   ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
 
 
-def read_tokenizer(directory: Path) -> bytes:
-    """Return tokenizer.json, or its equivalent if the model has a BERT vocabulary only.
+def convert_tokenizer(directory: Path) -> str:
+    """Return the equivalent tokenizer.json of a model with a BERT vocabulary.
 
     Raises:
-        CheckpointError: there is neither, or a setting that cannot be converted.
+        CheckpointError: there is no such vocabulary, or a setting that cannot be converted.
     """
     path = directory / TOKENIZER
-    if path.is_file():
-        reject_pointer(path)
-        return path.read_bytes()
     if not any(all(any(directory.glob(name)) for name in names) for names in VOCABULARIES):
         raise CheckpointError(
             f"{path}: missing, and there is no vocabulary. Download {TOKENIZER} from the model's page, or its "
@@ -46,7 +43,7 @@ def read_tokenizer(directory: Path) -> bytes:
             f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
             f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
-    return _convert_wordpiece(directory).to_str().encode()
+    return str(_convert_wordpiece(directory).to_str())
 
 
 def _find_obstacle(directory: Path) -> str | None:

@@ -13,6 +13,12 @@ def weight_files(directory: Path) -> list[Path]:
     return safetensors or sorted(path for path in directory.glob("*.bin") if PICKLED.fullmatch(path.name))
 
 
+def model_weight_files(directory: Path) -> list[Path]:
+    """Return the weight files of a model, which may keep its encoder in a folder of its own."""
+    folders = (path for path in sorted(directory.iterdir()) if path.is_dir())
+    return weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
+
+
 def select_pickled(paths: Iterable[str]) -> list[str]:
     """Return the pickled weights, and indexes of them, in folders of a repository that have no safetensors file."""
     files = [PurePosixPath(path) for path in paths]

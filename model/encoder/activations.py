@@ -19,8 +19,13 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
+    "gelu_accurate": gelu_tanh,
+    "gelu_fast": gelu_tanh,
     "gelu_new": gelu_tanh,
+    "gelu_python": F.gelu,
+    "gelu_python_tanh": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
     "silu": F.silu,
+    "swish": F.silu,
 }

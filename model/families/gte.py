@@ -14,8 +14,9 @@ RENAMES = (
     (r"^(layers\.\d+)\.attention\.", r"\1.self_attn."),
     (r"\.attn_ln\.", ".post_attention_layernorm."),
     (r"\.mlp_ln\.", ".post_mlp_layernorm."),
+    (r"^lm_head\.norm\.", "lm_head.layer_norm."),
 )
-"""Names of the published checkpoints."""
+"""Names of the published checkpoints, which transformers saves too."""
 FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),

@@ -39,6 +39,7 @@ class Classifier:
     labels: tuple[str, ...]
     activation: ScoreActivation
     template: PairTemplateRecord | None = None
+    pair_activation: ScoreActivation | None = None
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
@@ -65,7 +66,28 @@ def read_classifier(
     head = RowHead(layout.layers, tensors, hidden_size)
     labels = read_labels(config, head.out_features)
     skipped, activation = layout.skipped_token_id(config), read_activation(config, options, len(labels))
-    return Classifier(head, layout.pooling, skipped, labels, activation)
+    pair_activation = read_pair_activation(config, options, len(labels))
+    return Classifier(head, layout.pooling, skipped, labels, activation, pair_activation=pair_activation)
+
+
+def read_pair_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation | None:
+    """Return the function for the score of a pair where it differs from `read_activation`; None elsewhere.
+
+    For a regression model, transformers returns the logit, and CrossEncoder of sentence-transformers its sigmoid.
+    """
+    is_regression = labels == 1 and config.get("problem_type") == "regression"
+    return "sigmoid" if is_regression and _named_activation(config, options) is None else None
+
+
+def _named_activation(config: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+    """Return the first function that is named in the three places of sentence-transformers."""
+    nested = config.get("sentence_transformers")
+    paths = (
+        options.get("activation_fn"),
+        nested.get("activation_fn") if isinstance(nested, dict) else None,
+        config.get("sbert_ce_default_activation_function"),
+    )
+    return next((str(path) for path in paths if path is not None), None)
 
 
 def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
@@ -74,19 +96,15 @@ def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], label
     sentence-transformers can name it in three places, in this order. Otherwise it is the one of the pipeline
     "text-classification" of transformers.
     """
-    nested = config.get("sentence_transformers")
-    named = (
-        options.get("activation_fn"),
-        nested.get("activation_fn") if isinstance(nested, dict) else None,
-        config.get("sbert_ce_default_activation_function"),
-    )
+    path = _named_activation(config, options)
+    named = None if path is None else path.rsplit(".", 1)[-1]
     names: dict[str, ScoreActivation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
-    for path in named:
-        name = str(path).rsplit(".", 1)[-1]
-        if path is not None and name not in names:
-            raise CheckpointError(f"activation_fn: unsupported function {path!r}. Supported: {', '.join(names)}.")
-        if path is not None and (labels == 1 or name == "Sigmoid"):
-            return names[name]
+    if labels > 1:
+        names["Softmax"] = "softmax"
+    if named is not None and named not in names:
+        raise CheckpointError(f"activation_fn: unsupported function {path!r}. Supported: {', '.join(names)}.")
+    if named is not None and (labels == 1 or named != "Identity"):
+        return names[named]
     if config.get("problem_type") == "regression":
         return "identity"
     return "sigmoid" if labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"

@@ -1,4 +1,4 @@
-"""Words for a position of a text: `*ForMaskedLM`."""
+"""Words for a position of a text: `*ForMaskedLM`, and `BertForPreTraining`."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 
 from model.heads.vocabulary import VocabularyHead
 
-ARCHITECTURE = "ForMaskedLM"
+ARCHITECTURES = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of models with the head. Of models for pre-training, those of BERT have it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
 """The mask tokens of tokenizers whose configuration does not name one."""
 
@@ -23,7 +24,7 @@ class MaskedLM:
 def is_masked_lm(config: Mapping[str, Any]) -> bool:
     """Return whether config.json describes a model with a masked-LM head."""
     architectures = config.get("architectures")
-    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURE) for name in architectures)
+    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURES) for name in architectures)
 
 
 def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_json, read_pickled, read_tensors
-from model.head_records import SparseActivation, SparsePooling
+from model.checkpoint_files import CheckpointError, read_pickled, read_tensors
+from model.config_files import ConfigFile
+from model.head_records import Similarity, SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
 from model.heads.vocabulary import VocabularyHead
 
@@ -29,6 +30,8 @@ class Sparse:
     pooling: SparsePooling
     activation: SparseActivation
     query_weights: Tensor | None = None
+    max_active: int | None = None
+    similarity: Similarity = "dot"
 
 
 def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
@@ -52,18 +55,17 @@ def read_query_weights(module: Path, size: int) -> Tensor:
     return weights.float()
 
 
-def read_splade(pooling: Path, head: VocabularyHead, query_weights: Tensor | None = None) -> Sparse:
-    """Return the sparse head of a SPLADE model; `pooling` is the directory of the module SpladePooling.
+def read_splade(options: ConfigFile, head: VocabularyHead, query_weights: Tensor | None = None) -> Sparse:
+    """Return the sparse head of a SPLADE model; `options` configure the module SpladePooling.
 
     Raises:
         CheckpointError: a value of config.json is invalid.
     """
-    options = read_json(pooling / "config.json")
     reduce, activation = options.get("pooling_strategy", "max"), options.get("activation_function", "relu")
     activations: dict[str, SparseActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}
     if reduce not in ("max", "sum") or activation not in activations:
         raise CheckpointError(
-            f"{pooling.name}/config.json: unsupported pooling ({reduce}, {activation}). "
+            f"{options.name}: unsupported pooling ({reduce}, {activation}). "
             f"Supported: max or sum, and {' or '.join(activations)}."
         )
     return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation], query_weights)

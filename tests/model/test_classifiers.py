@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
@@ -91,6 +92,7 @@ def load_changed(source: Path, directory: Path, **changes: Any) -> Classifier:
 
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+SOFTMAX = "torch.nn.modules.activation.Softmax"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,8 @@ IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activa
         ("bert, one label", {"sentence_transformers": {"activation_fn": IDENTITY}}, "identity"),
         ("bert, regression", {"sentence_transformers": {"activation_fn": SIGMOID}}, "sigmoid"),
         ("bert", {"sentence_transformers": {"activation_fn": IDENTITY}}, "softmax"),
+        ("bert", {"sentence_transformers": {"activation_fn": SOFTMAX}}, "softmax"),
+        ("bert, multi-label", {"sentence_transformers": {"activation_fn": SOFTMAX}}, "softmax"),
     ],
 )
 def test_activation(
@@ -111,6 +115,9 @@ def test_activation(
 ) -> None:
     classifier = load_changed(publish_classifier(kind), tmp_path / "model", **changes)
     assert classifier.activation == activation
+    if len(classifier.labels) == 1:  # the score of a pair, which only one label has
+        oracle = CrossEncoder(str(tmp_path / "model"), device="cpu").activation_fn
+        assert (classifier.pair_activation or classifier.activation) == type(oracle).__name__.lower()
 
 
 def test_labels_have_the_names_of_the_config(publish_classifier: Publish, tmp_path: Path) -> None:

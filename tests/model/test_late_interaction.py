@@ -28,7 +28,7 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
         ("native, minimum", "2_MultiVectorMask/config.json", {"skiplist_tasks": ["query"]}, "skiplist_tasks"),
         ("native, minimum", "2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}, "keep_only_token_ids"),
         ("native, minimum", "2_MultiVectorMask/config.json", {"skiplist_words": "a"}, "not a list of strings"),
-        ("native, minimum", "sentence_bert_config.json", {"document_length": 0}, "document_length: not a positive"),
+        ("native, minimum", "sentence_bert_config.json", {"document_length": 0}, "document_length is not a positive"),
         ("native, minimum", "sentence_bert_config.json", {"query_expansion": {"strategy": "max"}}, "unsupported"),
         (
             "native, minimum", "sentence_bert_config.json",
@@ -44,7 +44,7 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
         ),
         (
             "pylate", "1_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Tanh"},
-            "unsupported activation",
+            "unsupported dense layer",
         ),
     ],
 )  # fmt: skip

@@ -14,8 +14,8 @@ import transformers
 
 from model.checkpoint import load_checkpoint
 from model.checkpoint_files import CheckpointError
-from model.tokenizer_conversion import read_tokenizer
 from tests.model.conftest import Publish
+from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import SENTENCES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -77,7 +77,7 @@ def test_converted_tokenizer_equals_transformers(vocabulary: Path, settings: dic
     configure(vocabulary, **settings)
     expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
     assert expected.is_fast
-    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    converted = tokenizers.Tokenizer.from_str(load_tokenizer(vocabulary).definition.decode())
     texts = [text for text in TEXTS if text]  # transformers ignores an empty second text
     for first, second in zip(texts, reversed(texts), strict=True):
         for encoded, oracle in (
@@ -93,7 +93,7 @@ def test_converted_tokenizer_equals_transformers(vocabulary: Path, settings: dic
 
 def test_texts_reach_the_vocabulary_in_every_script(vocabulary: Path) -> None:
     """Otherwise every comparison would be between unknown tokens."""
-    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    converted = tokenizers.Tokenizer.from_str(load_tokenizer(vocabulary).definition.decode())
     for text in TEXTS:
         tokens = converted.encode(text, add_special_tokens=False).tokens
         assert not text or len([token for token in tokens if token != "[UNK]"]) >= len(tokens) / 2 or "word" in text
@@ -106,7 +106,7 @@ def test_other_special_tokens_are_read_from_special_tokens_map(vocabulary: Path)
     configure(vocabulary, cls_token="<s>", unk_token="<unk>")
     expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
     (vocabulary / "tokenizer_config.json").unlink()
-    converted = tokenizers.Tokenizer.from_str(read_tokenizer(vocabulary).decode())
+    converted = tokenizers.Tokenizer.from_str(load_tokenizer(vocabulary).definition.decode())
     assert [converted.encode(text).ids for text in TEXTS] == [expected(text)["input_ids"] for text in TEXTS]
 
 
@@ -133,7 +133,7 @@ def test_checkpoint_has_converted_tokenizer(source: Path) -> None:
 def test_other_tokenizers_are_refused(vocabulary: Path, settings: dict[str, Any], problem: str) -> None:
     configure(vocabulary, **settings)
     with pytest.raises(CheckpointError, match=rf"tiny/tokenizer\.json: missing, and .*{problem}\. Run: pip install"):
-        read_tokenizer(vocabulary)
+        load_tokenizer(vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_missing_vocabulary_is_named_without_a_command(
     for name in others:
         (vocabulary / name).write_text("{}")
     with pytest.raises(CheckpointError) as raised:
-        read_tokenizer(vocabulary)
+        load_tokenizer(vocabulary)
     assert str(raised.value) == (
         f"{vocabulary}/tokenizer.json: missing, and there is no vocabulary. Download tokenizer.json from the model's "
         "page, or its vocabulary: vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, or tokenizer.model."
@@ -166,13 +166,13 @@ def test_missing_vocabulary_is_named_without_a_command(
 def test_bert_vocabulary_in_another_format_is_rejected(vocabulary: Path) -> None:
     (vocabulary / "vocab.txt").rename(vocabulary / "spiece.model")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing, and so is vocab\.txt\. Download either"):
-        read_tokenizer(vocabulary)
+        load_tokenizer(vocabulary)
 
 
 def test_vocabulary_in_another_encoding_is_refused(vocabulary: Path) -> None:
     (vocabulary / "vocab.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(CheckpointError, match=r"vocab\.txt: not a vocabulary \(.*stream did not contain valid UTF-8\)"):
-        read_tokenizer(vocabulary)
+        load_tokenizer(vocabulary)
 
 
 def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path
     (directory / "vocab.json").write_text(json.dumps(definition["vocab"]))
     (directory / "merges.txt").write_text("\n".join(" ".join(merge) for merge in definition["merges"]))
     with pytest.raises(CheckpointError, match=r"only tokenizers of BERT are converted here \(not roberta\)") as raised:
-        read_tokenizer(directory)
+        load_tokenizer(directory)
     install, _, command = str(raised.value).partition(" Run: ")[2].partition(" && ")
     assert re.fullmatch(r"pip install [a-z ]+", install)
     python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}'
     subprocess.run(["bash", "-c", f"{python}; {command}"], check=True, capture_output=True)
-    converted = tokenizers.Tokenizer.from_str(read_tokenizer(directory).decode())
+    converted = tokenizers.Tokenizer.from_str(load_tokenizer(directory).definition.decode())
     oracle = tokenizers.Tokenizer.from_file(str(published / "tokenizer.json"))
     assert [converted.encode(text).ids for text in SENTENCES] == [oracle.encode(text).ids for text in SENTENCES]

@@ -1,0 +1,270 @@
+"""The JSON files that configure a published model, and which of their keys are read.
+
+A key that no reader knows may change the results. Each file therefore records the keys that were read, and the export
+warns about the others, except for `HARMLESS` keys.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from model.checkpoint_files import CheckpointError, read_json
+
+MODULES = "modules.json"
+CONFIG = "config_sentence_transformers.json"
+ROUTER = "router_config.json"
+TRANSFORMER_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""The files of the module Transformer in sentence-transformers. It reads the first one with any key."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+STANFORD = "artifact.metadata"
+"""The options of Stanford's ColBERT, which include those of its training."""
+ADAPTER = "adapter_config.json"
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+"""Modules of sentence-transformers that run an encoder."""
+
+LOADING = frozenset({
+    "attn_implementation", "cache_dir", "device_map", "dtype", "force_download", "local_files_only",
+    "low_cpu_mem_usage", "max_memory", "offload_folder", "proxies", "token", "torch_dtype", "trust_remote_code",
+    "use_auth_token", "use_flash_attention_2", "use_safetensors",
+})  # fmt: skip
+"""Arguments of `from_pretrained` in transformers about where and how to load."""
+TOKENIZER = frozenset({
+    "add_bos_token", "add_eos_token", "additional_chat_templates", "auto_map", "backend", "chat_control_tokens",
+    "chat_template", "clean_up_tokenization_spaces", "do_basic_tokenize", "errors", "files_loaded", "is_local",
+    "legacy", "local_files_only", "max_length", "name_or_path", "never_split", "pad_to_multiple_of", "pad_token",
+    "pad_token_type_id", "padding", "padding_side", "processor_class", "response_schema", "response_template",
+    "sp_model_kwargs", "special_tokens_map_file", "stride", "tokenizer_file", "trim_offsets",
+    "truncation_strategy", "truncation", "use_default_system_prompt", "use_fast", "unk_id", "vocab_file", "merges_file",
+    "vocab_size", "wordpieces_prefix", "spaces_between_special_tokens", "suppress_tokens", "added_tokens_file",
+    "split_special_tokens", "from_slow", "model_specific_special_tokens", "processor", "verbose",
+})  # fmt: skip
+"""Settings of tokenizers about names, decoding, padding, and calls with other arguments than those of
+sentence-transformers. `add_bos_token` and `add_eos_token` only apply without tokenizer.json.
+"""
+HARMLESS: dict[str, frozenset[str]] = {
+    MODULES: frozenset({"idx", "name", "kwargs"}),
+    CONFIG: frozenset({"__version__", "keep_in_fp32_modules", "requirements"}),
+    TRANSFORMER_CONFIGS[0]: frozenset({"backend", "unpad_inputs"}),
+    "model_kwargs": LOADING | {"add_pooling_layer", "export", "file_name", "provider"},
+    "config_kwargs": LOADING,
+    "processor_kwargs": LOADING | TOKENIZER,
+    "processing_kwargs": frozenset({"audio", "image", "video"}),
+    "processing_kwargs.call": frozenset({
+        "pad_to_multiple_of", "padding", "padding_side", "return_attention_mask", "return_length",
+        "return_offsets_mapping", "return_special_tokens_mask", "return_tensors", "return_token_type_ids", "verbose",
+    }),
+    "Pooling": frozenset({"embedding_dimension", "word_embedding_dimension"}),
+    "Dense": frozenset({"bias", "in_features", "out_features"}),
+    "SpladePooling": frozenset({"chunk_size", "embedding_dimension", "word_embedding_dimension"}),
+    "SparseStaticEmbedding": frozenset({"frozen"}),
+    TOKENIZER_CONFIG: TOKENIZER,
+    SPECIAL_TOKENS_MAP: frozenset({"pad_token"}),
+}  # fmt: skip
+"""Keys that do not change the results, by file or class of module."""
+
+
+class ConfigFile(Mapping[str, Any]):
+    """The object in a JSON file, or an object in it. It records which keys are read.
+
+    Attributes:
+        name: The file relative to the model directory, and the key of a nested object, for messages.
+        kind: The key of `HARMLESS`.
+    """
+
+    def __init__(self, name: str, values: Mapping[str, Any], kind: str) -> None:
+        self.name = name
+        self.kind = kind
+        self._values = values
+        self._read = set(HARMLESS.get(kind, ()))
+        self._nested: dict[str, ConfigFile] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def nested(self, key: str, kind: str | None = None) -> "ConfigFile":
+        """Return the object at a key; an empty one if the key is missing or null. Raises CheckpointError."""
+        if key not in self._nested:
+            values = self.get(key) or {}
+            if not isinstance(values, dict):
+                raise CheckpointError(f"{self.name}: {key} is not an object. Correct it.")
+            self._nested[key] = ConfigFile(f"{self.name}: {key}", values, kind or key)
+        return self._nested[key]
+
+    def integer(self, key: str) -> int | None:
+        """Return a positive integer; None if the key is missing or null. Raises CheckpointError."""
+        value = self.get(key)
+        if value is not None and not (type(value) in (int, float) and value >= 1):
+            raise CheckpointError(f"{self.name}: {key} is not a positive integer ({value!r}). Correct it.")
+        return None if value is None else int(value)
+
+    def require(self, key: str, *supported: Any) -> None:
+        """Raise CheckpointError unless a key is missing, null, empty, or one of the supported values."""
+        value = self.get(key)
+        if value not in (None, {}, [], *supported):
+            expected = " or ".join(str(choice) for choice in supported)
+            raise CheckpointError(f"{self.name}: unsupported {key} {value!r}. Supported: {expected or 'none'}.")
+
+    def unread(self) -> Iterator[str]:
+        """Yield the unknown keys with a value, each as "file: key"."""
+        for key, value in self._values.items():
+            if key not in self._read and value not in (None, False, [], {}):
+                yield f"{self.name}: {key}"
+        for nested in self._nested.values():
+            yield from nested.unread()
+
+
+class Module(NamedTuple):
+    """A module of sentence-transformers: the name of its class, and its directory."""
+
+    kind: str
+    path: Path
+
+
+class ModelFiles:
+    """The directory of a published model. Each configuration file is read once."""
+
+    def __init__(self, directory: Path) -> None:
+        """List the modules. Raises CheckpointError for invalid files, and for models that are no encoders."""
+        self.directory = directory
+        self._files: dict[Path, ConfigFile] = {}
+        self._warnings: list[str] = []
+        self.has_modules = (directory / MODULES).is_file()
+        self.modules = self._list_modules() if self.has_modules else []
+        self.queries: list[Module] | None = None
+        """The modules for queries, of a model that reads them with modules of their own."""
+        if [module.kind for module in self.modules] in (["Router"], ["Asym"]):
+            self._read_router()
+        first = self.modules[0] if self.modules else None
+        if first is not None and first.kind == "StaticEmbedding":
+            raise CheckpointError(
+                f"{MODULES}: StaticEmbedding models are not supported (they have no encoder, so words have no context)."
+            )
+        if first is not None and first.kind == "Router":
+            raise CheckpointError(
+                f"{MODULES}: a Router with other modules is not supported. Supported: a Router alone."
+            )
+        self.transformer = first.path if first is not None and first.kind in TRANSFORMERS else directory
+        """The directory of config.json, weights and tokenizer."""
+        if (self.transformer / ADAPTER).is_file():
+            raise CheckpointError(
+                f"{ADAPTER}: adapters of PEFT are not supported. Merge them into the weights (merge_and_unload) and "
+                "save the model."
+            )
+
+    @property
+    def order(self) -> str:
+        """The classes of the modules, separated by spaces."""
+        return " ".join(module.kind for module in self.modules)
+
+    @property
+    def sentence_transformers(self) -> ConfigFile:
+        """config_sentence_transformers.json; empty if it is missing."""
+        return self.read(self.directory / CONFIG)
+
+    @property
+    def transformer_config(self) -> ConfigFile:
+        """The configuration of the module Transformer; empty if there is none."""
+        for name in TRANSFORMER_CONFIGS:
+            config = self.read(self.transformer / name, TRANSFORMER_CONFIGS[0])
+            if len(config):
+                return config
+        return config
+
+    def read(self, path: Path, kind: str | None = None) -> ConfigFile:
+        """Return the object in a file; an empty one if the file is missing. Raises CheckpointError."""
+        if path not in self._files:
+            name = str(path.relative_to(self.directory)) if path.is_relative_to(self.directory) else path.name
+            values = read_json(path) if path.is_file() else {}
+            self._files[path] = ConfigFile(name, values, kind or path.name)
+        return self._files[path]
+
+    def module_config(self, module: Module) -> ConfigFile:
+        """Return the configuration of a module. Raises CheckpointError."""
+        return self.read(module.path / "config.json", module.kind)
+
+    def warn(self, warning: str) -> None:
+        """Add a warning of the export."""
+        if warning not in self._warnings:
+            self._warnings.append(warning)
+
+    def warnings(self) -> list[str]:
+        """Return the warnings, among them one about all unknown keys."""
+        unknown = [key for file in self._files.values() for key in file.unread()]
+        listed = f"ignored unknown settings, which may change the results: {'; '.join(unknown)}"
+        return [*self._warnings, *([listed] if unknown else [])]
+
+    def _list_modules(self) -> list[Module]:
+        try:
+            entries = json.loads((self.directory / MODULES).read_text(encoding="utf-8"))
+            modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
+        except (ValueError, TypeError, KeyError):
+            raise CheckpointError(f"{MODULES}: not a list of modules with type and path. Correct it.") from None
+        for index, entry in enumerate(entries):
+            file = ConfigFile(f"{MODULES}[{index}]", entry, MODULES)
+            self._files[self.directory / f"{MODULES}[{index}]"] = file
+            _ = file["type"], file["path"]
+        return list(self._locate(modules, MODULES))
+
+    def _locate(self, modules: Iterable[tuple[str, str]], file: str) -> Iterator[Module]:
+        for kind, name in modules:
+            path = self.directory / name
+            if not path.resolve().is_relative_to(self.directory.resolve()):
+                raise CheckpointError(f"{file}: path {name!r} is outside of the model directory. Correct it.")
+            yield Module(kind, path)
+
+    def _read_router(self) -> None:
+        """Select the modules for documents, and those for queries if they differ."""
+        path = self.modules[0].path / ROUTER
+        values = self.read(path if path.is_file() else path.with_name("config.json"), ROUTER)
+        base = self.modules[0].path.relative_to(self.directory)
+        routes = {}
+        for role in ("document", "query"):
+            try:
+                names = [str(name) for name in values["structure"][role]]
+                kinds = [str(values["types"][name]).rsplit(".", 1)[-1] for name in names]
+            except (TypeError, KeyError):
+                raise CheckpointError(f"{values.name}: no route {role} of modules. Correct it.") from None
+            if not names:
+                raise CheckpointError(f"{values.name}: no route {role} of modules. Correct it.")
+            routes[role] = list(
+                self._locate(zip(kinds, (str(base / name) for name in names), strict=True), values.name)
+            )
+        parameters = values.nested("parameters")
+        parameters.require("route_mappings")
+        default = parameters.get("default_route")
+        if default is None and parameters.get("allow_empty_key", True):
+            default = next(iter(values["structure"]))
+        self.modules = routes["document"]
+        if routes["query"] == routes["document"]:
+            return
+        self.queries = routes["query"]
+        if [module.kind for module in self.queries] != ["SparseStaticEmbedding"]:
+            listed = " ".join(module.kind for module in self.queries)
+            raise CheckpointError(
+                f"{values.name}: queries and documents have different encoders (queries: {listed}; documents: "
+                f"{self.order}), which one artifact cannot hold. Save each route as a model of its own, export both, "
+                "and serve them with --models."
+            )
+        if default != "document":
+            self.warn(
+                f"{values.name}: texts without a role are documents here. In sentence-transformers, the default route "
+                f"is {default!r}. Set role to {default!r}."
+            )

@@ -1,0 +1,280 @@
+"""The tokenizer of a published model: tokenizer.json, changed by the settings of the other tokenizer files.
+
+transformers applies the settings of tokenizer_config.json to tokenizer.json. Which ones depends on the class of the
+tokenizer. Releases 4 and 5 agree on the settings that are read here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from model.artifact import TOKENIZER
+from model.checkpoint_files import CheckpointError, reject_pointer
+from model.config_files import ADDED_TOKENS, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, ModelFiles
+from model.manifest import TruncationSide
+from model.sentence_transformers_config import TransformerSettings
+from model.tokenizer_conversion import convert_tokenizer
+
+WORDPIECE, BYTE_LEVEL, UNIGRAM, GENERIC = "wordpiece", "byte level", "unigram", "generic"
+STYLES = {
+    "BertTokenizer": WORDPIECE,
+    "DistilBertTokenizer": WORDPIECE,
+    "ElectraTokenizer": WORDPIECE,
+    "MobileBertTokenizer": WORDPIECE,
+    "MPNetTokenizer": WORDPIECE,
+    "RobertaTokenizer": BYTE_LEVEL,
+    "BartTokenizer": BYTE_LEVEL,
+    "Qwen2Tokenizer": BYTE_LEVEL,
+    "XLMRobertaTokenizer": UNIGRAM,
+    "CamembertTokenizer": UNIGRAM,
+}
+"""The settings that each class of transformers reads. Other classes read those of `GENERIC`."""
+NORMALIZERS = {
+    WORDPIECE: {"BertNormalizer", "Lowercase"},
+    BYTE_LEVEL: {"NFC"},
+    UNIGRAM: {"Precompiled", "Replace", "Strip"},
+}
+"""The normalizers in tokenizer.json that are equal, or nearly, to those of the classes in transformers 5."""
+DEFAULT_CLASSES = {
+    "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+"""The class of the tokenizer of each `model_type` whose files name none."""
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
+WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer")
+"""Classes that return token types unless `model_input_names` says otherwise."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerSettings:
+    """The settings of tokenizer_config.json and the files beside it, with those of sentence-transformers on top."""
+
+    def __init__(self, files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
+        self.files = files
+        self._transformer = settings
+        directory = files.transformer
+        self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
+        if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file
+            self._layers.insert(1, files.read(directory / SPECIAL_TOKENS_MAP))
+        self._added = files.read(directory / ADDED_TOKENS, ADDED_TOKENS)
+        named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
+        self.class_name = _select_class(named, str(model_config.get("model_type")))
+        self.style = STYLES.get(self.class_name, GENERIC)
+        for key in ("add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+            self.get(key)  # classes that do not use a setting ignore it
+        for key in ("init_inputs", "fast_tokenizer_files", "fix_mistral_regex"):
+            if self.get(key):
+                raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} ({self.get(key)!r}). Remove it.")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value; None and missing keys are the default. All files count as read."""
+        values = [layer.get(key) for layer in self._layers]
+        return next((value for value in values if value is not None), default)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the model gets token types, which tell the texts of a pair apart."""
+        names = self.get("model_input_names")
+        return self.class_name in WITH_TOKEN_TYPES if names is None else "token_type_ids" in names
+
+    def _extra_tokens(self) -> list[Any]:
+        """Return the special tokens without a role, under the current or the old key of a file."""
+        for layer in reversed(self._layers):
+            if "extra_special_tokens" in layer or "additional_special_tokens" in layer:
+                extra = layer.get("extra_special_tokens") or layer.get("additional_special_tokens") or []
+                return list(extra.values() if isinstance(extra, dict) else extra)
+        return []
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean. Raises CheckpointError."""
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not true or false ({value!r}). Correct it.")
+        return value
+
+    def added_tokens(self) -> Iterator[AddedToken]:
+        """Yield the tokens that the settings add to those of tokenizer.json, or change, in the order of their ids."""
+        decoder = self.get("added_tokens_decoder") or {}
+        for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
+            yield _added_token(token, special=False)
+        listed = {str(token.get("content")) for token in decoder.values() if isinstance(token, dict)}
+        special = [self.get(key) for key in SPECIAL_TOKENS]
+        special += self._extra_tokens()
+        for layer in self._layers:  # the tokens of models with roles of their own, such as "image_token"
+            special += [layer[key] for key in layer if key.endswith("_token") and isinstance(layer[key], (str, dict))]
+        names = {_content(token) for token in special if token}
+        if not decoder:
+            for content, _ in sorted(self._added.items(), key=lambda item: int(item[1])):
+                yield AddedToken(content, special=content in names, normalized=content not in names)
+        for token in special:
+            if token and _content(token) not in listed:
+                listed.add(_content(token))
+                yield _added_token(token, special=True)
+
+
+@dataclass(frozen=True)
+class PublishedTokenizer:
+    """A tokenizer.json with all settings of a model, and where an input over the limit loses tokens."""
+
+    definition: bytes
+    truncation_side: TruncationSide
+
+
+def read_tokenizer(
+    files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings
+) -> PublishedTokenizer:
+    """Return the tokenizer of a model; without tokenizer.json, BERT's vocab.txt is converted.
+
+    Raises:
+        CheckpointError: there is neither, or a setting that is not supported.
+    """
+    path = files.transformer / TOKENIZER
+    options = TokenizerSettings(files, model_config, settings)
+    if path.is_file():
+        reject_pointer(path)
+        definition = path.read_bytes()
+        try:
+            values = json.loads(definition)
+            Tokenizer.from_str(definition.decode())
+        except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+            raise CheckpointError(f"{TOKENIZER}: invalid ({error}). Download the model again.") from None
+    else:
+        values = json.loads(convert_tokenizer(files.transformer))
+    apply_settings(values, options)
+    if settings.do_lower_case:
+        _add_lowercase(values)
+    side = options.get("truncation_side") or (values.get("truncation") or {}).get("direction") or "right"
+    if str(side).lower() not in ("right", "left"):
+        raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported truncation_side {side!r}. Supported: right or left.")
+    return PublishedTokenizer(
+        _add_tokens(json.dumps(values, ensure_ascii=False), options).encode(),
+        "left" if str(side).lower() == "left" else "right",
+    )
+
+
+def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Change the parts of a tokenizer.json that the settings name."""
+    _check_normalizer(values["normalizer"], options)
+    if options.style == WORDPIECE:
+        flags = {  # as in transformers, missing settings have the defaults of the class
+            "lowercase": options.flag("do_lower_case", True),
+            "strip_accents": options.get("strip_accents"),
+            "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
+        }
+        for part in _parts(values["normalizer"], "normalizers", "BertNormalizer"):
+            part.update(flags)
+    elif options.style == BYTE_LEVEL:
+        for part in _parts(values["pre_tokenizer"], "pretokenizers", "ByteLevel"):
+            part["add_prefix_space"] = options.flag("add_prefix_space", False)
+    elif options.style == UNIGRAM:
+        for part in _parts(values["pre_tokenizer"], "pretokenizers", "Metaspace"):
+            scheme = options.get("add_prefix_space")
+            if scheme is not None:
+                part["prepend_scheme"] = "always" if options.flag("add_prefix_space", True) else "never"
+    unknown = options.get("unk_token")
+    if values["model"].get("unk_token") is not None and unknown and _content(unknown) in values["model"]["vocab"]:
+        values["model"]["unk_token"] = _content(unknown)
+    if not options.has_token_types:
+        _drop_token_types(values)
+
+
+def _check_normalizer(normalizer: dict[str, Any] | None, options: TokenizerSettings) -> None:
+    """Add a warning if transformers 5 replaces the normalizer with another one."""
+    usual = NORMALIZERS.get(options.style)
+    kinds = {part["type"] for part in ((normalizer or {}).get("normalizers") or [normalizer]) if part}
+    if usual is None or (kinds <= usual and (kinds or options.style != WORDPIECE)):
+        return
+    options.files.warn(
+        f"{TOKENIZER}: its normalizer ({', '.join(sorted(kinds)) or 'none'}) is used, as in transformers 4. "
+        f"transformers 5 replaces it by that of {options.class_name} and returns other tokens. To get the same from "
+        f"both, set tokenizer_class in {TOKENIZER_CONFIG} to PreTrainedTokenizerFast."
+    )
+
+
+def _add_lowercase(values: dict[str, Any]) -> None:
+    """Add lower-casing before the normalizer unless it has that step, as sentence-transformers does."""
+    normalizer, lowercase = values["normalizer"], {"type": "Lowercase"}
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    steps = [step for step in steps if step]
+    if lowercase not in steps:
+        values["normalizer"] = {"type": "Sequence", "normalizers": [lowercase, *steps]}
+
+
+def _add_tokens(definition: str, options: TokenizerSettings) -> str:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.add_tokens([token for token in options.added_tokens() if token.content])
+    return str(tokenizer.to_str())
+
+
+def _drop_token_types(values: dict[str, Any]) -> None:
+    """Set all token types to 0."""
+    for part in _parts(values["post_processor"], "processors", "TemplateProcessing"):
+        for piece in (*part["single"], *part["pair"]):
+            for item in piece.values():
+                item["type_id"] = 0
+    for part in _parts(values["post_processor"], "processors", "BertProcessing"):
+        (cls, cls_id), (sep, sep_id) = part.pop("cls"), part.pop("sep")
+
+        def special(token: str) -> dict[str, Any]:
+            return {"SpecialToken": {"id": token, "type_id": 0}}
+
+        def text(name: str) -> dict[str, Any]:
+            return {"Sequence": {"id": name, "type_id": 0}}
+
+        single = [special(cls), text("A"), special(sep)]
+        part |= {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, text("B"), special(sep)],
+            "special_tokens": {
+                token: {"id": token, "ids": [number], "tokens": [token]}
+                for token, number in ((cls, cls_id), (sep, sep_id))
+            },
+        }
+
+
+def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a type in a component of tokenizer.json; `key` has those of a sequence."""
+    if component is None:
+        return
+    if component["type"] == kind:
+        yield component
+    for part in component.get(key) or ():
+        yield from _parts(part, key, kind)
+
+
+def _select_class(named: Any, model_type: str) -> str:
+    """Return the class that AutoTokenizer of transformers selects for a model, without "Fast"."""
+    default = DEFAULT_CLASSES.get(model_type, GENERIC_CLASSES[0])
+    if not named:
+        return default
+    name = str(named).removesuffix("Fast") if named != GENERIC_CLASSES[0] else str(named)
+    if default in GENERIC_CLASSES and model_type in ("modernbert", "eurobert"):
+        return default
+    return name
+
+
+def _added_token(token: Any, *, special: bool) -> AddedToken:
+    if not isinstance(token, dict):
+        return AddedToken(str(token), special=special, normalized=not special)
+    options = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
+    return AddedToken(_content(token), special=bool(token.get("special", special)), **options)
+
+
+def _content(token: Any) -> str:
+    """Return the text of a token, which is a string or an object with options."""
+    return str(token.get("content")) if isinstance(token, dict) else str(token)

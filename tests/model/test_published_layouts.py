@@ -1,0 +1,235 @@
+"""Layouts that libraries save: each loads with the results of the library, or is refused with its name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import sentence_transformers
+import torch
+import transformers
+from safetensors.torch import load_file
+from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Router
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from model.checkpoint import load_checkpoint
+from model.checkpoint_files import CheckpointError
+from model.export import export
+from model.export_heads import without_frame
+from model.model_source import SourceError, locate
+from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES, bert_classifier
+from tests.model.colbert_cases import BERT, SPECIAL, ColbertCase, pylate, with_added_markers
+from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.published_tokenizers import load_tokenizer
+from tests.model.retriever_cases import SPLADE_CASES, publish_inference_free
+from tests.model.test_retriever_heads import compare_logits, random_ids, run
+from tests.model.test_sentence_transformers_config import write_modules
+from tests.model.tiny_tokenizers import BUILDERS
+
+
+def save(case: FamilyCase, directory: Path) -> Any:
+    """Let transformers save a model of random weights, in the names of published files."""
+    vocab_size = BUILDERS[case.tokenizer]().get_vocab_size()
+    config = getattr(transformers, case.config)(vocab_size=vocab_size, **case.options)
+    torch.manual_seed(3)
+    model = getattr(transformers, case.architecture)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = name.endswith("weight") and parameter.dim() == 1
+            parameter.copy_(parameter * is_norm + 0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(BUILDERS[case.tokenizer]().to_str())
+    return model
+
+
+@pytest.mark.parametrize("kind", SPLADE_CASES)
+def test_masked_lm_heads_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
+    save(SPLADE_CASES[kind], tmp_path)
+    modules = ("Transformer", ""), ("SpladePooling", "1_SpladePooling")
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": f"x.{name}", "path": path} for name, path in modules]))
+    (tmp_path / "1_SpladePooling").mkdir()
+    (tmp_path / "1_SpladePooling" / "config.json").write_text("{}")
+    compare_logits(tmp_path, 17)
+    assert load_checkpoint(tmp_path).masked_lm is not None
+
+
+@pytest.mark.parametrize("kind", [name for name in CLASSIFIER_CASES if CLASSIFIER_CASES[name].rename is None])
+def test_classifiers_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
+    model = save(CLASSIFIER_CASES[kind], tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    classifier, ids = checkpoint.classifier, random_ids(checkpoint, 9)
+    assert classifier is not None
+    rows = run(checkpoint, ids)
+    with torch.inference_mode():
+        expected = model(ids).logits[0]
+        picked = {"cls": rows[:1], "last": rows[-1:], "mean": rows.mean(dim=0, keepdim=True), "mean_logits": rows}
+        logits = classifier.head(picked[classifier.pooling]).mean(dim=0)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+@pytest.mark.parametrize("kind", [name for name in TOKEN_CLASSIFIER_CASES if CLASSIFIER_CASES[name].rename is None])
+def test_token_classifiers_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
+    model = save(TOKEN_CLASSIFIER_CASES[kind], tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    tokens, ids = checkpoint.token_classifier, random_ids(checkpoint, 9)
+    assert tokens is not None
+    with torch.inference_mode():
+        expected, logits = model(ids).logits[0], tokens.head(run(checkpoint, ids))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+
+
+def test_model_for_pretraining_has_its_masked_lm_head(tmp_path: Path) -> None:
+    case = bert_classifier("Bert")
+    model = save(FamilyCase("BertForPreTraining", case.config, case.options), tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.masked_lm is not None
+    assert checkpoint.unexported == ()
+    head, ids = checkpoint.masked_lm.head, random_ids(checkpoint, 9)
+    assert head.layers is not None
+    assert head.bias is not None
+    with torch.inference_mode():
+        logits = head.layers(run(checkpoint, ids)) @ head.decoder.T + head.bias
+        expected = model(ids).prediction_logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("activation", ["swish", "gelu_python", "gelu_fast", "gelu_accurate", "gelu_python_tanh"])
+def test_other_names_of_activations(tmp_path: Path, activation: str) -> None:
+    case = bert_classifier("Bert", hidden_act=activation)
+    model = save(FamilyCase("BertModel", case.config, case.options), tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    ids = random_ids(checkpoint, 9)
+    with torch.inference_mode():
+        expected = model(ids).last_hidden_state[0]
+    torch.testing.assert_close(run(checkpoint, ids), expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("words", [None, [], ["a"]])
+def test_skiplist_of_pylate_without_model_type(tmp_path: Path, words: list[str] | None) -> None:
+    """PyLate 1 uses punctuation if the list is missing or empty, and skips unknown tokens for unknown words."""
+    case = ColbertCase(BERT, SPECIAL, lambda: with_added_markers("wordpiece", special=False), pylate())
+    case.publish(tmp_path)
+    path = tmp_path / "config_sentence_transformers.json"
+    config = json.loads(path.read_text())
+    del config["model_type"], config["skiplist_words"]
+    path.write_text(json.dumps(config | ({} if words is None else {"skiplist_words": words})))
+    checkpoint = load_checkpoint(tmp_path)
+    head = checkpoint.multi_vector
+    assert head is not None
+    vocabulary = BUILDERS["wordpiece"]().get_vocab()
+    punctuation = {vocabulary[mark] for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" if mark in vocabulary}
+    expected = {vocabulary["a"]} if words else punctuation | {vocabulary["[UNK]"]}
+    assert set(head.skipped_token_ids) == expected
+    assert checkpoint.warnings == ()
+
+
+def test_router_with_two_encoders_is_refused(source: Path, tmp_path: Path) -> None:
+    def encoder() -> list[Any]:
+        bert = Transformer(str(source))
+        return [bert, Pooling(bert.get_embedding_dimension())]
+
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    shared = encoder()
+    for query, is_shared in ((encoder(), False), (shared, True)):
+        router = Router.for_query_document(query_modules=query, document_modules=shared)
+        directory = tmp_path / f"shared-{is_shared}"
+        sentence_transformers.SentenceTransformer(modules=[router]).save(str(directory))
+        if is_shared:
+            assert load_checkpoint(directory).embedding_config.pooling == "mean"
+            continue
+        with pytest.raises(
+            CheckpointError, match=r"router_config\.json: queries and documents have different encoders"
+        ):
+            load_checkpoint(directory)
+
+
+def test_chat_template_for_every_text_is_refused(source: Path) -> None:
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    options = {"modality_config": {"text": forward, "message": {**forward, "format": "flat"}}}
+    write_modules(source, "Pooling")
+    (source / "sentence_bert_config.json").write_text(json.dumps({**options, "module_output_name": "token_embeddings"}))
+    with pytest.raises(CheckpointError, match=r"modality_config renders each text through the chat template"):
+        load_checkpoint(source)
+
+
+def test_transformer_in_a_directory_of_its_own(source: Path, tmp_path: Path) -> None:
+    """sentence-transformers 0 and 1 save the encoder so."""
+    expected = load_checkpoint(source)
+    write_modules(source, "Pooling")
+    modules = json.loads((source / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "0_Transformer").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.move(source / name, source / "0_Transformer" / name)
+    located = locate(str(source))
+    assert located.revision is not None
+    ids = random_ids(expected, 9)
+    assert torch.equal(run(load_checkpoint(source), ids), run(expected, ids))
+    manifest = export(str(source), tmp_path / "artifact", revision=None, name=None, progress=lambda step: None)
+    assert manifest.embedding.pooling == "mean"
+
+
+def test_static_embedding_is_refused(tmp_path: Path) -> None:
+    module = {"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}
+    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(CheckpointError, match=r"StaticEmbedding models are not supported \(they have no encoder"):
+        load_checkpoint(locate(str(tmp_path)).directory)
+
+
+def test_directory_without_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"not a model \(no config\.json or modules\.json\)"):
+        locate(str(tmp_path))
+
+
+def test_adapters_of_peft_are_refused(source: Path) -> None:
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: adapters of PEFT are not supported"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Reranker", "looks like a reranker"), ("other", "is a language model")]
+)
+def test_causal_language_model_without_modules_is_named(tmp_path: Path, name: str, expected: str) -> None:
+    own = FAMILY_CASES["qwen3"]
+    (tmp_path / name).mkdir()
+    tokenizer = BUILDERS["bytelevel"]().to_str().encode()
+    FamilyCase("Qwen3ForCausalLM", own.config, own.options).publish(tmp_path / name, tokenizer)
+    (warning,) = [line for line in load_checkpoint(tmp_path / name).warnings if "embedding model" in line]
+    assert expected in warning
+    assert "CrossEncoder('SOURCE').save_pretrained('DIR')" in warning
+
+
+def test_unknown_words_of_a_query_have_the_weight_of_the_table(tmp_path: Path) -> None:
+    publish_inference_free(tmp_path, BUILDERS["wordpiece"]().to_str().encode())
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **names}
+    for path in (tmp_path, *tmp_path.glob("*_0_*")):
+        (path / "tokenizer_config.json").write_text(json.dumps(options))
+    table = load_file(tmp_path / "query_0_SparseStaticEmbedding" / "model.safetensors")["weight"]
+    expected = SparseEncoder(str(tmp_path), device="cpu").encode_query(["the \u4e00 bank"])[0].to_dense()
+    unknown = BUILDERS["wordpiece"]().token_to_id("[UNK]")
+    assert float(expected[unknown]) == float(table[unknown]) > 0
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.sparse is not None
+    assert checkpoint.sparse.query_weights is not None
+    weights = without_frame(checkpoint.sparse.query_weights, checkpoint.tokenizer)
+    assert weights is not None
+    for number in expected.nonzero().flatten().tolist():
+        assert float(weights[number]) == float(expected[number])
+
+
+def test_lower_casing_of_sentence_transformers(source: Path) -> None:
+    values = json.loads((source / "tokenizer.json").read_text())
+    values["normalizer"]["lowercase"] = False
+    (source / "tokenizer.json").write_text(json.dumps(values))
+    (source / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    write_modules(source, "Pooling")
+    cased = load_tokenizer(source).definition
+    (source / "sentence_distilbert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    lowered = load_tokenizer(source).definition
+    assert json.loads(cased)["normalizer"]["type"] == "BertNormalizer"
+    assert json.loads(lowered)["normalizer"]["normalizers"][0] == {"type": "Lowercase"}
