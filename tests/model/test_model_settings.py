@@ -19,7 +19,10 @@ from sentence_transformers import cross_encoder, multi_vector_encoder, sentence_
 from sentence_transformers.base import modules
 from sentence_transformers.base.model import BaseModel
 from sentence_transformers.base.modules.transformer import Transformer
+from sentence_transformers.cross_encoder import modules as cross_encoder_modules
+from sentence_transformers.multi_vector_encoder import modules as multi_vector_modules
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sparse_encoder import modules as sparse_modules
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -141,10 +144,10 @@ MODULE_CLASSES: dict[str, Any] = {
     "Pooling": Pooling,
     "Dense": modules.Dense,
     "Normalize": modules.Normalize,
-    "SpladePooling": sparse_encoder.modules.SpladePooling,
-    "SparseStaticEmbedding": sparse_encoder.modules.SparseStaticEmbedding,
-    "MultiVectorMask": multi_vector_encoder.modules.MultiVectorMask,
-    "LogitScore": cross_encoder.modules.LogitScore,
+    "SpladePooling": sparse_modules.SpladePooling,
+    "SparseStaticEmbedding": sparse_modules.SparseStaticEmbedding,
+    "MultiVectorMask": multi_vector_modules.MultiVectorMask,
+    "LogitScore": cross_encoder_modules.LogitScore,
 }
 NOT_SETTINGS = {"self", "args", "kwargs", "model_name_or_path", "init_weight", "init_bias", "tokenizer", "weight"}
 """Arguments of modules that no file contains."""
