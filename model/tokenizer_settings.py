@@ -108,21 +108,21 @@ class TokenizerSettings:
 
     def added_tokens(self) -> Iterator[AddedToken]:
         """Yield the tokens that the settings add to those of tokenizer.json, or change, in the order of their ids."""
-        decoder = self.get("added_tokens_decoder") or {}
-        for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
-            yield _added_token(token, special=False)
-        listed = {str(token.get("content")) for token in decoder.values() if isinstance(token, dict)}
-        special = [self.get(key) for key in SPECIAL_TOKENS]
-        special += self._extra_tokens()
+        named = [token for key in SPECIAL_TOKENS if (token := self.get(key))]
+        special = [*named, *self._extra_tokens()]
         for layer in self._layers:  # the tokens of models with roles of their own, such as "image_token"
             special += [layer[key] for key in layer if key.endswith("_token") and isinstance(layer[key], (str, dict))]
-        names = {_content(token) for token in special if token}
+        decoder = self.get("added_tokens_decoder") or {}
+        for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
+            yield _added_token(token, special=_content(token) in map(_content, named))
         if not decoder:
             for content, _ in sorted(self._added.items(), key=lambda item: int(item[1])):
-                yield AddedToken(content, special=content in names, normalized=content not in names)
+                is_special = content in map(_content, special)
+                yield AddedToken(content, special=is_special, normalized=not is_special)
+        yielded = {_content(token) for token in decoder.values()}
         for token in special:
-            if token and _content(token) not in listed:
-                listed.add(_content(token))
+            if _content(token) not in yielded:
+                yielded.add(_content(token))
                 yield _added_token(token, special=True)
 
 
@@ -172,7 +172,7 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
     if options.style == WORDPIECE:
         flags = {  # as in transformers, missing settings have the defaults of the class
             "lowercase": options.flag("do_lower_case", True),
-            "strip_accents": options.get("strip_accents"),
+            "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
             "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
         }
         for part in _parts(values["normalizer"], "normalizers", "BertNormalizer"):
@@ -272,7 +272,7 @@ def _added_token(token: Any, *, special: bool) -> AddedToken:
     if not isinstance(token, dict):
         return AddedToken(str(token), special=special, normalized=not special)
     options = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
-    return AddedToken(_content(token), special=bool(token.get("special", special)), **options)
+    return AddedToken(_content(token), special=special or bool(token.get("special")), **options)
 
 
 def _content(token: Any) -> str:

@@ -86,7 +86,8 @@ READ_BY_MODULE = {
     "MultiVectorMask": {"skiplist_words", "skiplist_tasks", "keep_only_token_ids"},
     "LogitScore": {"true_token_id", "false_token_id", "module_input_name"},
 }
-ARGUMENTS_OF_CALLERS = {"gguf_file", "tokenizer_object", "tokenizer_class", "vocab", "merges", "vocabulary"}
+ARGUMENTS_OF_CALLERS = {"gguf_file", "tokenizer_object", "tokenizer_class", "vocab", "merges", "tokenizer_truncation",
+                        "tokenizer_padding", "post_processor", "tokenizer"}  # fmt: skip
 """Arguments of transformers that its own code passes, and the class, which selects how other keys are read."""
 FILE = re.compile(r"[\w.-]+\.(json|jinja|metadata|txt|model)")
 KNOWN_FILES = {

@@ -81,7 +81,7 @@ def test_license_is_none_without_front_matter(source: Path, card: str) -> None:
 
 
 def test_directory_without_config_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=rf"{tmp_path}: not a model \(no config\.json\)"):
+    with pytest.raises(SourceError, match=rf"{tmp_path}: not a model \(no config\.json or modules\.json\)"):
         locate(str(tmp_path))
 
 
