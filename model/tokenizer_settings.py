@@ -79,6 +79,25 @@ class TokenizerSettings:
         for key in ("init_inputs", "fast_tokenizer_files", "fix_mistral_regex"):
             if self.get(key):
                 raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} ({self.get(key)!r}). Remove it.")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Raise CheckpointError unless all tokens are strings or objects with a string."""
+        decoder = self.get("added_tokens_decoder", {})
+        if not isinstance(decoder, dict) or not all(str(number).isdigit() for number in decoder):
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is not a map of token ids. Correct it.")
+        tokens: dict[str, Any] = {key: [self.get(key)] for key in SPECIAL_TOKENS}
+        tokens["added_tokens_decoder"] = list(decoder.values())
+        for key in ("extra_special_tokens", "additional_special_tokens"):
+            extra = self.get(key, [])
+            tokens[key] = list(extra.values()) if isinstance(extra, dict) else extra
+        for key, values in tokens.items():
+            is_valid = isinstance(values, list) and all(
+                token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str)
+                for token in values
+            )
+            if not is_valid:
+                raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not a token or a list of tokens. Correct it.")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value; None and missing keys are the default. All files count as read."""
