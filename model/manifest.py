@@ -245,6 +245,11 @@ class Manifest(Record):
         return heads
 
     @property
+    def longest_input_tokens(self) -> int:
+        """The largest limit of any role."""
+        return max((self.max_input_tokens, *self.role_max_tokens.values()))
+
+    @property
     def embedding(self) -> EmbeddingHead:
         """The head that computes embeddings."""
         head = self.heads[0]

@@ -135,7 +135,8 @@ class TokenizedInput:
     def truncate(self, limit: int, side: Side) -> "TokenizedInput":
         """Return at most `limit` tokens, special tokens included, by dropping tokens at `side`.
 
-        A pair loses tokens from its longer text first. Special tokens and the prompt are never dropped.
+        A pair loses tokens from its longer text first; the prompt counts as a part of the first one. Special tokens and
+        the prompt are never dropped.
         """
         excess = len(self) - limit
         if excess <= 0:
@@ -144,13 +145,13 @@ class TokenizedInput:
         for index, number in enumerate(self._encoding.sequence_ids):
             if number is not None:
                 content[number].append(index)
-        if self.source.prompt:
-            del content[0][: self.prompt_range[1] - self.prompt_range[0]]
+        prompt = self.prompt_range[1] - self.prompt_range[0]
+        del content[0][:prompt]
         first, second = len(content[0]), len(content[1])
         while excess and first + second:
             # Equivalent to dropping one token at a time, but takes all of the difference in length at once.
-            stretch = max(1, min(excess, abs(first - second)))
-            if first >= second:
+            stretch = max(1, min(excess, abs(first + prompt - second)))
+            if (first and first + prompt >= second) or not second:
                 first -= min(stretch, first)
             else:
                 second -= min(stretch, second)

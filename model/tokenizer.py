@@ -52,11 +52,11 @@ class Tokenizer:
         special = self._tokenizer.get_added_tokens_decoder().values()
         self._special_texts = tuple(token.content for token in special if token.special and token.content)
         self._prompts: frozenset[str] = frozenset()
+        self._with_special_tokens = self._tokenizer
         if not special_tokens_in_text:
             self._prompts = frozenset(prompt for prompt in prompts if self._spells_special_token(prompt))
-            self._with_special_tokens = (
-                tokenizers.Tokenizer.from_str(self._tokenizer.to_str()) if self._prompts else None
-            )
+            if self._prompts:
+                self._with_special_tokens = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
             # Only the post-processor may add special tokens; text that spells them is tokenized as text.
             self._tokenizer.encode_special_tokens = True
             self._split_spelled_special_tokens()
@@ -115,39 +115,43 @@ class Tokenizer:
             if source.token_ids is not None:
                 encoding = self._add_special_tokens(source.token_ids)
             elif source.prompt in self._prompts:
-                encoding = self._encode_with_prompt(source)
+                first = self._encode_with_prompt(source.prompt, source.text)
+                pair = (
+                    [] if source.pair is None else self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
+                )
+                encoding = ProcessedEncoding(self._tokenizer.post_process(first, *pair), first, *pair)
             else:
                 encoding = next(encodings)
             tokenized.append(TokenizedInput(source, encoding))
         return tokenized
 
-    def _encode_with_prompt(self, source: TokenizerInput) -> Encoding:
-        """Return the encoding of a text after a prompt that contains special tokens."""
-        assert self._with_special_tokens is not None
-        prompt, text = source.prompt, source.text
-        if self._spells_special_token(text):  # only up to here, special tokens are recognized
-            end = max(prompt.rfind(content) + len(content) for content in self._special_texts if content in prompt)
-            (first,) = self._with_special_tokens.encode_batch([prompt[:end]], add_special_tokens=False)
-            (rest,) = self._tokenizer.encode_batch([prompt[end:] + text], add_special_tokens=False)
-            first = tokenizers.Encoding.merge([first, rest], growing_offsets=True)
-        else:
-            (first,) = self._with_special_tokens.encode_batch([prompt + text], add_special_tokens=False)
-        if source.pair is None:
-            return ProcessedEncoding(self._tokenizer.post_process(first), first)
-        (second,) = self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
-        return ProcessedEncoding(self._tokenizer.post_process(first, second), first, second)
+    def _encode_with_prompt(self, prompt: str, text: str) -> tokenizers.Encoding:
+        """Return the encoding of one of the model's prompts, in which special tokens are recognized, and a text."""
+        if not self._spells_special_token(text):
+            (encoding,) = self._with_special_tokens.encode_batch([prompt + text], add_special_tokens=False)
+            return encoding
+        end = max(prompt.rfind(content) + len(content) for content in self._special_texts if content in prompt)
+        (first,) = self._with_special_tokens.encode_batch([prompt[:end]], add_special_tokens=False)
+        (rest,) = self._tokenizer.encode_batch([prompt[end:] + text], add_special_tokens=False)
+        return tokenizers.Encoding.merge([first, rest], growing_offsets=True)
 
-    def encode_pairs(self, text: str, pairs: Sequence[str], *, offsets: bool = True) -> list[TokenizedInput]:
+    def encode_pairs(
+        self, text: str, pairs: Sequence[str], *, prompt: str = "", offsets: bool = True
+    ) -> list[TokenizedInput]:
         """Return the untruncated tokens of a text with each of several others; the text is tokenized once.
 
-        `offsets` is as in `encode`.
+        `prompt` is prepended to the text. `offsets` is as in `encode`.
         """
-        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        (first,) = encode([text], add_special_tokens=False)
+        encode = self._tokenizer.encode_batch if offsets or prompt else self._tokenizer.encode_batch_fast
+        if prompt in self._prompts:
+            first = self._encode_with_prompt(prompt, text)
+        else:
+            (first,) = encode([prompt + text], add_special_tokens=False)
         others = encode([*pairs], add_special_tokens=False)
         return [
             TokenizedInput(
-                TokenizerInput(text, pair), ProcessedEncoding(self._tokenizer.post_process(first, other), first, other)
+                TokenizerInput(text, pair, prompt=prompt),
+                ProcessedEncoding(self._tokenizer.post_process(first, other), first, other),
             )
             for pair, other in zip(pairs, others, strict=True)
         ]

@@ -53,11 +53,13 @@ def reject_spans(inputs: Sequence[Input]) -> None:
             raise UnknownField("not supported here", "Remove it.", field=f"inputs[{index}].spans")
 
 
-def cut(text: str, truncation: Truncation, limit: int) -> str:
-    """Return at most `limit` characters of a text that may be truncated; the engine rejects longer texts."""
+def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
+    """Return at most as many characters of a text that may be truncated as the engine accepts."""
+    limit = info.limits.max_input_characters
     if truncation == "error" or len(text) <= limit:
         return text
-    return text[:limit] if truncation == "right" else text[-limit:]
+    side = info.truncation_side if truncation == "auto" else truncation
+    return text[:limit] if side == "right" else text[-limit:]
 
 
 class BodyBudget:

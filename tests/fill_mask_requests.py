@@ -18,7 +18,7 @@ def fill_mask_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
         layers=optional(draw_layers(facts, 0)),
         top_k=optional(st.integers(0, 101)),
         targets=optional(st.lists(st.sampled_from(TARGETS), max_size=3)),
-        truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+        truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
     )
 
 

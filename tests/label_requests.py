@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from service.engine.schema.entities import Aggregation
-from service.engine.schema.labels import EXPLAIN_TOP, LabelEffect
+from service.engine.schema.labels import EXPLAIN_TOP, LabelEffect, ScoredBy
 from service.engine.schema.similarity import SimilarityUnit
 from service.pb import encoder_pb2 as pb
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, ModelFacts, body, inputs, optional, to_enums, to_inputs
@@ -14,7 +14,7 @@ from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, ModelFacts, body,
 ENUMS = {"truncation": "TRUNCATION", "effect": "EFFECT", "unit": "UNIT_KIND"}
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "raw_scores": optional(st.booleans()),
-    "truncation": st.sampled_from([..., "error", "right", "left", "right"]),
+    "truncation": st.sampled_from([..., "error", "right", "left", "auto"]),
     "effect": st.sampled_from([..., *get_args(LabelEffect)]),
     "unit": optional(st.sampled_from(get_args(SimilarityUnit))),
 }
@@ -28,7 +28,7 @@ def token_classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
     return body(
         inputs=inputs(facts, spans=False),
         aggregation=st.sampled_from([..., *get_args(Aggregation)]),
-        truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+        truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
     )
 
 
@@ -95,6 +95,7 @@ def check_rerank(request: Body, response: Any) -> None:
     texts, results = texts_of(request), response["results"]
     assert len(results) == min(request.get("top_n", len(texts)), len(texts))
     assert len({result["index"] for result in results} & set(range(len(texts)))) == len(results)
+    assert response["scored_by"] in get_args(ScoredBy)
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     explain = request.get("effect", "none") != "none"
@@ -151,6 +152,7 @@ def compare_classify(body: Any, message: Any, tolerance: float) -> None:
 
 def compare_rerank(body: Any, message: Any, tolerance: float) -> None:
     assert len(message.results) == len(body["results"])
+    assert pb.ScoredBy.Name(message.scored_by) == f"SCORED_BY_{body['scored_by'].upper()}"
     scores = {result.index: result.relevance_score for result in message.results}
     for place, result in enumerate(body["results"]):
         expected = result["relevance_score"]

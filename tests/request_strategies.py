@@ -125,7 +125,7 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             pooling=optional(st.sampled_from(POOLINGS)),
             normalize=optional(st.booleans()),
             dimensions=optional(st.integers(1, 2 * facts.hidden_size)),
-            truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+            truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
             encoding_format=optional(st.sampled_from(["float", "base64"])),
             dtype=optional(st.sampled_from(get_args(DType))),
             prompt=optional(st.sampled_from(["query: ", "Represent this:", "", "\u3000", "word " * 300])),
@@ -152,7 +152,7 @@ def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             top_p=optional(st.sampled_from([0.1, 0.5, 0.9, 1.0, 0.0])),
             top_k=optional(st.integers(0, 12)),
             decimals=optional(st.integers(0, 10)),
-            truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+            truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
             encoding_format=optional(st.sampled_from(["float", "base64"])),
             dtype=optional(st.sampled_from(get_args(MapDType))),
         )
@@ -181,7 +181,9 @@ def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
     texts = st.one_of(SHORT_TEXTS, SHORT_TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
     prompts = st.sampled_from(["query: ", "", "\u3000"])
     has_heads = "sparse" in facts.outputs
-    functions = [*get_args(SimilarityFunction) * 3] if has_heads else ["cosine", "dot"] * 5 + ["maxsim", "sparse"]
+    functions = [*get_args(SimilarityFunction) * 3]
+    if not has_heads:
+        functions = ["cosine", "dot", "euclidean", "manhattan"] * 5 + ["maxsim", "sparse"]
     drawn = draw(
         body(
             queries=texts,
@@ -189,7 +191,7 @@ def similarity_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             pairs=optional(st.sampled_from(get_args(Pairs))),
             similarity=optional(st.sampled_from(functions)),
             dimensions=optional(st.integers(0, facts.hidden_size + 1)),
-            truncation=st.sampled_from([..., "error", "right", "left", "right"]),
+            truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
             query_prompt=optional(prompts),
             document_prompt=optional(prompts),
             document_prompt_name=st.sampled_from([...] * 30 + ["document"]),

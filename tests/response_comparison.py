@@ -60,9 +60,9 @@ def compare_similarity(body: Any, result: Any, tolerance: float) -> None:
     for actual, expected in zip(result.pairs, body.get("pairs", ()), strict=True):
         assert (actual.query, actual.document) == (expected["query"], expected["document"])
         values = expected["contributions"]
-        if values is None:  # maxsim or sparse; a weight near 0 may be missing from one of them
+        if values is None:  # maxsim, sparse or a distance; a weight near 0 may be missing from one of them
             own = [term.value for term in (*actual.matches, *actual.products)]
-            other = [term["value"] for term in expected.get("matches", expected.get("products"))]
+            other = [term["value"] for term in expected.get("matches", expected.get("products", ()))]
             count = min(len(own), len(other))
             left, right = np.array(own[:count]), np.array(other[:count])
         elif actual.HasField("top"):  # equal magnitudes may swap places between batches

@@ -231,9 +231,11 @@ def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
     assert scores.shape == (counts[:1] if zipped else counts)
     assert_finite(scores)
     function = request.get("similarity", "cosine")
+    is_distance = function in ("euclidean", "manhattan")
     assert response["similarity"] == function
     if function == "cosine":
         assert np.abs(scores).max() <= 1 + 1e-5
+    assert not is_distance or scores.max() <= 0
     explain = request.get("explain", False)
     for name in SIDES:
         for text, result in zip(texts[name], response[name], strict=True):
@@ -244,6 +246,7 @@ def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
     tokens = sum(result["token_count"] for name in SIDES for result in response[name])
     assert response["usage"]["tokens"] == tokens
     assert ("pairs" in response) == explain
+    assert response["contributions_unavailable"] == ("distance" if is_distance and explain else None)
     if explain:
         places = [(pair["query"], pair["document"]) for pair in response["pairs"]]
         assert places == ([(index, index) for index in range(counts[0])] if zipped else list(np.ndindex(counts)))
@@ -269,6 +272,20 @@ def _check_pair(pair: Any, request: Any, response: Any, score: float) -> None:
         len(response["documents"][pair["document"]]["units"]),
     )
     assert abs(pair["score"] - score) <= 1e-5 * max(1, abs(score))
+    if response["contributions_unavailable"] is None:
+        _check_contributions(pair, request, shape, score)
+    else:
+        assert (pair["contributions"], pair["rest"]) == (None, None)
+    for name, count in zip(("query_effects", "document_effects"), shape, strict=True):
+        if request.get("effect", "none") == "none":
+            assert pair[name] is None
+        else:
+            effects = to_array(pair[name])
+            assert effects.shape == (count,)
+            assert_finite(effects)
+
+
+def _check_contributions(pair: Any, request: Any, shape: tuple[int, int], score: float) -> None:
     contributions, rest = pair["contributions"], sum(pair["rest"].values())
     if "top_k" in request:
         values = to_array(contributions["values"])
@@ -281,10 +298,3 @@ def _check_pair(pair: Any, request: Any, response: Any, score: float) -> None:
         values = to_array(contributions).reshape(shape)
     assert_finite(values)
     assert abs(values.sum(dtype=np.float64) + rest - score) <= 1e-5 * max(1, abs(score))
-    for name, count in zip(("query_effects", "document_effects"), shape, strict=True):
-        if request.get("effect", "none") == "none":
-            assert pair[name] is None
-        else:
-            effects = to_array(pair[name])
-            assert effects.shape == (count,)
-            assert_finite(effects)

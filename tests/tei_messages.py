@@ -120,9 +120,9 @@ def flag(request: Body, name: str) -> bool:
 
 
 def truncation(request: Body) -> Body:
-    left = (request.get("truncation_direction") or "right").lower() == "left"
-    direction = pb.TRUNCATION_DIRECTION_LEFT if left else pb.TRUNCATION_DIRECTION_RIGHT
-    return {"truncate": flag(request, "truncate"), "truncation_direction": direction}
+    side = request.get("truncation_direction")
+    direction = {} if side is None else {"truncation_direction": f"TRUNCATION_DIRECTION_{side.upper()}"}
+    return {"truncate": flag(request, "truncate"), **direction}
 
 
 def prompted(kind: Callable[..., Any], request: Body, **options: Any) -> list[Any]:
@@ -136,7 +136,8 @@ def stream_messages(request: pb.RerankRequest) -> Iterator[pb.RerankStreamReques
         first = {"raw_scores": request.raw_scores, "return_text": request.return_text} if index == 0 else {}
         yield pb.RerankStreamRequest(
             query=request.query, text=text, truncate=request.truncate,
-            truncation_direction=request.truncation_direction, **first,
+            truncation_direction=request.truncation_direction if request.HasField("truncation_direction") else None,
+            **first,
         )  # fmt: skip
 
 

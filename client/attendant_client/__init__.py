@@ -22,6 +22,7 @@ from attendant_client.model_info import (
     MultiVectorInfo,
     MultiVectorSide,
     QueryExpansion,
+    SparseInfo,
     TrainingRecord,
 )
 from attendant_client.retries import RetryPolicy
@@ -105,6 +106,7 @@ __all__ = [
     "SimilarityPair",
     "SimilarityResponse",
     "SimilarityText",
+    "SparseInfo",
     "SparseMatrix",
     "SparseVector",
     "TlsFiles",

@@ -28,7 +28,14 @@ def rerank_from_json(document: Any) -> RerankResponse:
         for result in document["results"]
     ]
     usage = document["usage"]
-    return RerankResponse(document["model"], document["precision"], results, usage["tokens"], usage["truncated_inputs"])
+    return RerankResponse(
+        document["model"],
+        document["precision"],
+        results,
+        usage["tokens"],
+        usage["truncated_inputs"],
+        document["scored_by"],
+    )
 
 
 def rerank_from_messages(messages: Sequence[pb.RerankResponse]) -> RerankResponse:
@@ -43,7 +50,8 @@ def rerank_from_messages(messages: Sequence[pb.RerankResponse]) -> RerankRespons
         for result in message.results
     ]
     usage, precision = message.usage, enum_name(pb.Precision, message.precision)
-    return RerankResponse(message.model, precision, results, usage.tokens, usage.truncated_inputs)
+    scored_by = enum_name(pb.ScoredBy, message.scored_by)
+    return RerankResponse(message.model, precision, results, usage.tokens, usage.truncated_inputs, scored_by)
 
 
 def classify_from_json(document: Any) -> ClassifyResponse:

@@ -31,13 +31,17 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class RerankResponse:
-    """The documents, best first. Documents with equal scores are in request order."""
+    """The documents, best first. Documents with equal scores are in request order.
+
+    `scored_by` is what computed the scores: "cross_encoder", "late_interaction", "sparse" or "embeddings".
+    """
 
     model: str
     precision: str
     results: list[RankedDocument]
     token_count: int
     truncated_inputs: int
+    scored_by: str
 
 
 @dataclass(frozen=True, slots=True)

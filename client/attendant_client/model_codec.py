@@ -12,6 +12,7 @@ from attendant_client.model_info import (
     MultiVectorInfo,
     MultiVectorSide,
     QueryExpansion,
+    SparseInfo,
     TrainingRecord,
 )
 from attendant_client.pb import encoder_pb2 as pb
@@ -23,6 +24,7 @@ ENUMS: dict[str, Any] = {
     "precision": pb.Precision,
     "provider": pb.Provider,
     "similarity": pb.SimilarityFunction,
+    "truncation_side": pb.Truncation,
 }
 
 
@@ -34,6 +36,7 @@ def from_json(document: Any) -> ModelInfo:
         training = TrainingRecord(**{**training, "data": [DataFileRecord(**item) for item in training["data"]]})
     values = {field.name: document[field.name] for field in fields(ModelInfo)}
     values["multi_vector"] = _multi_vector_from_json(document["multi_vector"])
+    values["sparse"] = None if document["sparse"] is None else SparseInfo(**document["sparse"])
     values["evaluations"] = [EvaluationRecord(**item) for item in document["evaluations"]]
     return ModelInfo(**values | {"training": training, "limits": limits})
 
@@ -64,6 +67,8 @@ def from_messages(messages: Sequence[pb.Model]) -> ModelInfo:
     values["mask_token"] = message.mask_token or None
     vectors = optional_field(message, "multi_vector")
     values["multi_vector"] = None if vectors is None else _multi_vector_from_message(vectors)
+    values["sparse"] = _sparse(message.sparse) if message.HasField("sparse") else None
+    values["role_max_tokens"] = dict(message.role_max_tokens)
     values["aliases"] = list(message.aliases)
     values["prompts"] = dict(message.prompts)
     values["default_prompt_name"] = optional_field(message, "default_prompt_name")
@@ -87,6 +92,10 @@ def _multi_vector_from_message(message: pb.MultiVectorInfo) -> MultiVectorInfo:
         record = message.query_expansion
         expansion = QueryExpansion(record.token, record.length, record.attended)
     return MultiVectorInfo(message.dimensions, query, document, expansion)
+
+
+def _sparse(message: pb.SparseInfo) -> SparseInfo:
+    return SparseInfo(enum_name(pb.SimilarityFunction, message.similarity), optional_field(message, "max_active"))
 
 
 def _training(message: pb.TrainingRecord) -> TrainingRecord:

@@ -83,14 +83,28 @@ class MultiVectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseInfo:
+    """The sparse vectors of a model such as SPLADE.
+
+    `similarity` is the function that compares them. `max_active` is the number of entries that a text keeps at most, or
+    None for all.
+    """
+
+    similarity: str
+    max_active: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model.
 
-    `dimensions` is the size of pooled vectors; `attention` is "bidirectional" or "causal"; `training` is None unless
-    the model was trained with Attendant. `operations` are the operations that the model supports, such as "classify",
-    and `outputs` are the outputs of `encode`, such as "sparse". `labels` are the labels of its classifier, if any,
-    and `token_labels` the labels of its token classifier. `mask_token` marks the positions that `fill_mask` predicts.
-    `multi_vector` is None for models without token vectors.
+    `max_input_tokens` includes special tokens. `role_max_tokens` replaces it for queries or documents. The truncation
+    "auto" drops tokens at the `truncation_side`. `dimensions` is the size of pooled vectors; `attention` is
+    "bidirectional" or "causal"; `training` is None unless the model was trained with Attendant. `operations` are the
+    operations that the model supports, such as "classify", and `outputs` are the outputs of `encode`, such as "sparse".
+    `labels` are the labels of its classifier, if any, and `token_labels` the labels of its token classifier.
+    `mask_token` marks the positions that `fill_mask` predicts. `multi_vector` is None for models without token vectors,
+    and `sparse` for models without sparse vectors.
     """
 
     name: str
@@ -103,6 +117,8 @@ class ModelInfo:
     dimensions: int
     vocab_size: int
     max_input_tokens: int
+    role_max_tokens: dict[str, int]
+    truncation_side: str
     pooling: str
     normalize: bool
     prompts: dict[str, str]
@@ -119,6 +135,7 @@ class ModelInfo:
     token_labels: list[str]
     mask_token: str | None
     multi_vector: MultiVectorInfo | None
+    sparse: SparseInfo | None
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     limits: Limits

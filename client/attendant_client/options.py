@@ -17,7 +17,7 @@ class EncodeOptions(TypedDict, total=False):
     pooling: Literal["mean", "cls", "max", "last"]
     normalize: bool
     dimensions: int
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
     prompt_name: str
     prompt: str
     role: Literal["query", "document"]
@@ -38,7 +38,7 @@ class AttendOptions(TypedDict, total=False):
     segments: Literal["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"]
     top_p: float
     top_k: int
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
     dtype: Literal["float32", "float16", "sqrt_uint8"]
 
 
@@ -55,9 +55,9 @@ class SimilarityOptions(TypedDict, total=False):
 
     model: str
     pairs: Literal["all", "zip"]
-    similarity: Literal["cosine", "dot", "maxsim", "sparse"]
+    similarity: Literal["cosine", "dot", "maxsim", "sparse", "euclidean", "manhattan"]
     dimensions: int
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
     query_prompt_name: str
     query_prompt: str
     document_prompt_name: str
@@ -74,7 +74,7 @@ class RerankOptions(TypedDict, total=False):
     model: str
     top_n: int
     raw_scores: bool
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
     effect: Literal["none", "occlusion"]
     unit: Literal["token", "word"]
     explain_top: int
@@ -85,7 +85,7 @@ class TokenClassifyOptions(TypedDict, total=False):
 
     model: str
     aggregation: Literal["none", "simple", "first", "average", "max"]
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
 
 
 class FillMaskOptions(TypedDict, total=False):
@@ -96,7 +96,7 @@ class FillMaskOptions(TypedDict, total=False):
     layers: Layers
     top_k: int
     targets: Sequence[str]
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -105,6 +105,6 @@ class ClassifyOptions(TypedDict, total=False):
     model: str
     top_k: int
     raw_scores: bool
-    truncation: Literal["error", "right", "left"]
+    truncation: Literal["error", "right", "left", "auto"]
     effect: Literal["none", "occlusion"]
     unit: Literal["token", "word"]

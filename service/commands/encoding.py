@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from model.manifest import Role
 from model.tokenized_input import TokenizerInput
 from service.commands.lines import LabeledText, TextError
 from service.commands.neighbors import Floats, normalize
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input, Side
 from service.errors import ServiceError
 from service.metrics import Metrics
 
@@ -69,17 +68,18 @@ def run_engine(settings: Settings, work: "Callable[[Engine], Awaitable[T]]") -> 
 
 
 async def encode_texts(
-    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None
+    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None, role: Side | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of texts, truncating texts over the token limit at the end.
+    """Yield one response per batch of texts, truncating texts over the token limit as the model does.
 
-    `prompt_name` None selects the model's default prompt. Raises a `ServiceError` that names the text.
+    `prompt_name` None selects the role's prompt, or the model's default prompt. Raises a `ServiceError` that names the
+    text.
     """
     remaining = iter(texts)
     while batch := list(islice(remaining, BATCH_SIZE)):
         inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
         try:
-            yield await engine.encode(EncodeRequest(inputs, truncation="right", prompt_name=prompt_name))
+            yield await engine.encode(EncodeRequest(inputs, truncation="auto", prompt_name=prompt_name, role=role))
         except ServiceError as error:
             name_text(error, [label for label, _ in batch])
             raise
@@ -102,7 +102,7 @@ class TextEncoder:
         """Number of texts over the token limit."""
         self._label, self._last = label, time.monotonic()
 
-    async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Role | None) -> Floats:
+    async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Side | None) -> Floats:
         """Return the embeddings of a file's texts, (N, D), normalized for the model's similarity.
 
         The role's prompt applies if the model has one. Raises `TextError`.
@@ -115,12 +115,12 @@ class TextEncoder:
         return vectors
 
     async def batches(
-        self, path: Path, texts: Sequence[LabeledText], role: Role | None
+        self, path: Path, texts: Sequence[LabeledText], role: Side | None
     ) -> AsyncGenerator[Floats, None]:
         """Yield the same embeddings in batches. Raises `TextError`."""
-        prompt, done = self.engine.role_prompt_name(role), 0
+        done = 0
         try:
-            async with aclosing(encode_texts(self.engine, texts, prompt)) as responses:
+            async with aclosing(encode_texts(self.engine, texts, role=role)) as responses:
                 async for response in responses:
                     self.truncated += response.truncated_inputs
                     done += len(response.results)

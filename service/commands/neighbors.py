@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.head_records import Similarity
+from service.engine.encode.similarity_functions import compare_all, compare_rows
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -32,6 +33,7 @@ class Vectors:
 
     texts: Floats
     queries: Floats | None = None
+    similarity: Similarity = "dot"
 
     @property
     def asked(self) -> Floats:
@@ -39,7 +41,7 @@ class Vectors:
 
     def block_similarities(self, rows: slice) -> Floats:
         """Return similarities between a block of queries and all texts, (rows, N); -inf between a text and itself."""
-        similarities: Floats = self.asked[rows] @ self.texts.T
+        similarities = compare_all(self.asked[rows], self.texts, self.similarity).astype(np.float32, copy=False)
         np.round(similarities, DECIMALS, out=similarities)
         if self.queries is None:
             own = np.arange(rows.start, rows.start + len(similarities))
@@ -48,8 +50,8 @@ class Vectors:
 
 
 def normalize(vectors: Floats, similarity: Similarity) -> Floats:
-    """Return vectors whose dot products are the similarities. Zero vectors remain zero."""
-    if similarity == "dot":
+    """Return vectors as `compare_all` expects them: of length 1 for the cosine. Zero vectors remain zero."""
+    if similarity != "cosine":
         return vectors
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     normalized: Floats = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -106,7 +108,7 @@ def pair_similarities(vectors: Vectors, pairs: tuple[Indices, Indices]) -> Float
     blocks = []
     for start in range(0, len(pairs[0]), PAIR_BLOCK):
         left, right = (side[start : start + PAIR_BLOCK] for side in pairs)
-        blocks.append(np.einsum("pd,pd->p", vectors.asked[left], vectors.texts[right]))
+        blocks.append(compare_rows(vectors.asked[left], vectors.texts[right], vectors.similarity))
     return np.round(np.concatenate(blocks), DECIMALS)
 
 

@@ -159,7 +159,7 @@ class EngineSource(VectorSource):
 
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
         inputs = tuple(Input(TokenizerInput(text)) for text in texts)
-        request = (EncodeRequest if operation == "encode" else AttendRequest)(inputs, truncation="right", **options)
+        request = (EncodeRequest if operation == "encode" else AttendRequest)(inputs, truncation="auto", **options)
         try:
             return list((await getattr(self._engine, operation)(request)).results)
         except ServiceError as error:
@@ -177,7 +177,7 @@ class ServerSource(VectorSource):
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
         from attendant_client import AttendantError
 
-        options |= {"truncation": "right", "model": self._options.model}
+        options |= {"truncation": "auto", "model": self._options.model}
         try:
             return list((await getattr(self._client, operation)(texts, **options)).results)
         except AttendantError as error:

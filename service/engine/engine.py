@@ -92,7 +92,7 @@ class Engine:
         self.mask_tokenizer = model.mask_tokenizer
         self.dense_layers = model.dense_layers
         self.static = model.static
-        self.limits = limits_of(settings, self.manifest.max_input_tokens)
+        self.limits = limits_of(settings, self.manifest.longest_input_tokens)
         self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
         observer = ModelObserver(metrics, self.name)

@@ -8,7 +8,7 @@ from service.config import Settings
 from service.engine.encode.sides import max_tokens, side_record
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Side
-from service.engine.schema.model import Limits, ModelInfo, MultiVectorInfo, MultiVectorSide, QueryExpansion
+from service.engine.schema.model import Limits, ModelInfo, MultiVectorInfo, MultiVectorSide, QueryExpansion, SparseInfo
 from service.engine.schema.operations import operations_of, outputs_of
 
 
@@ -41,8 +41,10 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         dimensions=head.dimensions,
         vocab_size=architecture.vocab_size,
         max_input_tokens=manifest.max_input_tokens,
+        role_max_tokens=manifest.role_max_tokens,
+        truncation_side=manifest.truncation_side,
         pooling=head.pooling,
-        normalize=head.normalize,
+        normalize=head.normalize and head.truncate_dim is None,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
         precision=choice.precision,
@@ -57,6 +59,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         token_labels=[] if manifest.token_classification is None else list(manifest.token_classification.labels),
         mask_token=mask_token(model),
         multi_vector=describe_multi_vector(model),
+        sparse=None if manifest.sparse is None else SparseInfo(manifest.sparse.similarity, manifest.sparse.max_active),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,

@@ -16,7 +16,10 @@ JSON = "application/json"
 EncodingFormat = Literal["float", "base64"]
 MODEL_DESCRIPTION = "Name or alias of the served model."
 INPUTS_DESCRIPTION = "A text, or a list of texts and input objects."
-TRUNCATION_DESCRIPTION = "What to do with inputs over the token limit: reject, drop the end, or drop the beginning."
+TRUNCATION_DESCRIPTION = (
+    "What to do with inputs over the token limit: reject, drop the end, drop the beginning, or drop tokens where the "
+    "model's tokenizer does."
+)
 ENCODING_DESCRIPTION = "How to encode arrays: numbers, or little-endian bytes in base64."
 
 

@@ -59,6 +59,7 @@ class Cors:
                 "server-timing",
                 "x-attendant-model",
                 "x-attendant-precision",
+                "x-attendant-scored-by",
                 REQUEST_ID_HEADER,
                 TRACE_HEADER,
             ],

@@ -17,6 +17,7 @@ RERANK_RESPONSE: Example = (
     {"id": REQUEST_ID, "object": "list"}
     | HEAD
     | {
+        "scored_by": "cross_encoder",
         "results": [
             {
                 "index": 1,

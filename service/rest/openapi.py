@@ -63,6 +63,14 @@ INFERENCE_HEADERS = {
     "x-attendant-precision": {"description": "Precision of inference.", "schema": _TEXT},
     "server-timing": {"description": "Milliseconds of each stage.", "schema": _TEXT},
 }
+SCORED_BY_HEADER = {
+    "x-attendant-scored-by": {
+        "description": "What computed the scores: cross_encoder, late_interaction, sparse or embeddings.",
+        "schema": _TEXT,
+    }
+}
+RANKING = ("rerank", "cohere_rerank", "infinity_rerank")
+"""Operations of which each response has the header `SCORED_BY_HEADER`."""
 INFERENCE = (
     "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask",
     "create_embeddings", "cohere_rerank", "cohere_embed", "vllm_score", "vllm_v1_score", "vllm_classify",
@@ -135,3 +143,5 @@ def _complete_responses(operation: dict[str, Any], api: str) -> None:
             response["content"]["application/json"]["example"] = orjson.loads(example)
     if operation["operationId"] in INFERENCE:
         described["200"]["headers"].update(INFERENCE_HEADERS)
+    if operation["operationId"] in RANKING:
+        described["200"]["headers"].update(SCORED_BY_HEADER)

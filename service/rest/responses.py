@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.engine.schema.encode import Array, Timing, Token, Word
 from service.engine.schema.explain import Unit
+from service.engine.schema.labels import RerankResponse
 from service.errors import ServiceError
 from service.rest.codec import JSON
 from service.rest.compression import CODINGS, accepted
@@ -50,12 +51,13 @@ class ResponseMetadata(Protocol):
 
 
 def metadata_headers(response: ResponseMetadata, digest: str) -> dict[str, str]:
-    """Return the headers that name the model, its precision, and the time of each stage."""
-    return {
+    """Return the headers that name the model, its precision, the time of each stage, and what scored documents."""
+    headers = {
         "x-attendant-model": f"{response.model}@{digest}",
         "x-attendant-precision": response.precision,
         "server-timing": response.timing.describe(),
     }
+    return headers | {"x-attendant-scored-by": response.scored_by} if isinstance(response, RerankResponse) else headers
 
 
 def usage_body(tokens: int, truncated_inputs: int = 0) -> dict[str, int]:

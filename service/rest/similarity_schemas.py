@@ -48,7 +48,9 @@ class SimilarityPairBody(BaseModel):
         description="Score less the score without each document unit, (V); null without `effect`."
     )
     matches: list[TokenMatch] | None = Field(None, description="Terms of the score, with `maxsim`.")
-    products: list[SharedEntry] | None = Field(None, description="Terms of the score, with `sparse`.")
+    products: list[SharedEntry] | None = Field(
+        None, description="Terms of the score, with `sparse`, unless it is a distance."
+    )
 
 
 class SimilarityResponseBody(BaseModel):

@@ -92,6 +92,7 @@ async def rerank_response(response: RerankResponse) -> pb.RerankResponse:
     message = pb.RerankResponse(
         model=response.model,
         precision=enum_label("PRECISION", response.precision),
+        scored_by=enum_label("SCORED_BY", response.scored_by),
         usage=pb.Usage(tokens=response.token_count, truncated_inputs=response.truncated_inputs),
     )
     steps = Steps()

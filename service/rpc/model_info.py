@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from model.manifest import POOLINGS
-from service.engine.schema.model import ModelInfo, MultiVectorInfo, MultiVectorSide
+from service.engine.schema.model import ModelInfo, MultiVectorInfo, MultiVectorSide, SparseInfo
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import enum_label
 
@@ -26,6 +26,8 @@ def model_message(info: ModelInfo) -> pb.Model:
         dimensions=info.dimensions,
         vocab_size=info.vocab_size,
         max_input_tokens=info.max_input_tokens,
+        role_max_tokens={str(role): limit for role, limit in info.role_max_tokens.items()},
+        truncation_side=enum_label("TRUNCATION", info.truncation_side),
         pooling=enum_label("POOLING", info.pooling),
         normalize=info.normalize,
         prompts=info.prompts,
@@ -45,6 +47,7 @@ def model_message(info: ModelInfo) -> pb.Model:
         token_labels=info.token_labels,
         mask_token=info.mask_token or "",
         multi_vector=None if info.multi_vector is None else _multi_vector(info.multi_vector),
+        sparse=None if info.sparse is None else _sparse(info.sparse),
         outputs=[enum_label("OUTPUT", output) for output in info.outputs],
         attention=enum_label("ATTENTION", info.attention),
         training=None if info.training is None else pb.TrainingRecord(**info.training.model_dump()),
@@ -60,6 +63,10 @@ def _multi_vector(info: MultiVectorInfo) -> pb.MultiVectorInfo:
         document=_side(info.document),
         query_expansion=None if expansion is None else pb.QueryExpansion(**asdict(expansion)),
     )
+
+
+def _sparse(info: SparseInfo) -> pb.SparseInfo:
+    return pb.SparseInfo(similarity=enum_label("SIMILARITY_FUNCTION", info.similarity), max_active=info.max_active)
 
 
 def _side(side: MultiVectorSide) -> pb.MultiVectorSide:

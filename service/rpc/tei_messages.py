@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from service.engine.engine import Engine
-from service.engine.schema.encode import EncodeResponse, EncodeResult
+from service.engine.schema.encode import EncodeResponse, EncodeResult, Truncation
 from service.errors import Empty, ServiceError
 from service.limits import item_limits
 from service.pb import tei_pb2 as pb
@@ -206,10 +206,12 @@ async def decode(engine: Engine, request: pb.DecodeRequest, deadline: float | No
 
 def _options(request: Any, deadline: float | None) -> Options:
     """Return the options of a message that may truncate its input."""
-    direction = enum_value(TRUNCATIONS, request.truncation_direction, "truncation_direction")
+    truncation: Truncation = "auto"
+    if request.HasField("truncation_direction"):
+        truncation = enum_value(TRUNCATIONS, request.truncation_direction, "truncation_direction")
     has_prompt = "prompt_name" in request.DESCRIPTOR.fields_by_name
     return Options(
-        direction if request.truncate else "error", _prompt_name(request) if has_prompt else None, "binary", deadline
+        truncation if request.truncate else "error", _prompt_name(request) if has_prompt else None, "binary", deadline
     )
 
 

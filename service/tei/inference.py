@@ -95,10 +95,9 @@ async def predict(
     """Return the labels of each text or pair, best first. Raises `MissingHead`."""
     if "classify" not in engine.info.operations:
         raise MissingHead("The model is not a classification model", "Use another model.")
-    limit = engine.info.limits.max_input_characters
     return await engine.classify(
         ClassifyRequest(
-            tuple(Input(_source([cut(text, options.truncation, limit) for text in item])) for item in items),
+            tuple(Input(_source([cut(text, options.truncation, engine.info) for text in item])) for item in items),
             raw_scores=raw_scores,
             truncation=options.truncation,
             wire=options.wire,
@@ -112,12 +111,11 @@ async def rerank(
 ) -> RerankResponse:
     """Return the texts by their score, best first; `returned_bytes` is as in `RerankRequest`. Raises `MissingHead`."""
     check_ranks(engine)
-    limit = engine.info.limits.max_input_characters
     with _documents_as_texts():
         return await engine.rerank(
             RerankRequest(
-                cut(query, options.truncation, limit),
-                tuple(cut(text, options.truncation, limit) for text in texts),
+                cut(query, options.truncation, engine.info),
+                tuple(cut(text, options.truncation, engine.info) for text in texts),
                 raw_scores=raw_scores,
                 truncation=options.truncation,
                 returned_bytes=returned_bytes,
@@ -165,10 +163,9 @@ def check_pair(texts: Sequence[str], field: str) -> None:
 
 def to_inputs(items: Sequence[Item], truncation: Truncation, engine: Engine, prompt: str = "") -> tuple[Input, ...]:
     """Return the engine's inputs, with `prompt` as a part of each text."""
-    limit = engine.info.limits.max_input_characters
     return tuple(
         Input(
-            TokenizerInput(cut(_prepend(prompt, item), truncation, limit))
+            TokenizerInput(cut(_prepend(prompt, item), truncation, engine.info))
             if isinstance(item, str)
             else TokenizerInput(token_ids=engine.content_ids(item))
         )

@@ -1,6 +1,6 @@
 """The names of the TEI API in error messages."""
 
-from service.engine.operations.inputs import SHORTEN, SPLIT_NOT_TRUNCATED
+from service.engine.operations.inputs import SPLIT_NOT_TRUNCATED, shorten
 from service.spelling import Remedy, Spelling
 
 
@@ -15,4 +15,4 @@ class TeiSpelling(Spelling):
 
     def remedy(self, remedy: Remedy) -> str:
         # `cut` applies truncation to the limit of characters too.
-        return super().remedy(SHORTEN if remedy is SPLIT_NOT_TRUNCATED else remedy)
+        return super().remedy(shorten() if remedy is SPLIT_NOT_TRUNCATED else remedy)

@@ -106,7 +106,7 @@ def test_link_restores_the_tab(tab: PageDriver, new_driver: NewDriver) -> None:
     assert other.cells("#word-pairs tbody tr") == tab.cells("#word-pairs tbody tr")
 
 
-@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers"])
+@pytest.mark.parametrize("reason", ["max_pooling", "nonlinear_dense_layers", "distance"])
 def test_unavailable_contributions_are_explained(opened: PageDriver, reason: str) -> None:
     """Word effects must still be shown."""
     intercept(opened, reason)

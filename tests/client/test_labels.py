@@ -218,9 +218,11 @@ def test_scores_of_both_apis_are_the_same_numbers() -> None:
     """REST sends 0.1, gRPC the nearest float32, which is 0.10000000149011612 in Python."""
     common = {"model": "m", "precision": "float32", "usage": {"tokens": 3, "truncated_inputs": 0}}
     usage = pb.Usage(tokens=3)
-    ranked = rerank_from_json(common | {"results": [{"index": 1, "relevance_score": 0.1}]})
+    ranked = rerank_from_json(common | {"results": [{"index": 1, "relevance_score": 0.1}], "scored_by": "sparse"})
     document = pb.RankedDocument(index=1, relevance_score=0.1)
-    message = pb.RerankResponse(model="m", precision=pb.PRECISION_FLOAT32, results=[document], usage=usage)
+    message = pb.RerankResponse(
+        model="m", precision=pb.PRECISION_FLOAT32, results=[document], usage=usage, scored_by=pb.SCORED_BY_SPARSE
+    )
     assert rerank_from_messages([message]) == ranked
     body = {
         "token_count": 3,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SimilarityFunction
 from torch import nn
 
 from model.tokenized_input import TokenizerInput
@@ -24,6 +25,8 @@ SIDES = (("queries", "query"), ("documents", "document"))
 
 QUERIES = ["the river bank", "Money!"]
 DOCUMENTS = ["He cashed a cheque at the bank.", "money in the bank grows", "rain, and more rain"]
+TEXTS = {"query": QUERIES, "document": DOCUMENTS}
+FUNCTIONS = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Case:
         return response.json()
 
 
-FAST = ("max", "excluded prompts", "cls and a dense layer")
-"""Variants that together cover every pooling, prompts, a bias, and a model without contributions."""
+FAST = ("max", "excluded prompts", "cls and a dense layer", "euclidean", "manhattan", "truncated")
+"""Variants that together cover every pooling, prompts, a bias, every function, and a model without contributions."""
 
 
 def params(condition: Callable[[Variant], bool] = lambda _: True) -> list[Any]:
@@ -60,12 +63,26 @@ def variants(condition: Callable[[Variant], bool]) -> pytest.MarkDecorator:
 
 
 def is_available(variant: Variant) -> bool:
-    return variant.pooling != "max" and all(activation is nn.Identity for _, _, activation in variant.dense)
+    return unavailable(variant) is None
+
+
+def unavailable(variant: Variant) -> str | None:
+    """Return why a model has no contributions."""
+    if own_function(variant) in ("euclidean", "manhattan"):
+        return "distance"
+    if variant.pooling == "max":
+        return "max_pooling"
+    return None if all(activation is nn.Identity for _, _, activation in variant.dense) else "nonlinear_dense_layers"
+
+
+def own_function(variant: Variant) -> str:
+    function: str = variant.options.get("similarity_fn_name", "cosine")
+    return function
 
 
 def is_bare(variant: Variant) -> bool:
     """Return whether the embedding is just the text's pooled vector."""
-    return not variant.dense and not variant.options.get("prompts")
+    return not variant.dense and not variant.options.get("prompts") and "truncate_dim" not in variant.options
 
 
 @pytest.fixture(scope="module", params=params())
@@ -83,8 +100,12 @@ async def case(built: tuple[LoadedModel, SentenceTransformer, Variant]) -> Async
         yield Case(harness, model, oracle, variant)
 
 
-def oracle_scores(oracle: SentenceTransformer, dimensions: int | None) -> Floats:
-    options: dict[str, Any] = {"show_progress_bar": False, "truncate_dim": dimensions}
+def oracle_scores(case: Case, dimensions: int | None) -> Floats:
+    """Return the scores of the oracle. With `dimensions`, Attendant normalizes the vectors of such a model again."""
+    oracle: Any = case.oracle
+    options: dict[str, Any] = {"show_progress_bar": False}
+    if dimensions is not None:
+        options |= {"truncate_dim": dimensions, "normalize_embeddings": case.variant.normalize}
     queries = oracle.encode_query(QUERIES, **options)
     scores: Floats = oracle.similarity(queries, oracle.encode_document(DOCUMENTS, **options)).numpy()
     return scores
@@ -98,7 +119,7 @@ def assert_close(actual: Any, expected: Any, scale: float = 1.0) -> None:
 async def test_scores_equal_sentence_transformers(case: Case, dimensions: int | None) -> None:
     fields = {} if dimensions is None else {"dimensions": dimensions}
     response = await case.similarity(**fields)
-    expected = oracle_scores(case.oracle, dimensions)
+    expected = oracle_scores(case, dimensions)
     assert_close(response["scores"], expected, np.abs(expected).max())
     explained = await case.similarity(explain=True, **fields)
     assert_close(explained["scores"], expected, np.abs(expected).max())
@@ -111,9 +132,7 @@ async def test_scores_equal_sentence_transformers(case: Case, dimensions: int | 
 async def test_contributions_and_rest_sum_to_the_score(case: Case, unit: str, dimensions: int | None) -> None:
     fields = {} if dimensions is None else {"dimensions": dimensions}
     response = await case.similarity(explain=True, unit=unit, **fields)
-    reason = None
-    if not is_available(case.variant):
-        reason = "max_pooling" if case.variant.pooling == "max" else "nonlinear_dense_layers"
+    reason = unavailable(case.variant)
     assert response["contributions_unavailable"] == reason
     assert len(response["pairs"]) == 6
     for pair in response["pairs"]:
@@ -198,7 +217,7 @@ async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> No
             expected = []
             for index in range(len(units)):
                 rest = vectors[name][pair[name]][owners != index]
-                expected.append(pair["score"] - embed(case, rest) @ other)
+                expected.append(pair["score"] - compare(case, embed(case, rest), other))
             assert_close(pair[f"{name}_effects"], expected, abs(pair["score"]))
 
 
@@ -206,9 +225,14 @@ def embed(case: Case, hidden: Floats) -> Floats:
     """Apply the modules after the encoder to token vectors (T, D)."""
     pooled = hidden.max(axis=0) if case.variant.pooling == "max" else hidden.mean(axis=0)
     embedding: Floats = case.model.dense_layers(pooled[None])[0]
-    if case.variant.normalize or case.variant.options.get("similarity_fn_name") != "dot":
+    if case.variant.normalize:
         embedding = embedding / np.linalg.norm(embedding)
-    return embedding
+    return embedding[: case.variant.options.get("truncate_dim")]
+
+
+def compare(case: Case, query: Floats, document: Floats) -> float:
+    """Return the similarity of two embeddings by sentence-transformers."""
+    return float(case.oracle.similarity(query.astype(np.float64), document.astype(np.float64)))
 
 
 def unit_indices(case: Case, text: str, unit: str) -> NDArray[np.intp]:
@@ -242,16 +266,14 @@ async def test_occlusion_encodes_the_text_without_the_unit(case: Case, unit: str
                 if not rest:
                     continue
                 without = await pooled(case, {"token_ids": rest})
-                assert_close(effect, pair["score"] - without @ await pooled(case, {"text": other}), abs(pair["score"]))
+                rest_score = compare(case, without, await pooled(case, {"text": other}))
+                assert_close(effect, pair["score"] - rest_score, abs(pair["score"]))
 
 
 async def pooled(case: Case, item: dict[str, Any]) -> Floats:
     body = {"inputs": [item]} | ({"prompt": ""} if "text" in item else {})
     (result,) = (await case.harness.post("/v1/encode", body)).json()["results"]
-    vector = np.array(result["pooled"])
-    dot = case.variant.options.get("similarity_fn_name") == "dot"
-    scaled: Floats = vector if dot else vector / np.linalg.norm(vector)
-    return scaled
+    return np.array(result["pooled"])
 
 
 @variants(lambda variant: variant.options.get("prompts") == PROMPTS)
@@ -285,5 +307,52 @@ async def test_model_names_its_similarity_function(case: Case) -> None:
     expected = case.variant.options.get("similarity_fn_name", "cosine")
     assert (await case.harness.client.get("/v1/model")).json()["similarity"] == expected
     assert (await case.similarity())["similarity"] == expected
-    other = {"dot": "cosine", "cosine": "dot"}[expected]
-    assert (await case.similarity(similarity=other))["similarity"] == other
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+async def test_every_function_equals_sentence_transformers(case: Case, function: str) -> None:
+    response = await case.similarity(similarity=function, explain=True, effect="occlusion")
+    queries, documents = (
+        torch.from_numpy(encode(TEXTS[side])).double()
+        for encode, side in ((case.oracle.encode_query, "query"), (case.oracle.encode_document, "document"))
+    )
+    expected = SimilarityFunction.to_similarity_fn(function)(queries, documents).numpy()
+    assert response["similarity"] == function
+    assert_close(response["scores"], expected, np.abs(expected).max())
+    assert (response["contributions_unavailable"] == "distance") == (function in ("euclidean", "manhattan"))
+    for pair in response["pairs"]:
+        assert_close(pair["score"], expected[pair["query"], pair["document"]], np.abs(expected).max())
+        assert np.abs(pair["query_effects"]).max() > 0
+
+
+async def test_rerank_uses_the_function_of_the_model(case: Case) -> None:
+    expected = oracle_scores(case, None)[0]
+    body = {"query": QUERIES[0], "documents": DOCUMENTS, "effect": "occlusion", "unit": "token"}
+    results = (await case.harness.post("/v1/rerank", body)).json()["results"]
+    assert [result["index"] for result in results] == np.argsort(-expected, kind="stable").tolist()
+    assert_close([result["relevance_score"] for result in results], np.sort(expected)[::-1], np.abs(expected).max())
+    explained = await case.similarity(queries=QUERIES[:1], explain=True, effect="occlusion")
+    for result in results:
+        pair = explained["pairs"][result["index"]]
+        for name in ("query_effects", "document_effects"):
+            assert_close(result["explanation"][name], pair[name], np.abs(expected).max())
+
+
+@pytest.mark.parametrize("normalize", [None, True, False])
+@pytest.mark.parametrize("dimensions", [None, 7])
+async def test_embeddings_equal_sentence_transformers(
+    case: Case, dimensions: int | None, normalize: bool | None
+) -> None:
+    fields = {"dimensions": dimensions, "normalize": normalize}
+    body = {"inputs": DOCUMENTS, "role": "document"} | {k: v for k, v in fields.items() if v is not None}
+    results = (await case.harness.post("/v1/encode", body)).json()["results"]
+    options: dict[str, Any] = {"show_progress_bar": False}
+    if dimensions is not None or normalize is not None:
+        options |= {"truncate_dim": dimensions, "normalize_embeddings": case.variant.normalize or bool(normalize)}
+    expected = case.oracle.encode_document(DOCUMENTS, **options)
+    actual = np.array([result["pooled"] for result in results])
+    assert actual.shape == expected.shape
+    if normalize is False and case.variant.normalize:  # sentence-transformers cannot leave out the module
+        expected, actual = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (expected, actual))
+    assert_close(actual, expected, np.abs(expected).max())
+    assert (await case.harness.client.get("/v1/model")).json()["dimensions"] == len(case.oracle.encode("a"))

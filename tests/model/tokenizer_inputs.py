@@ -35,11 +35,16 @@ def edge_case_texts(count: int, seed: int) -> list[str]:
 
 
 def truncate_one_at_a_time(tokens: TokenizedInput, limit: int, side: Side) -> list[int]:
-    """Drop tokens one by one at `side` of the longer text (the first one if tied) until `limit` are left."""
+    """Drop tokens one by one at `side` of the longer text (the first one if tied) until `limit` are left.
+
+    The prompt counts as a part of the first text, but is not dropped.
+    """
+    prompt = tokens.prompt_range[1] - tokens.prompt_range[0]
     kept = list(range(len(tokens)))
     while len(kept) > limit:
         texts = [[index for index in kept if tokens.segment[index] == number] for number in (0, 1)]
-        longer = texts[0] if len(texts[0]) >= len(texts[1]) else texts[1]
+        longer = texts[0] if len(texts[0]) + prompt >= len(texts[1]) else texts[1]
+        longer = longer or texts[0] or texts[1]
         if not longer:
             break
         kept.remove(longer[-1 if side == "right" else 0])

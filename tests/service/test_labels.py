@@ -1,19 +1,24 @@
 """Classify and rerank through the REST API, compared with transformers and sentence-transformers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 import transformers
+from attendant_client import Client, Input
 from sentence_transformers import CrossEncoder
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier, publish_classifier
+from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import ServiceThread
 
 QUERY = "how do I open a bank account"
 DOCUMENTS = [
@@ -54,6 +59,56 @@ async def error(harness: ServiceHarness, path: str, **body: Any) -> Any:
     response = await harness.post(path, body)
     assert response.status_code >= 400, response.text
     return response.json()["error"]
+
+
+PROMPT = "find money in: "
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceThread, CrossEncoder]]:
+    """A service of a cross-encoder with a default prompt, and its oracle."""
+    root = copy_artifact(export_classifier(CROSS_ENCODER), tmp_path_factory.mktemp("prompted"))
+    changes = {"prompts": {"rank": PROMPT, "query": "not this: "}, "default_prompt_name": "rank"}
+    rewrite_manifest(root, lambda manifest: manifest.update(changes))
+    oracle = CrossEncoder(
+        str(publish_classifier(CROSS_ENCODER)), device="cpu", prompts=changes["prompts"], default_prompt_name="rank"
+    )
+    with ServiceThread(LoadedModel.load(Settings(model_dir=root, precision="float32"))) as service:
+        yield service, oracle
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS, ["river " * 100, "bank " * 49, "bank " * 48, "bank " * 47]])
+@pytest.mark.parametrize("query", [QUERY, "bank money river " * 9])
+def test_prompt_of_a_cross_encoder_precedes_the_query(
+    prompted: tuple[ServiceThread, CrossEncoder], query: str, documents: list[str]
+) -> None:
+    """Over the limit of tokens, the prompt counts as a part of the query."""
+    service, oracle = prompted
+    pairs = [(query, document) for document in documents]
+    expected, plain = oracle.predict(pairs), oracle.predict(pairs, prompt="")
+    assert np.abs(expected - plain).max() > 1e-4
+    actual: dict[str, Any] = {}
+    for url in (service.rest, f"grpc://{service.grpc}"):
+        with Client(url) as client:
+            ranked = client.rerank(query, documents, truncation="auto", effect="occlusion").results
+            actual[url] = [result.relevance_score for result in sorted(ranked, key=lambda result: result.index)]
+            assert ranked[0].explanation is not None
+            assert "".join(unit.text for unit in ranked[0].explanation.query_units).startswith(
+                query.split(maxsplit=1)[0]
+            )
+            labeled = client.classify([Input(*pair) for pair in pairs], truncation="auto").results
+            actual[f"{url} classify"] = [result.labels[0].score for result in labeled]
+    post = partial(httpx.post, timeout=60)
+    answer = post(service.rest + "/predict", json={"inputs": [[*pair] for pair in pairs]}).json()
+    actual["/predict"] = [labels[0]["score"] for labels in answer]
+    for first in (query, [query] * len(documents)):
+        body = {"text_1": first, "text_2": documents, "truncate_prompt_tokens": -1}
+        answer = post(service.rest + "/score", json=body).json()
+        actual[f"/score {type(first)}"] = [item["score"] for item in answer["data"]]
+    answer = post(service.rest + "/rerank", json={"query": query, "texts": documents}).json()
+    actual["/rerank"] = [item["score"] for item in sorted(answer, key=lambda item: item["index"])]
+    for name, scores in actual.items():
+        np.testing.assert_allclose(scores, expected, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])

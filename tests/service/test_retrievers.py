@@ -1,7 +1,8 @@
 """Sparse and multi-vector outputs of encode, compared with sentence-transformers and the published formulas."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ import torch
 import transformers
 from sentence_transformers import SparseEncoder
 
+from model.head_records import Similarity
 from service.config import Settings
+from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.model_loader import LoadedModel
+from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import INFERENCE_FREE, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
@@ -59,6 +63,52 @@ async def test_splade_equals_sentence_transformers(splade: ServiceHarness) -> No
         assert result["sparse"]["token_ids"] == np.flatnonzero(row).tolist()
         np.testing.assert_allclose(to_dense(result["sparse"], len(row)), row, rtol=0, atol=1e-5)
         assert result["sparse"]["tokens"] == oracle.tokenizer.convert_ids_to_tokens(result["sparse"]["token_ids"])
+
+
+@pytest.mark.parametrize("function", get_args(Similarity))
+@pytest.mark.parametrize("kind", [SPLADE, pytest.param(INFERENCE_FREE, marks=pytest.mark.slow)])
+async def test_active_entries_and_their_function_equal_sentence_transformers(
+    tmp_path: Path, kind: str, function: Similarity
+) -> None:
+    """The oracle keeps the entries with the largest weights of documents, and of queries with weights of their own."""
+    published = str(publish_retriever(kind))
+    oracle = SparseEncoder(published, device="cpu", max_active_dims=3, similarity_fn_name=function)
+    root = copy_artifact(export_retriever(kind), tmp_path)
+    rewrite_manifest(root, lambda manifest: sparse_head(manifest).update(max_active=3, similarity=function))
+    options: dict[str, Any] = {"convert_to_sparse_tensor": False}
+    rows = {"query": oracle.encode_query(TEXTS, **options), "document": oracle.encode_document(TEXTS, **options)}
+    expected = oracle.similarity(rows["query"], rows["document"]).numpy()
+    size = max(1.0, float(np.abs(expected).max()))
+    async with open_harness(LoadedModel.load(Settings(model_dir=root, precision="float32"))) as harness:
+        for role, own in rows.items():
+            results = await encode(harness, inputs=TEXTS, outputs=["sparse"], role=role)
+            dense = own.numpy()
+            assert (dense != 0).sum(axis=1).max() <= 3
+            actual = [to_dense(result["sparse"], dense.shape[1]) for result in results]
+            np.testing.assert_allclose(actual, dense, rtol=0, atol=1e-5)
+        body = {"queries": TEXTS, "documents": TEXTS, "similarity": "sparse", "explain": True}
+        response = (await harness.post("/v1/similarity", body)).json()
+        np.testing.assert_allclose(response["scores"], expected, rtol=0, atol=1e-5 * size)
+        assert response["contributions_unavailable"] == ("distance" if function in DISTANCES else None)
+        for pair in response["pairs"]:
+            assert pair["score"] == pytest.approx(expected[pair["query"], pair["document"]], abs=1e-5 * size)
+            assert (pair["rest"] is None) == ("products" not in pair) == (function in DISTANCES)
+            if function not in DISTANCES:
+                terms = sum(entry["value"] for entry in pair["products"])
+                assert terms + pair["rest"]["dropped"] == pytest.approx(pair["score"], abs=1e-5 * size)
+        body = {"query": TEXTS[1], "documents": TEXTS, "effect": "occlusion"}
+        results = (await harness.post("/v1/rerank", body)).json()["results"]
+        assert [result["index"] for result in results] == np.argsort(-expected[1], kind="stable").tolist()
+        scores = [result["relevance_score"] for result in results]
+        np.testing.assert_allclose(scores, np.sort(expected[1])[::-1], rtol=0, atol=1e-5 * size)
+        assert np.isfinite(results[0]["explanation"]["query_effects"]).all()
+        info = (await harness.client.get("/v1/model")).json()
+        assert info["sparse"] == {"similarity": function, "max_active": 3}
+
+
+def sparse_head(manifest: dict[str, Any]) -> dict[str, Any]:
+    head: dict[str, Any] = next(head for head in manifest["heads"] if head["type"] == "sparse")
+    return head
 
 
 @pytest.mark.slow
@@ -150,7 +200,8 @@ async def test_unsupported_outputs_and_similarities_name_the_supported_ones(spla
     assert messages == [
         'outputs: not supported for this model ("multi_vector"). Use "pooled", "tokens", "words", "spans", "static" or '
         '"sparse", or another model.',
-        'similarity: not supported for this model ("maxsim"). Use "cosine", "dot" or "sparse", or another model.',
+        'similarity: not supported for this model ("maxsim"). Use "cosine", "dot", "sparse", "euclidean" or '
+        '"manhattan", or another model.',
     ]
 
 

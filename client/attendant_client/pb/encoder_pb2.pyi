@@ -47,12 +47,21 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_MAX: _ClassVar[Pooling]
     POOLING_LAST: _ClassVar[Pooling]
 
+class ScoredBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCORED_BY_UNSPECIFIED: _ClassVar[ScoredBy]
+    SCORED_BY_CROSS_ENCODER: _ClassVar[ScoredBy]
+    SCORED_BY_LATE_INTERACTION: _ClassVar[ScoredBy]
+    SCORED_BY_SPARSE: _ClassVar[ScoredBy]
+    SCORED_BY_EMBEDDINGS: _ClassVar[ScoredBy]
+
 class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRUNCATION_UNSPECIFIED: _ClassVar[Truncation]
     TRUNCATION_ERROR: _ClassVar[Truncation]
     TRUNCATION_RIGHT: _ClassVar[Truncation]
     TRUNCATION_LEFT: _ClassVar[Truncation]
+    TRUNCATION_AUTO: _ClassVar[Truncation]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -129,6 +138,8 @@ class SimilarityFunction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SIMILARITY_FUNCTION_DOT: _ClassVar[SimilarityFunction]
     SIMILARITY_FUNCTION_MAXSIM: _ClassVar[SimilarityFunction]
     SIMILARITY_FUNCTION_SPARSE: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_EUCLIDEAN: _ClassVar[SimilarityFunction]
+    SIMILARITY_FUNCTION_MANHATTAN: _ClassVar[SimilarityFunction]
 
 class Effect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -193,10 +204,16 @@ POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
 POOLING_MAX: Pooling
 POOLING_LAST: Pooling
+SCORED_BY_UNSPECIFIED: ScoredBy
+SCORED_BY_CROSS_ENCODER: ScoredBy
+SCORED_BY_LATE_INTERACTION: ScoredBy
+SCORED_BY_SPARSE: ScoredBy
+SCORED_BY_EMBEDDINGS: ScoredBy
 TRUNCATION_UNSPECIFIED: Truncation
 TRUNCATION_ERROR: Truncation
 TRUNCATION_RIGHT: Truncation
 TRUNCATION_LEFT: Truncation
+TRUNCATION_AUTO: Truncation
 ROLE_UNSPECIFIED: Role
 ROLE_QUERY: Role
 ROLE_DOCUMENT: Role
@@ -243,6 +260,8 @@ SIMILARITY_FUNCTION_COSINE: SimilarityFunction
 SIMILARITY_FUNCTION_DOT: SimilarityFunction
 SIMILARITY_FUNCTION_MAXSIM: SimilarityFunction
 SIMILARITY_FUNCTION_SPARSE: SimilarityFunction
+SIMILARITY_FUNCTION_EUCLIDEAN: SimilarityFunction
+SIMILARITY_FUNCTION_MANHATTAN: SimilarityFunction
 EFFECT_UNSPECIFIED: Effect
 EFFECT_NONE: Effect
 EFFECT_LEAVE_ONE_OUT: Effect
@@ -745,16 +764,18 @@ class RerankRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., raw_scores: _Optional[bool] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., effect: _Optional[_Union[Effect, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., explain_top: _Optional[int] = ...) -> None: ...
 
 class RerankResponse(_message.Message):
-    __slots__ = ("model", "precision", "results", "usage")
+    __slots__ = ("model", "precision", "results", "usage", "scored_by")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    SCORED_BY_FIELD_NUMBER: _ClassVar[int]
     model: str
     precision: Precision
     results: _containers.RepeatedCompositeFieldContainer[RankedDocument]
     usage: Usage
-    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    scored_by: ScoredBy
+    def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., scored_by: _Optional[_Union[ScoredBy, str]] = ...) -> None: ...
 
 class RankedDocument(_message.Message):
     __slots__ = ("index", "relevance_score", "explanation")
@@ -1047,7 +1068,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector", "sparse", "truncation_side", "role_max_tokens")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1055,6 +1076,13 @@ class Model(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class RoleMaxTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -1091,6 +1119,9 @@ class Model(_message.Message):
     TOKEN_LABELS_FIELD_NUMBER: _ClassVar[int]
     MASK_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_SIDE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     aliases: _containers.RepeatedScalarFieldContainer[str]
     digest: str
@@ -1127,7 +1158,18 @@ class Model(_message.Message):
     token_labels: _containers.RepeatedScalarFieldContainer[str]
     mask_token: str
     multi_vector: MultiVectorInfo
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ...) -> None: ...
+    sparse: SparseInfo
+    truncation_side: Truncation
+    role_max_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ..., sparse: _Optional[_Union[SparseInfo, _Mapping]] = ..., truncation_side: _Optional[_Union[Truncation, str]] = ..., role_max_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class SparseInfo(_message.Message):
+    __slots__ = ("similarity", "max_active")
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    similarity: SimilarityFunction
+    max_active: int
+    def __init__(self, similarity: _Optional[_Union[SimilarityFunction, str]] = ..., max_active: _Optional[int] = ...) -> None: ...
 
 class MultiVectorInfo(_message.Message):
     __slots__ = ("dimensions", "query", "document", "query_expansion")

@@ -125,7 +125,7 @@ def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | N
             encoder = TextEncoder(engine, label)
             vectors = await encoder.vectors(texts.path, texts.labeled, None if queries is None else "document")
             asked = None if queries is None else await encoder.vectors(queries.path, queries.labeled, "query")
-            return Encoded(engine.info, Vectors(vectors, asked), encoder.truncated)
+            return Encoded(engine.info, Vectors(vectors, asked, engine.info.similarity), encoder.truncated)
 
         changes = {"model_dir": directory, "model_digest": None, "precision": precision or settings.precision}
         return run_engine(settings.model_copy(update=changes), encode_files)

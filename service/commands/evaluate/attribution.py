@@ -111,7 +111,7 @@ class _Attributor:
     async def _locate(self, path: Path, lines: Sequence[AttributionLine]) -> list[LocatedText]:
         inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
         response = await self._engine.encode(
-            EncodeRequest(inputs, outputs=("tokens", "words"), truncation="right", prompt="")
+            EncodeRequest(inputs, outputs=("tokens", "words"), truncation="auto", prompt="")
         )
         self._encoder.truncated += response.truncated_inputs
         return [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
@@ -135,7 +135,7 @@ class _Attributor:
         """Return the target's row in each map, (L, W), or (1, W) for the rollout."""
         request = AttendRequest(
             inputs, kind=kind, head_reduce=head_reduce, layer_reduce=layer_reduce, unit="word", special_tokens="drop",
-            truncation="right", wire="binary",
+            truncation="auto", wire="binary",
         )  # fmt: skip
         results = (await self._engine.attend(request)).results
         return [
@@ -188,7 +188,7 @@ class _Attributor:
         documents = tuple(text.line.reference or "" for text in texts)
         response = await self._engine.similarity(
             SimilarityRequest(
-                queries, documents, pairs="zip", explain=True, unit="word", effect=effect, truncation="right"
+                queries, documents, pairs="zip", explain=True, unit="word", effect=effect, truncation="auto"
             )
         )
         if response.unavailable is not None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from model.head_records import Similarity
 from model.tokenized_input import TokenizerInput
 from service.commands.encoding import BATCH_SIZE, TextEncoder, name_text
 from service.commands.evaluate.datasets import WordPlace
@@ -13,6 +14,7 @@ from service.commands.evaluate.measures import Values
 from service.commands.evaluate.records import line_error
 from service.commands.lines import LabeledText, TextError
 from service.commands.neighbors import DECIMALS, Floats, normalize
+from service.engine.encode.similarity_functions import compare_rows
 from service.engine.schema.encode import EncodeRequest, EncodeResult, Input
 from service.errors import ServiceError
 
@@ -21,7 +23,8 @@ Item = TypeVar("Item")
 
 async def pair_similarities(encoder: TextEncoder, path: Path, texts: Sequence[LabeledText]) -> Values:
     """Return the similarities of consecutive pairs of texts (0 and 1, 2 and 3, ...), (N / 2,). Raises `TextError`."""
-    return np.concatenate([_pair_products(rows) async for rows in encoder.batches(path, texts, None)])
+    similarity = encoder.engine.info.similarity
+    return np.concatenate([_compare_pairs(rows, similarity) async for rows in encoder.batches(path, texts, None)])
 
 
 async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPlace]) -> tuple[Values, Values]:
@@ -31,7 +34,7 @@ async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPl
     done = 0
     for batch in split_batches(places):
         inputs = tuple(Input(TokenizerInput(place.text)) for place in batch)
-        request = EncodeRequest(inputs, outputs=("tokens", "words", "static"), truncation="right", prompt="")
+        request = EncodeRequest(inputs, outputs=("tokens", "words", "static"), truncation="auto", prompt="")
         try:
             response = await encoder.engine.encode(request)
         except ServiceError as error:
@@ -39,7 +42,7 @@ async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPl
             raise TextError(f"{path}: {error.message}") from None
         vectors = [_word_vectors(path, *item) for item in zip(batch, response.results, strict=True)]
         for cosines, rows in zip((contextual, static), zip(*vectors, strict=True), strict=True):
-            cosines.append(_pair_products(normalize(np.stack(rows), "cosine")))
+            cosines.append(_compare_pairs(normalize(np.stack(rows), "cosine"), "cosine"))
         done += len(batch)
         encoder.truncated += response.truncated_inputs
         encoder.report(path, done, len(places))
@@ -86,7 +89,7 @@ def _mean(vectors: Floats, chosen: Sequence[bool]) -> Floats:
     return mean
 
 
-def _pair_products(rows: Floats) -> Values:
-    """Return the rounded dot products of consecutive pairs of rows."""
-    products: Values = np.einsum("nd,nd->n", rows[0::2], rows[1::2]).astype(np.float64)
-    return np.round(products, DECIMALS)
+def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
+    """Return the rounded similarities of consecutive pairs of rows."""
+    similarities: Values = compare_rows(rows[0::2], rows[1::2], similarity).astype(np.float64)
+    return np.round(similarities, DECIMALS)

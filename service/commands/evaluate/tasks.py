@@ -103,7 +103,7 @@ class RetrievalFigures(Figures):
         documents = await encoder.vectors(data.file.path, data.documents, "document")
         queries = await encoder.vectors(data.file.path, data.queries, "query")
         relevant = [np.array(indices, np.int64) for indices in data.relevant]
-        measures = rank_measures(Vectors(documents, queries), relevant, top_k).T
+        measures = rank_measures(Vectors(documents, queries, encoder.engine.info.similarity), relevant, top_k).T
         return cls(len(queries), len(documents), top_k, *map(estimate_mean, measures))
 
     def rows(self) -> Rows:

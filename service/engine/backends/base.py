@@ -137,11 +137,11 @@ class PackedBackend(ABC):
         manifest = artifact.manifest
         self.choice = choice
         self.workers = choice.streams + 1  # one per stream, and one that prepares the next batch
-        self.shapes = BatchShapes(manifest.max_input_tokens, choice.max_batch_tokens, self.batch_shapes)
+        self.shapes = BatchShapes(manifest.longest_input_tokens, choice.max_batch_tokens, self.batch_shapes)
         self.max_batch_tokens = self.max_batch_size = self.shapes.max_batch_tokens
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
-        self._max_input_tokens = manifest.max_input_tokens
+        self._max_input_tokens = manifest.longest_input_tokens
         self._segment_types = manifest.architecture.type_vocab_size
         self._heads = Heads(artifact)
         self.reopen()

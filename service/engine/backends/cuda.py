@@ -50,7 +50,7 @@ class CudaBackend:
         graph = manifest.graphs[choice.graph]
         self.choice = choice
         self.max_batch_tokens = choice.max_batch_tokens
-        self.shapes = ShapeBuckets.up_to(manifest.max_input_tokens, choice.max_batch_tokens)
+        self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, choice.max_batch_tokens)
         self.max_batch_size = self.shapes.max_sequences
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact

@@ -61,7 +61,7 @@ class ExplainBackend:
         self.choice = choice
         self._artifact = artifact
         self._execute = execute
-        self.max_batch_tokens = artifact.manifest.max_input_tokens
+        self.max_batch_tokens = artifact.manifest.longest_input_tokens
         self.length_buckets: tuple[int, ...] = ()
         self._segment_types = artifact.manifest.architecture.type_vocab_size
 

@@ -40,8 +40,7 @@ class SparseWeights:
         """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
         if tokens.side == "query" and self._query_weights is not None:
             ids = np.unique(np.array(tokens.input_ids, dtype=np.int32))
-            weights = self._query_weights[ids]
-            return SparseVector(ids[weights > 0], weights[weights > 0])
+            return self._keep(ids, self._query_weights[ids])
         rows = hidden.astype(np.float32, copy=False)
         if self._session is not None:
             (rows,) = self._session.run(None, {"rows": rows})
@@ -52,7 +51,14 @@ class SparseWeights:
             ids = np.arange(len(weights), dtype=np.int32)
         if not np.isfinite(weights.sum()):
             raise NonFiniteOutput
-        kept = (weights > 0) & ~np.isin(ids, self._skipped)
+        return self._keep(ids, weights)
+
+    def _keep(self, ids: Floats, weights: Floats) -> SparseVector:
+        """Return the entries with a positive weight, of these the ones with the largest, as the head defines."""
+        most = self._head.max_active
+        kept = np.flatnonzero((weights > 0) & ~np.isin(ids, self._skipped))
+        if most is not None and len(kept) > most:
+            kept = np.sort(kept[np.argsort(-weights[kept], kind="stable")[:most]])
         return SparseVector(ids[kept], weights[kept])
 
     def _weigh_tokens(self, token_ids: Floats, logits: Floats) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact import Artifact
-from model.manifest import Pooling
+from model.manifest import EmbeddingHead, Pooling
 from service.engine.schema.encode import DTYPES, DType, LayerReduce, MapDType
 from service.errors import InvalidArgument
 
@@ -116,6 +116,11 @@ def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[A
             reason="DTYPE_OVERFLOW",
         )
     return result
+
+
+def truncates(head: EmbeddingHead, dimensions: int | None) -> bool:
+    """Return whether an embedding gets the model's own truncation, which follows normalization."""
+    return head.truncate_dim is not None and (dimensions is None or dimensions >= head.dimensions)
 
 
 class DenseLayers:

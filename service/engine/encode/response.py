@@ -13,7 +13,16 @@ from model.records import TensorRecord
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
-from service.engine.encode.pooling import DenseLayers, Floats, cast, mean_ranges, normalize, pool_batch, reduce_layers
+from service.engine.encode.pooling import (
+    DenseLayers,
+    Floats,
+    cast,
+    mean_ranges,
+    normalize,
+    pool_batch,
+    reduce_layers,
+    truncates,
+)
 from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.schema.encode import (
     Array,
@@ -249,13 +258,20 @@ def finish_pooled(
 ) -> NDArray[Any]:
     """Return pooled vectors (layers, N, D) as one array per input, (N, ...).
 
-    The dense layers of the model apply to its last layer alone. Then layers are combined, and vectors truncated,
-    normalized and cast.
+    The dense layers of the model and its own truncation apply to its last layer alone. Then layers are combined, and
+    vectors truncated, normalized and cast.
     """
+    head = manifest.embedding
+    own = head.normalize if request.normalize is None else request.normalize
     if needs_last_layer_only(request, manifest):
         pooled = dense_layers(pooled[0])[None]
+        if truncates(head, request.dimensions):
+            # As in sentence-transformers, the model normalizes before it truncates.
+            if own:
+                pooled = normalize(pooled)
+            own = request.normalize is True
+        pooled = pooled[..., : head.truncate_dim]
     whole = reduce_layers(pooled, request.layer_reduce)[..., : request.dimensions]
-    own = manifest.embedding.normalize if request.normalize is None else request.normalize
     if own or request.dtype in ("int8", "ubinary"):
         whole = normalize(whole)
     if request.layer_reduce == "stack":

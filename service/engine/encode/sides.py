@@ -96,13 +96,16 @@ def side_record(head: MultiVectorHead, side: Side) -> SideRecord:
     return head.query if side == "query" else head.document
 
 
-def max_tokens(manifest: Manifest, side: Side | None) -> int:
-    """Return the greatest number of tokens of an input to which `add_side` adds a marker."""
+def max_tokens(manifest: Manifest, side: Side | None, role: Side | None = None) -> int:
+    """Return the greatest number of tokens of an input with a role, to which `add_side` adds a marker."""
+    longest = (
+        manifest.max_input_tokens if role is None else manifest.role_max_tokens.get(role, manifest.max_input_tokens)
+    )
     head = manifest.multi_vector
     if side is None or head is None:
-        return manifest.max_input_tokens
+        return longest
     record = side_record(head, side)
-    limit = min(record.max_tokens or manifest.max_input_tokens, manifest.max_input_tokens)
+    limit = min(record.max_tokens or longest, longest)
     return limit - int(record.marker is not None)
 
 

@@ -2,17 +2,18 @@
 
 With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
 product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
-or last pooling, there is one term, from the first or last token.
+or last pooling, there is one term, from the first or last token. A distance is no such sum. Only the square of the
+Euclidean distance is one, and it has terms of pairs within each text too.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Pooling
-from service.engine.encode.pooling import DenseLayers
+from model.manifest import EmbeddingHead, Pooling
+from service.engine.encode.pooling import DenseLayers, truncates
 from service.engine.schema.encode import Array
 from service.engine.schema.similarity import SCORE_DECIMALS, ContributionRest, TopContributions
 
@@ -24,24 +25,37 @@ SPECIAL, PROMPT = -1, -2
 
 @dataclass(frozen=True)
 class Embedder:
-    """The steps from pooled vectors to the embeddings whose dot product is the similarity."""
+    """The steps from pooled vectors to the embeddings that a similarity function compares."""
 
     dense_layers: DenseLayers
     dimensions: int | None
-    unit_length: bool
-    """True if embeddings have length 1: for the cosine, and for models that normalize."""
+    """The number of leading components to keep."""
+    divisor: Literal["none", "kept", "all"]
+    """What embeddings are divided by: nothing, or the length of the kept components or of all components."""
+
+    @classmethod
+    def of(
+        cls, dense_layers: DenseLayers, head: EmbeddingHead, similarity: str, dimensions: int | None = None
+    ) -> "Embedder":
+        """Return the steps of a model for a similarity function and the `dimensions` of a request."""
+        truncated = truncates(head, dimensions)
+        divisor: Literal["none", "kept", "all"] = "all" if head.normalize else "none"
+        if similarity == "cosine" or (head.normalize and not truncated):
+            divisor = "kept"
+        return cls(dense_layers, head.truncate_dim if dimensions is None else dimensions, divisor)
 
     def embed(self, pooled: NDArray[Any]) -> Vectors:
         """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
-        vectors = self.dense_layers(pooled.astype(np.float64))[:, : self.dimensions]
-        return self.scale(vectors, vectors)
+        vectors = self.dense_layers(pooled.astype(np.float64))
+        return self._finish(vectors, vectors)
 
-    def scale(self, terms: Vectors, embeddings: Vectors) -> Vectors:
-        """Divide terms (N, dimensions) by the lengths of embeddings (N or 1, dimensions), if those get length 1."""
-        if not self.unit_length:
-            return terms
-        lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
-        scaled: Vectors = terms / np.where(lengths > 0, lengths, 1)
+    def _finish(self, terms: Vectors, whole: Vectors) -> Vectors:
+        """Truncate terms (N, E) of vectors `whole` (N or 1, E), and divide them by the length of those vectors."""
+        kept: Vectors = terms[:, : self.dimensions]
+        if self.divisor == "none":
+            return kept
+        lengths = np.linalg.norm(whole if self.divisor == "all" else whole[:, : self.dimensions], axis=1, keepdims=True)
+        scaled: Vectors = kept / np.where(lengths > 0, lengths, 1)
         return scaled
 
     def terms(self, unit_terms: Vectors) -> Vectors:
@@ -52,8 +66,7 @@ class Embedder:
         mapped = self.dense_layers.map_linearly(unit_terms)
         whole = self.dense_layers(unit_terms.sum(axis=0, keepdims=True))
         bias = whole - mapped.sum(axis=0, keepdims=True)
-        terms = np.concatenate([mapped, bias])[:, : self.dimensions]
-        return self.scale(terms, whole[:, : self.dimensions])
+        return self._finish(np.concatenate([mapped, bias]), whole)
 
 
 def unit_terms(

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import shortest
+from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.similarity import PAIR_BYTES, ComparedText
-from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity, sparse_products
+from service.engine.explain.text_similarity import MaxSim, Scores, SparseSimilarity, TextSimilarity
 from service.engine.explain.units import token_units
 from service.engine.schema.encode import Array
 from service.engine.schema.similarity import (
@@ -100,7 +101,12 @@ class HeadSimilarity:
             places, dropped = self._largest(values)
             matches = [TokenMatch(place, int(best[place]), shortest(values[place])) for place in places]
         else:
-            ids, values = sparse_products(own, other)
+            assert isinstance(self.similarity, SparseSimilarity)
+            if self.similarity.function in DISTANCES:
+                (score,) = self.similarity.scores(own, [other])
+                rounded = shortest(round(score, SCORE_DECIMALS))
+                return PairResult(query, document, rounded, None, None, None, None, None)
+            ids, values = self.similarity.products(own, other)
             places, dropped = self._largest(values)
             texts = self.tokenizer.vocabulary_texts(ids[places].tolist())
             products = [

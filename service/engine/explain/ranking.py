@@ -132,8 +132,10 @@ class SimilarityRanker:
         return explanations
 
     def _score(self, query: Any, document: Any) -> float:
-        """Return the score of two representations; 0 for a text of which no token remains."""
-        return 0.0 if query is None or document is None else float(self._similarity.scores(query, [document])[0])
+        """Return the score of two representations; one of them may be None if no token of its text remains."""
+        if query is None or document is None:
+            return self._similarity.score_alone(document if query is None else query)
+        return float(self._similarity.scores(query, [document])[0])
 
     def _occluded_texts(self, documents: Sequence[int]) -> list[ComparedText]:
         return [self.texts[0], *(self.texts[document + 1] for document in documents)]

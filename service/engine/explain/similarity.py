@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.head_records import Similarity
 from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput
 from model.tokenizer import Tokenizer
 from service.engine.encode.pooling import pool_batch, shortest
 from service.engine.encode.response import first_pooled_token
+from service.engine.encode.similarity_functions import compare_all, compare_rows
 from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.attend import JSON_INDEX_BYTES
 from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, Embedder, unit_terms
@@ -86,6 +88,7 @@ class PreparedSimilarity:
     spec: SimilaritySpec
     manifest: Manifest
     embedder: Embedder
+    function: Similarity
     texts: list[ComparedText]
     """Queries, then documents."""
 
@@ -147,12 +150,12 @@ class PreparedSimilarity:
         pairs = []
         for query, document in self.request.index_pairs():
             other = len(self.request.queries) + document
-            score = float(embeddings[query] @ embeddings[other])
+            score = float(compare_rows(embeddings[[query]], embeddings[[other]], self.function)[0])
             effects: list[Array | None] = [None, None]
             if without is not None:
                 effects = [
-                    _array(score - without[query] @ embeddings[other]),
-                    _array(score - without[other] @ embeddings[query]),
+                    _array(score - compare_all(without[query], embeddings[[other]], self.function)[:, 0]),
+                    _array(score - compare_all(without[other], embeddings[[query]], self.function)[:, 0]),
                 ]
             matrix, top, rest = None, None, None
             if terms is not None:
@@ -173,8 +176,9 @@ class PreparedSimilarity:
     def _scores(self, embeddings: NDArray[np.float64]) -> Array:
         queries, documents = np.split(embeddings, [len(self.request.queries)])
         if self.request.pairs == "zip":
-            return _array(np.round((queries * documents).sum(axis=1), SCORE_DECIMALS))
-        return _array(np.round(queries @ documents.T, SCORE_DECIMALS))  # printed like the scores of pairs
+            return _array(np.round(compare_rows(queries, documents, self.function), SCORE_DECIMALS))
+        scores = compare_all(queries, documents, self.function)
+        return _array(np.round(scores, SCORE_DECIMALS))  # printed like the scores of pairs
 
     def _pool(self, text: ComparedText, hidden: NDArray[Any]) -> NDArray[Any]:
         return pool_batch(hidden, [0], [len(hidden)], self.manifest.embedding.pooling, [text.pool_from])
@@ -223,7 +227,7 @@ def _row_bytes(rows: int, wire: Wire) -> int:
     return 0 if wire == "binary" else 2 * rows
 
 
-def _array(values: NDArray[np.float64]) -> Array:
+def _array(values: NDArray[Any]) -> Array:
     return Array(values.astype(np.float32), "float32")
 
 

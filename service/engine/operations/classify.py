@@ -14,9 +14,17 @@ from service.engine.explain.labels import effects, label_tasks, occlusion_tasks,
 from service.engine.explain.similarity import ComparedText
 from service.engine.observer import Observation
 from service.engine.operations.costs import INPUT, describe_cost
-from service.engine.operations.inputs import check_at_least_one, check_inputs, check_length, require_operation
+from service.engine.operations.inputs import (
+    check_at_least_one,
+    check_inputs,
+    check_length,
+    classifier_prompt,
+    count_prompt,
+    prepend_prompt,
+    require_operation,
+)
 from service.engine.operations.occlusion import check_effect_options, check_occlusion, effect_unit, occlusion_tokens
-from service.engine.schema.encode import Array
+from service.engine.schema.encode import AppliedPrompt, Array
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, ClassifyResult, LabelScore
 from service.engine.schema.tasks import TextVectors
 from service.errors import ConflictingFields
@@ -37,11 +45,14 @@ async def classify(engine: "Engine", request: ClassifyRequest, deadline: float) 
     assert head is not None
     check_classify(engine, request)
     lane, explain = engine.fast_lane, request.effect != "none"
-    sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
+    prompt = classifier_prompt(engine.limits, engine.manifest)
+    prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
+    lengths = map(count_characters, request.inputs)
+    sizes = estimate_tokens(lengths, engine.manifest.max_input_tokens, prompt_tokens)
     cost = classify_cost(request, head)
     observation = Observation(lane.observer)
     with lane.reserve(sizes, deadline, occlusion_tokens(sizes, engine.limits) if explain else 0):
-        texts = await engine.run(cost, deadline, prepare, engine, request, head)
+        texts = await engine.run(cost, deadline, prepare, engine, request, head, prompt)
         token_count, truncated = observation.tokenized([text.tokens for text in texts])
         tasks = label_tasks(texts)
         if explain:
@@ -76,11 +87,14 @@ def classify_cost(request: ClassifyRequest, head: ClassificationHead) -> int:
     return sum(INPUT + count_characters(item) + LABEL * labels for item in request.inputs)
 
 
-def prepare(engine: "Engine", request: ClassifyRequest, head: ClassificationHead) -> list[ComparedText]:
+def prepare(
+    engine: "Engine", request: ClassifyRequest, head: ClassificationHead, prompt: AppliedPrompt | None
+) -> list[ComparedText]:
     """Tokenize the inputs and, for effects, find their units."""
     unit = effect_unit(request)
     texts = []
-    tokenized = engine.tokenizer.encode([item.source for item in request.inputs], offsets=unit is not None)
+    sources = prepend_prompt(request.inputs, prompt)
+    tokenized = engine.tokenizer.encode(sources, offsets=unit is not None)
     for index, tokens in enumerate(tokenized):
         kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
         texts.append(ComparedText.of(kept, engine.tokenizer, engine.manifest, unit))

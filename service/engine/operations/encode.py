@@ -19,7 +19,7 @@ from service.engine.encode.response import (
     response_bytes,
     suggest_smaller_vectors,
 )
-from service.engine.encode.sides import add_side
+from service.engine.encode.sides import add_side, max_tokens
 from service.engine.lane import Lane
 from service.engine.observer import Observation
 from service.engine.operations.costs import DESCRIBED_CHARACTER, ELEMENTS, INPUT, OUTPUT, SPAN
@@ -28,6 +28,7 @@ from service.engine.operations.inputs import (
     check_layers,
     check_length,
     count_prompt,
+    prepend_prompt,
     require,
     select_prompt,
 )
@@ -53,7 +54,7 @@ async def encode(engine: "Engine", request: EncodeRequest, deadline: float) -> E
         engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
     lengths = [count_characters(item) for item in request.inputs]
-    sizes = estimate_tokens(lengths, manifest.max_input_tokens, prompt_tokens)
+    sizes = estimate_tokens(lengths, manifest.longest_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     observation = Observation(lane.observer)
     with lane.reserve(sizes, deadline):
@@ -177,7 +178,7 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     arrays = [output for output in request.outputs if output != "pooled"]
     spans = sum(len(item.spans) for item in inputs)
     means = layers * sum(output in ("words", "spans") for output in arrays)
-    tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.max_input_tokens))
+    tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.longest_input_tokens))
     elements = (tokens + spans) * manifest.architecture.hidden_size * layers * len(arrays) if layers > 1 else 0
     cost += (DESCRIBED_CHARACTER - 1) * characters + OUTPUT * (len(arrays) + means) * len(inputs)
     return cost + SPAN * spans + elements // ELEMENTS
@@ -185,17 +186,14 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
 
 def prepare(engine: "Engine", request: EncodeRequest, prompt: AppliedPrompt | None) -> list[PreparedInput]:
     """Tokenize the inputs; return their results without vectors."""
-    sources = [item.source for item in request.inputs]
-    if prompt is not None:
-        sources = [
-            source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources
-        ]
+    sources = prepend_prompt(request.inputs, prompt)
     prepared, side = [], side_of(request, engine.manifest)
+    limit = max_tokens(engine.manifest, side, request.role)
     place = engine.tokenizer.leading_special_tokens
     tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
-        kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
+        kept = check_length(tokens, engine.manifest, request.truncation, path, limit=limit)
         kept = add_side(kept, engine.manifest, side, place)
         kept.side = request.role
         prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))

@@ -1,11 +1,11 @@
 """Checks of inputs, layers and prompts: counts, sizes, spans, token ids, and the number of tokens."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
-from model.manifest import Absent, Manifest, Role
+from model.manifest import Absent, Manifest, Role, TruncationSide
 from model.tokenized_input import TokenizedInput, TokenizerInput
-from service.engine.encode.sides import max_tokens
 from service.engine.schema.encode import AppliedPrompt, Input, Side, Truncation
 from service.engine.schema.model import Limits
 from service.engine.schema.operations import Operation, operations_of
@@ -39,8 +39,6 @@ REMEDIES: dict[Operation, str] = {
     "fill_mask": "Use a masked language model.",
 }
 """The kind of model that supports an operation of a head."""
-SHORTEN = Remedy("Shorten it", ({"truncation": "right"},))
-"""The remedy for an input over the limit of tokens."""
 
 
 def check_inputs(
@@ -177,26 +175,31 @@ def check_length(
     truncation: Truncation | None,
     path: str,
     prompt_field: str = "prompt",
-    side: Side | None = None,
+    limit: int | None = None,
 ) -> TokenizedInput:
     """Return the tokens, truncated if requested. Raises `Empty` without content, and `TooLong` over the limit.
 
-    `truncation` is None for an operation without truncation. `side` limits the tokens if the model distinguishes sides.
+    `truncation` is None for an operation without truncation. `limit` None is the limit of inputs without a role.
     """
     if not tokens.has_content:
         raise Empty("no content after tokenization", "Send text.", field=path)
-    limit = max_tokens(manifest, side)
+    limit = manifest.max_input_tokens if limit is None else limit
     if len(tokens) <= limit:
         return tokens
-    end: Literal["left", "right"] = "left" if truncation == "left" else "right"
+    end = truncation if truncation in ("left", "right") else manifest.truncation_side
     truncated = tokens.truncate(limit, end)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
         first, last = tokens.prompt_range
         raise no_room(last - first, limit, prompt_field)
     if truncation is None or truncation == "error":
-        remedy = Remedy("Shorten it") if truncation is None else SHORTEN
+        remedy = Remedy("Shorten it") if truncation is None else shorten(manifest.truncation_side)
         raise TooLong("too long", remedy, field=path, actual=len(tokens), maximum=limit, unit="tokens")
     return truncated
+
+
+def shorten(side: TruncationSide = "right") -> Remedy:
+    """Return the remedy for an input over the limit of tokens, which truncation at a side can drop."""
+    return Remedy("Shorten it", ({"truncation": side},))
 
 
 def no_room(prompt_tokens: int, limit: int, field: str) -> TooLong:
@@ -254,6 +257,20 @@ def find_prompt(
     return AppliedPrompt(name, prompts[name]) if name is not None and prompts[name] else None
 
 
+def classifier_prompt(limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
+    """Return the prompt of a classifier for its texts, in a pair for the first one; a template contains it already."""
+    head = manifest.classification
+    return None if head is None or head.template is not None else find_prompt(None, None, limits, manifest)
+
+
+def prepend_prompt(inputs: Sequence[Input], prompt: AppliedPrompt | None) -> list[TokenizerInput]:
+    """Return the inputs for the tokenizer, with a prompt unless they are token ids."""
+    sources = [item.source for item in inputs]
+    if prompt is None:
+        return sources
+    return [source if source.token_ids is not None else replace(source, prompt=prompt.text) for source in sources]
+
+
 def prompt_not_found(name: str, prompts: Iterable[str], field: str) -> NotFound:
     """Return the error for a prompt that the model lacks."""
     known = ", ".join(f'"{prompt}"' for prompt in prompts)
@@ -281,8 +298,8 @@ async def count_prompt(
     empty, tokens = await engine.run(len(prompt.text), deadline, engine.tokenizer.encode, sources, offsets=False)
     count = len(tokens) - len(empty)
     # A prompt within the limit may still leave no room: `check_length` decides with the text.
-    if len(tokens) > engine.manifest.max_input_tokens:
-        raise no_room(count, engine.manifest.max_input_tokens, field)
+    if len(tokens) > engine.manifest.longest_input_tokens:
+        raise no_room(count, engine.manifest.longest_input_tokens, field)
     if prompt.name is not None:
         engine.prompt_tokens[prompt.name] = count
     return count

@@ -12,7 +12,7 @@ from model.manifest import Manifest
 from model.tokenized_input import TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.pooling import shortest
-from service.engine.encode.sides import add_side
+from service.engine.encode.sides import add_side, max_tokens
 from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.ranking import PairRanker, Ranker, SimilarityRanker
@@ -26,13 +26,14 @@ from service.engine.operations.inputs import (
     check_count,
     check_length,
     check_text,
+    classifier_prompt,
     count_prompt,
     find_prompt,
     require_operation,
 )
 from service.engine.operations.occlusion import check_effect_options, check_occlusion, effect_unit, occlusion_tokens
 from service.engine.schema.encode import AppliedPrompt, Side
-from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse
+from service.engine.schema.labels import EXPLAIN_TOP, RankedDocument, RerankRequest, RerankResponse, ScoredBy
 from service.engine.schema.model import Limits
 from service.engine.schema.tasks import TextVectors
 from service.spelling import Remedy
@@ -77,7 +78,18 @@ async def rerank(engine: "Engine", request: RerankRequest, deadline: float) -> R
             RankedDocument(result.index, result.score, explanation)
             for result, explanation in zip(results, explanations, strict=False)
         ]
-    return RerankResponse(engine.name, lane.precision, results, token_count, truncated, observation.finish())
+    return RerankResponse(
+        engine.name, lane.precision, results, token_count, truncated, observation.finish(), scored_by(engine.manifest)
+    )
+
+
+def scored_by(manifest: Manifest) -> ScoredBy:
+    """Return what computes the scores of a model: the first of its heads that can."""
+    if manifest.classification is not None:
+        return "cross_encoder"
+    if manifest.multi_vector is not None:
+        return "late_interaction"
+    return "embeddings" if manifest.sparse is None else "sparse"
 
 
 def check_rerank(request: RerankRequest, limits: Limits) -> None:
@@ -100,10 +112,12 @@ def explained_count(request: RerankRequest) -> int:
 
 
 async def find_prompts(engine: "Engine", request: RerankRequest, deadline: float) -> Prompts:
-    """Return the prompts of an embedding model; a cross-encoder reads texts without prompts."""
+    """Return the prompts of the model: a cross-encoder may have one, which precedes the query."""
     limits, manifest = engine.limits, engine.manifest
     if manifest.classification is not None:
-        return Prompts()
+        prompt = classifier_prompt(limits, manifest)
+        count = 0 if prompt is None else await count_prompt(engine, prompt, len(request.documents), deadline, "query")
+        return Prompts(query=prompt, query_tokens=count)
     query = find_prompt(None, None, limits, manifest, "query")
     document = find_prompt(None, None, limits, manifest, "document")
     return Prompts(
@@ -118,12 +132,12 @@ def estimate_sizes(
     request: RerankRequest, prompts: Prompts, manifest: Manifest, limits: Limits
 ) -> tuple[list[int], int]:
     """Return the estimated tokens of each text, and of the explanations, at most `max_queue_tokens`."""
-    longest, explained = manifest.max_input_tokens, explained_count(request)
+    longest, explained = manifest.longest_input_tokens, explained_count(request)
     if manifest.classification is not None:
         lengths = [len(request.query) + len(document) for document in request.documents]
         template = manifest.classification.template
         own = 0 if template is None else len(template.prefix_ids) + len(template.suffix_ids) + len(template.head)
-        sizes = estimate_tokens(lengths, longest, own)
+        sizes = estimate_tokens(lengths, longest, own + prompts.query_tokens)
         return sizes, occlusion_tokens(_largest(sizes, explained), limits)
     query = estimate_tokens((len(request.query),), longest, prompts.query_tokens)
     documents = estimate_tokens(map(len, request.documents), longest, prompts.document_tokens)
@@ -144,13 +158,15 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
     unit = effect_unit(request)
 
     def compare(tokens: TokenizedInput, path: str, side: Side | None = None) -> ComparedText:
-        kept = check_length(tokens, engine.manifest, request.truncation, path, side=side)
+        kept = check_length(
+            tokens, engine.manifest, request.truncation, path, limit=max_tokens(engine.manifest, side, side)
+        )
         kept = add_side(kept, engine.manifest, side, engine.tokenizer.leading_special_tokens)
         return ComparedText.of(kept, engine.tokenizer, engine.manifest, unit)
 
     ranker: Ranker
     if head is not None:
-        pairs = encode_pairs(engine, head, request, offsets=explained > 0)
+        pairs = encode_pairs(engine, head, request, _text(prompts.query), offsets=explained > 0)
         texts = [compare(tokens, pair_path(tokens, index, engine.manifest)) for index, tokens in enumerate(pairs)]
         ranker = PairRanker(texts, "identity" if request.raw_scores else head.activation)
     else:
@@ -171,11 +187,11 @@ def pair_path(tokens: TokenizedInput, index: int, manifest: Manifest) -> str:
 
 
 def encode_pairs(
-    engine: "Engine", head: ClassificationHead, request: RerankRequest, *, offsets: bool
+    engine: "Engine", head: ClassificationHead, request: RerankRequest, prompt: str, *, offsets: bool
 ) -> list[TokenizedInput]:
     """Return the tokens of the query with each document; without a template, the query is tokenized once."""
     if head.template is None:
-        return engine.tokenizer.encode_pairs(request.query, request.documents, offsets=offsets)
+        return engine.tokenizer.encode_pairs(request.query, request.documents, prompt=prompt, offsets=offsets)
     template = PairTemplate(**head.template.model_dump())
     return engine.tokenizer.encode_template(template, request.query, request.documents)
 
@@ -186,11 +202,9 @@ def own_similarity(engine: "Engine") -> TextSimilarity:
     if manifest.multi_vector is not None:
         return MaxSim(manifest.multi_vector.score == "mean")
     if manifest.sparse is not None:
-        return SparseSimilarity()
+        return SparseSimilarity(manifest.sparse.similarity)
     own = manifest.embedding
-    return EmbeddingSimilarity(
-        Embedder(engine.dense_layers, None, own.similarity == "cosine" or own.normalize), own.pooling
-    )
+    return EmbeddingSimilarity(Embedder.of(engine.dense_layers, own, own.similarity), own.pooling, own.similarity)
 
 
 def check_size(engine: "Engine", request: RerankRequest, ranker: Ranker) -> None:

@@ -1,12 +1,14 @@
 """Similarity: scores of queries and documents, and what each pair of units contributes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
+from model.head_records import Similarity
 from model.manifest import ONE_TOKEN_POOLINGS, Manifest
 from model.tokenized_input import TokenizerInput
 from service.engine.admission import estimate_tokens
-from service.engine.encode.sides import add_side
+from service.engine.encode.sides import add_side, max_tokens
+from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.explain.contributions import Embedder
 from service.engine.explain.head_similarity import HeadSimilarity, token_text
 from service.engine.explain.similarity import ComparedText, PreparedSimilarity
@@ -60,7 +62,7 @@ async def similarity(engine: "Engine", request: SimilarityRequest, deadline: flo
             engine, document_prompt, len(request.documents), deadline, "document_prompt"
         )
     cost, sizes, explanation = similarity_cost(
-        request, spec, prompt_tokens, engine.limits, engine.manifest.max_input_tokens
+        request, spec, prompt_tokens, engine.limits, engine.manifest.longest_input_tokens
     )
     observation = Observation(lane.observer)
     with lane.reserve(sizes, deadline, explanation):
@@ -100,7 +102,7 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
         request.similarity or manifest.embedding.similarity,
         find_prompt(request.query_prompt_name, request.query_prompt, limits, manifest, "query"),
         find_prompt(request.document_prompt_name, request.document_prompt, limits, manifest, "document"),
-        None if request.similarity in HEAD_OF_SIMILARITY else _unavailable(manifest, linear),
+        _unavailable(request.similarity or manifest.embedding.similarity, manifest, linear),
     )
     if request.explain:
         _check_explanation(request, manifest)
@@ -144,7 +146,14 @@ def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
             check_text(text, f"{side}[{index}]", limits.max_input_characters, SPLIT_NOT_TRUNCATED)
 
 
-def _unavailable(manifest: Manifest, linear: bool) -> UnavailableReason | None:
+def _unavailable(function: SimilarityFunction, manifest: Manifest, linear: bool) -> UnavailableReason | None:
+    """Return why a score is not a sum over pairs of units, or over entries of sparse vectors."""
+    if function == "maxsim":
+        return None
+    if function == "sparse":
+        return "distance" if manifest.sparse is not None and manifest.sparse.similarity in DISTANCES else None
+    if function in DISTANCES:
+        return "distance"
     if manifest.embedding.pooling == "max":
         return "max_pooling"
     return None if linear else "nonlinear_dense_layers"
@@ -230,11 +239,14 @@ def prepare(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec) 
     texts = tokenize(engine, request, spec)
     prepared: PreparedSimilarity | HeadSimilarity
     if spec.similarity in HEAD_OF_SIMILARITY:
-        head = engine.manifest.multi_vector
-        function: TextSimilarity = SparseSimilarity()
+        multi_vector, sparse = engine.manifest.multi_vector, engine.manifest.sparse
+        function: TextSimilarity
         if spec.similarity == "maxsim":
-            assert head is not None
-            function = MaxSim(head.score == "mean")
+            assert multi_vector is not None
+            function = MaxSim(multi_vector.score == "mean")
+        else:
+            assert sparse is not None
+            function = SparseSimilarity(sparse.similarity)
         prepared = HeadSimilarity(request, texts, function, engine.tokenizer)
     else:
         prepared = prepare_embeddings(engine, request, spec, texts)
@@ -248,9 +260,9 @@ def prepare_embeddings(
     engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec, texts: list[ComparedText]
 ) -> PreparedSimilarity:
     """Check the cost of explaining the similarity of embeddings."""
-    unit_length = spec.similarity == "cosine" or engine.manifest.embedding.normalize
-    embedder = Embedder(engine.dense_layers, request.dimensions, unit_length)
-    prepared = PreparedSimilarity(request, spec, engine.manifest, embedder, texts)
+    function = cast(Similarity, spec.similarity)  # the others need no embeddings
+    embedder = Embedder.of(engine.dense_layers, engine.manifest.embedding, function, request.dimensions)
+    prepared = PreparedSimilarity(request, spec, engine.manifest, embedder, function, texts)
     if request.explain:
         check_explanation_size(request, [len(text.tokens) for text in texts], engine.manifest, engine.limits)
     if request.effect == "occlusion":
@@ -268,10 +280,11 @@ def tokenize(engine: "Engine", request: SimilarityRequest, spec: SimilaritySpec)
     place = engine.tokenizer.leading_special_tokens
     for name, side_texts, prompt, role in sides:
         side = role if spec.similarity == "maxsim" else None
+        limit = max_tokens(manifest, side, role)
         prompt_text = "" if prompt is None else prompt.text
         tokenized = engine.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
         for index, tokens in enumerate(tokenized):
-            kept = check_length(tokens, manifest, request.truncation, f"{name}[{index}]", f"{role}_prompt", side)
+            kept = check_length(tokens, manifest, request.truncation, f"{name}[{index}]", f"{role}_prompt", limit)
             kept = add_side(kept, manifest, side, place)
             kept.side = role
             if request.explain and spec.similarity == "maxsim" and manifest.multi_vector is not None:

@@ -13,7 +13,8 @@ from model.tokenized_input import TokenizerInput
 from service.engine.schema.operations import Output
 
 LayerReduce = Literal["concat", "mean", "stack"]
-Truncation = Literal["error", "right", "left"]
+Truncation = Literal["error", "right", "left", "auto"]
+"""What to do with inputs over the token limit. "auto" drops tokens at the side that the model names."""
 Side = Literal["query", "document"]
 """What a text is in retrieval. Some models read queries and documents differently."""
 DType = Literal["float32", "float16", "int8", "ubinary"]

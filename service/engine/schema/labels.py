@@ -8,6 +8,8 @@ from service.engine.schema.explain import Unit
 from service.engine.schema.similarity import SimilarityUnit
 
 LabelEffect = Literal["none", "occlusion"]
+ScoredBy = Literal["cross_encoder", "late_interaction", "sparse", "embeddings"]
+"""What computes the scores of rerank: a model that reads pairs, or a similarity of vectors of each text."""
 EXPLAIN_TOP = 3
 """Documents whose score rerank explains unless the request says otherwise."""
 EFFECT_UNIT: SimilarityUnit = "word"
@@ -122,3 +124,4 @@ class RerankResponse:
     token_count: int
     truncated_inputs: int
     timing: Timing
+    scored_by: ScoredBy

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from model.head_records import Similarity
-from model.manifest import Attention, EvaluationRecord, Pooling, TrainingRecord
+from model.manifest import Attention, EvaluationRecord, Pooling, RetrievalRole, TrainingRecord, TruncationSide
 from service.engine.schema.operations import Operation, Output
 
 
@@ -58,6 +58,14 @@ class MultiVectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseInfo:
+    """The sparse vectors of a model such as SPLADE: how to compare them, and how many entries a text keeps at most."""
+
+    similarity: Similarity
+    max_active: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The description of the served model in `/v1/model` and GetModel; proto/attendant/v1 documents the fields."""
 
@@ -74,6 +82,8 @@ class ModelInfo:
     dimensions: int
     vocab_size: int
     max_input_tokens: int
+    role_max_tokens: dict[RetrievalRole, int]
+    truncation_side: TruncationSide
     pooling: Pooling
     normalize: bool
     prompts: dict[str, str]
@@ -90,6 +100,7 @@ class ModelInfo:
     token_labels: list[str]
     mask_token: str | None
     multi_vector: MultiVectorInfo | None
+    sparse: SparseInfo | None
     attention: Attention
     attention_kinds: list[str]
     limits: Limits

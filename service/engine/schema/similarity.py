@@ -9,9 +9,9 @@ from service.engine.schema.explain import Unit
 Pairs = Literal["all", "zip"]
 SimilarityUnit = Literal["token", "word"]
 Effect = Literal["none", "leave_one_out", "occlusion"]
-SimilarityFunction = Literal["cosine", "dot", "maxsim", "sparse"]
-"""Functions of embeddings, of token vectors and of sparse vectors."""
-UnavailableReason = Literal["max_pooling", "nonlinear_dense_layers"]
+SimilarityFunction = Literal["cosine", "dot", "maxsim", "sparse", "euclidean", "manhattan"]
+"""Functions of embeddings, except that maxsim is one of token vectors, and sparse the model's own of sparse vectors."""
+UnavailableReason = Literal["max_pooling", "nonlinear_dense_layers", "distance"]
 
 
 @dataclass(frozen=True, slots=True)

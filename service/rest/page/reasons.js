@@ -18,6 +18,8 @@ const AGREEMENT = " This ranking agrees better than contributions with the effec
 const UNAVAILABLE = {
   max_pooling: "Contributions are not available: max pooling may take each component from a different word, so the score is not a sum over pairs of words.",
   nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",
+  distance: "Contributions are not available: the score is the negative distance of two vectors, which is not a sum over pairs of words. "
+    + "The dot product and the cosine are.",
   cls_pooling: "Contributions are not available: the embedding of this model is the vector of its first token, so the score is not a sum over "
     + "pairs of words. The words show the effect of removing each word.",
   last_pooling: "Contributions are not available: the embedding of this model is the vector of its last token, so the score is not a sum over "

@@ -16,6 +16,9 @@ import { isolated } from "./naming.js";
  *            request: (query: string, documents: string[], model: Model) => object, ranking: (response: any) => Ranking}} Scoring
  */
 
+/** @type {Record<string, string>} functions that are the negative of a distance */
+const DISTANCES = { euclidean: "negative Euclidean distance", manhattan: "negative Manhattan distance" };
+
 /** Kinds of pooling that use the vector of one token. */
 const ONE_TOKEN = ["cls", "last"];
 
@@ -40,7 +43,7 @@ export const SCORINGS = {
   },
   sparse: {
     name: "sparse vectors",
-    meaning: "A text has a weight for some tokens of the vocabulary. The score is the sum of the products of the weights that both texts have.",
+    meaning: "A text has a weight for some tokens of the vocabulary. The score usually is the sum of the products of the weights that both texts have.",
     route: "similarity",
     isSupported: (model) => supports(model, "sparse"),
     request: (query, documents) => ({ queries: [query], documents, similarity: "sparse", explain: true }),
@@ -88,7 +91,7 @@ function supports(/** @type {Model} */ { operations, outputs }, /** @type {strin
 /** @returns {Ranking} */
 function similarityRanking(response) {
   const { similarity, queries: [{ units: rows }], documents, pairs, contributions_unavailable: unavailable } = response;
-  return { label: similarity, unavailable, pairs: pairs.map((pair, place) => ({ ...NOTHING, ...pair, rows, columns: documents[place].units })) };
+  return { label: DISTANCES[similarity] ?? similarity, unavailable, pairs: pairs.map((pair, place) => ({ ...NOTHING, ...pair, rows, columns: documents[place].units })) };
 }
 
 /** @returns {Ranking} */

@@ -15,7 +15,6 @@ const OPENING = {
 };
 const TYPING_MS = 400;
 const ROLES = { queries: "query", documents: "document" };
-const PROMPTS = { queries: ["query"], documents: ["document", "passage", "corpus"] };
 
 /** The tab "Similarity": the ranking of texts for a query, and the reasons for a score. */
 export class SimilarityView {
@@ -152,13 +151,13 @@ export class SimilarityView {
     const text = area.value;
     const error = this.rejected.get(list + text);
     if (!error) return;
-    const name = PROMPTS[list].find((prompt) => prompt in (this.model?.prompts ?? {}));
-    // The limit of a ColBERT model depends on the role.
-    const options = this.scoring === "maxsim" ? { outputs: ["multi_vector"], role: ROLES[list] } : name ? { prompt_name: name } : {};
-    // A cross-encoder reads the query and the text as one input, without a prompt.
+    // The role decides the limit and the prompt.
+    const options = { role: ROLES[list], ...(this.scoring === "maxsim" ? { outputs: ["multi_vector"] } : {}) };
+    // A cross-encoder reads the query and the text as one input, with the default prompt unless it is part of a template.
     const isPair = this.scoring === "cross_encoder" && list === "documents";
+    const prompt = this.model?.operations.includes("classify") ? {} : { prompt: "" };
     try {
-      const truncated = isPair ? (await truncate({ text: this.query, pair: text }, error, { prompt: "" }))[1]
+      const truncated = isPair ? (await truncate({ text: this.query, pair: text }, error, prompt))[1]
         : (await truncate(text, error, options))[0];
       this.notices.set("truncate", null);
       if (area.value !== text || !area.isConnected) return;
@@ -257,7 +256,7 @@ export class SimilarityView {
     this.result.classList.toggle("stale", !pair);
     if (!pair || !this.latest || !this.model) return;
     // If pooling uses one token, no pair of words contributes: the whole score is that of these tokens.
-    const unavailable = this.latest.scoring === "embedding" ? oneTokenPooling(this.model) ?? this.latest.ranking.unavailable : null;
+    const unavailable = (this.latest.scoring === "embedding" ? oneTokenPooling(this.model) : null) ?? this.latest.ranking.unavailable;
     this.reasons.show({ pair, number: this.shown + 1, effect: this.latest.request.effect, unavailable });
   }
 

@@ -7,10 +7,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from model.manifest import Role
 from model.tokenized_input import TokenizerInput
 from service.engine.engine import Engine
-from service.engine.schema.encode import Array, DType, EncodeRequest, EncodeResponse, Input, Truncation
+from service.engine.schema.encode import Array, DType, EncodeRequest, EncodeResponse, Input, Side, Truncation
 from service.engine.schema.labels import RankedDocument, RerankRequest
 from service.errors import Duplicate, Empty, ServiceError
 from service.lifecycle import Lifecycle
@@ -31,7 +30,7 @@ InputType = Literal["search_query", "search_document", "classification", "cluste
 EmbeddingType = Literal["float", "int8", "ubinary", "binary", "base64"]
 Truncate = Literal["NONE", "START", "END"]
 
-ROLES: dict[InputType, Role] = {"search_query": "query", "search_document": "document"}
+ROLES: dict[InputType, Side] = {"search_query": "query", "search_document": "document"}
 DTYPES: dict[EmbeddingType, DType] = {
     "float": "float32", "base64": "float32", "int8": "int8", "ubinary": "ubinary", "binary": "ubinary"
 }  # fmt: skip
@@ -94,8 +93,8 @@ class CohereEmbedBody(StrictModel):
     )
     truncate: Truncate | None = Field(
         None,
-        description="What to do with texts over the token limit: reject, drop the start, or drop the end. null is "
-        "`END`.",
+        description="What to do with texts over the token limit: reject, drop the start, or drop the end. null drops "
+        "tokens where the model's tokenizer does, usually at the end.",
     )
     priority: int | None = Field(None, description="Ignored.")
 
@@ -161,13 +160,12 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return the documents by their relevance to the query, best first."""
         body = await reader.read(request, CohereRerankBody)
         engine = lifecycle.models.find(body.model)
-        limit = engine.info.limits.max_input_characters
         response = await engine.rerank(
             RerankRequest(
-                cut(body.query, "right", limit),
-                tuple(cut(text, "right", limit) for text in to_texts(body.documents, None)),
+                cut(body.query, "auto", engine.info),
+                tuple(cut(text, "auto", engine.info) for text in to_texts(body.documents, None)),
                 top_n=body.top_n,
-                truncation="right",
+                truncation="auto",
                 returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
                 deadline=reader.deadline(request),
             )
@@ -224,14 +222,14 @@ def _types(body: CohereEmbedBody) -> Sequence[EmbeddingType]:
 
 
 def _encode_request(body: CohereEmbedBody, dtype: DType, engine: Engine, deadline: float | None) -> EncodeRequest:
-    truncation = TRUNCATIONS[body.truncate or "END"]
-    role, limit = ROLES.get(body.input_type), engine.info.limits.max_input_characters
+    truncation: Truncation = "auto" if body.truncate is None else TRUNCATIONS[body.truncate]
+    role = ROLES.get(body.input_type)
     return EncodeRequest(
-        tuple(Input(TokenizerInput(cut(text, truncation, limit))) for text in body.texts),
+        tuple(Input(TokenizerInput(cut(text, truncation, engine.info))) for text in body.texts),
         dimensions=body.output_dimension,
         truncation=truncation,
-        prompt_name=engine.role_prompt_name(role),
         prompt="" if role is None else None,
+        role=role,
         dtype=dtype,
         wire="base64" if body.embedding_types == ["base64"] else "json",
         deadline=deadline,

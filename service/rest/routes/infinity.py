@@ -145,7 +145,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
             EncodeRequest(
                 _inputs(body.input, engine),
                 dimensions=body.dimensions or None,
-                truncation="right",
+                truncation="auto",
                 wire="base64" if is_base64 else "json",
                 deadline=reader.deadline(request),
             )
@@ -166,14 +166,13 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         """Return the documents by their relevance to the query, best first."""
         body = await reader.read(request, InfinityRerankBody)
         engine = lifecycle.models.find(body.name)
-        limit = engine.info.limits.max_input_characters
         response = await engine.rerank(
             RerankRequest(
-                cut(body.query, "right", limit),
-                tuple(cut(text, "right", limit) for text in body.documents),
+                cut(body.query, "auto", engine.info),
+                tuple(cut(text, "auto", engine.info) for text in body.documents),
                 top_n=body.top_n,
                 raw_scores=body.raw_scores,
-                truncation="right",
+                truncation="auto",
                 returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
                 deadline=reader.deadline(request),
             )
@@ -193,7 +192,7 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
         engine = lifecycle.models.find(body.name)
         inputs, deadline = _inputs(body.input, engine), reader.deadline(request)
         response = await engine.classify(
-            ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation="right", deadline=deadline)
+            ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation="auto", deadline=deadline)
         )
         data = [[_label(label) for label in result.labels] for result in response.results]
         document = {"object": "classify", "data": data, **_fields(request, response)}
@@ -222,9 +221,8 @@ def render_error(error: ServiceError) -> bytes:
 
 
 def _inputs(texts: str | list[str], engine: Engine) -> tuple[Input, ...]:
-    limit = engine.info.limits.max_input_characters
     listed = [texts] if isinstance(texts, str) else texts
-    return tuple(Input(TokenizerInput(cut(text, "right", limit))) for text in listed)
+    return tuple(Input(TokenizerInput(cut(text, "auto", engine.info))) for text in listed)
 
 
 def _fields(request: Request, response: EncodeResponse | RerankResponse | ClassifyResponse) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.manifest import Role
 from model.tokenized_input import TokenizerInput
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
+from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input, Side
 from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle
 from service.rest.codec import (
@@ -34,6 +34,7 @@ API = "openai"
 EMBEDDINGS_PATH = "/v1/embeddings"
 PATHS = (EMBEDDINGS_PATH, models.PATH)
 MAX_INPUTS = 2048
+SIDES: dict[Role, Side] = {"query": "query", "document": "document", "passage": "document"}
 
 ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -99,7 +100,7 @@ class EmbeddingsBody(StrictModel):
     input_type: Role | None = Field(
         None, description="Extension: kind of input; selects the prompt of the model for it, if any."
     )
-    truncate: bool = Field(False, description="Extension: whether to drop the end of inputs over the token limit.")
+    truncate: bool = Field(False, description="Extension: whether to truncate inputs over the token limit.")
 
 
 BODIES = (EmbeddingsBody,)
@@ -131,8 +132,9 @@ def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
             EncodeRequest(
                 inputs=inputs,
                 dimensions=body.dimensions,
-                truncation="right" if body.truncate else "error",
+                truncation="auto" if body.truncate else "error",
                 prompt_name=engine.role_prompt_name(body.input_type),
+                role=None if body.input_type is None else SIDES[body.input_type],
                 wire="base64" if body.encoding_format == "base64" else "json",
                 deadline=reader.deadline(request),
                 max_inputs=MAX_INPUTS,

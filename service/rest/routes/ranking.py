@@ -7,6 +7,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from service.engine.schema.explain import Unit
+from service.engine.schema.labels import ScoredBy
 from service.errors import ConflictingFields, Empty, MissingField, WrongType, json_type
 from service.rest.codec import FirstError, at_most, by_type
 from service.rest.problems import ITEM_TAG, OTHER_TAG
@@ -91,6 +92,7 @@ class RerankResponseBody(BaseModel):
     object: Literal["list"]
     model: str = Field(description="Name of the served model.")
     precision: str = Field(description="Precision of inference.")
+    scored_by: ScoredBy = Field(description="What computed the scores.")
     results: list[RankedDocumentBody] = Field(description="The documents, best first.")
     usage: RerankUsageBody
     meta: MetaBody

@@ -27,7 +27,7 @@ DOCUMENTS, TEXTS = "documents", "texts"
 RAW_SCORES_DESCRIPTION = "Whether to return logits instead of scores."
 EFFECT_DESCRIPTION = "Whether to measure what each unit contributes to a score, by encoding the text without the unit."
 UNIT_DESCRIPTION = "Units of effects. null is `word`. Requires `effect`."
-TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `right`."
+TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `auto`."
 VERSION = "1"
 """Version of Cohere's API that shares the native request."""
 
@@ -107,6 +107,7 @@ async def _rerank_documents(
         "object": "list",
         "model": response.model,
         "precision": response.precision,
+        "scored_by": response.scored_by,
         "results": await convert(lambda result: _ranked(result, sent), response.results),
         "usage": usage_body(tokens, response.truncated_inputs) | {"total_tokens": tokens},
         "meta": meta(VERSION, tokens),
@@ -136,7 +137,7 @@ def _rerank_request(body: RerankBody, deadline: float | None) -> RerankRequest:
     truncation: Truncation = body.truncation
     limits = (body.max_chunks_per_doc, body.max_tokens_per_doc)
     if "truncation" not in body.model_fields_set and limits != (None, None):
-        truncation = "right"
+        truncation = "auto"
     return RerankRequest(
         query=body.query,
         documents=to_texts(body.documents, body.rank_fields),

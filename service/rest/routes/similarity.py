@@ -36,8 +36,9 @@ class SimilarityBody(StrictModel):
     pairs: Pairs = Field("all", description="Pairs to compare: each query with each document, or by position.")
     similarity: SimilarityFunction | None = Field(
         None,
-        description="Similarity function. null selects dot if the model is configured for it, else cosine. maxsim and "
-        "sparse require a model with such a head.",
+        description="Similarity function. null selects the one that the model was trained for. Distances (euclidean, "
+        "manhattan) count negatively, so that larger is always more similar. maxsim and sparse require a model with "
+        "such a head.",
     )
     dimensions: int | None = Field(
         None,

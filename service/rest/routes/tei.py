@@ -103,11 +103,10 @@ def add_embedding_routes(router: APIRouter, lifecycle: Lifecycle, reader: Reques
         options = body.parameters or TeiSimilarityParametersBody()
         # All texts get the same prompt; the engine would select one for queries and another one for documents.
         prompt = prompt_text(info, options.prompt_name, "parameters.prompt_name")
-        limit = info.limits.max_input_characters
         work = lifecycle.models.find().similarity(
             SimilarityRequest(
-                (cut(source, options.truncation, limit),),
-                tuple(cut(text, options.truncation, limit) for text in sentences),
+                (cut(source, options.truncation, info),),
+                tuple(cut(text, options.truncation, info) for text in sentences),
                 similarity="cosine",
                 truncation=options.truncation,
                 query_prompt=prompt,

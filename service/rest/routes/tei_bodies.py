@@ -15,6 +15,7 @@ def _capitalize(value: Any) -> Any:
 
 
 Direction = Annotated[Literal["Left", "Right"], BeforeValidator(_capitalize)]
+DIRECTIONS: dict[str, Truncation] = {"Left": "left", "Right": "right"}
 
 PROMPT_NAME_DESCRIPTION = "Name of a prompt of the model."
 SCORES_DESCRIPTION = "Whether to return scores without an activation function."
@@ -33,7 +34,9 @@ class TruncatableBody(TeiModel):
         None, description="Whether to truncate inputs over the token limit, which are an error otherwise. null is true."
     )
     truncation_direction: Direction | None = Field(
-        None, description="Side to drop tokens from, in any case. null is `Right`."
+        None,
+        description="Side to drop tokens from, in any case. null is the side that the model's tokenizer names, usually "
+        "`Right`.",
     )
 
     @property
@@ -41,7 +44,7 @@ class TruncatableBody(TeiModel):
         """The truncation as the engine names it."""
         if self.truncate is False:
             return "error"
-        return "left" if self.truncation_direction == "Left" else "right"
+        return "auto" if self.truncation_direction is None else DIRECTIONS[self.truncation_direction]
 
 
 def _input_branch(value: Any) -> str:

@@ -218,7 +218,7 @@ def to_list(texts: str | list[str]) -> list[str]:
 
 
 def _cut(texts: Sequence[str], truncation: Truncation, engine: Engine) -> tuple[str, ...]:
-    return tuple(cut(text, truncation, engine.info.limits.max_input_characters) for text in texts)
+    return tuple(cut(text, truncation, engine.info) for text in texts)
 
 
 def _labels(result: ClassifyResult, labels: Sequence[str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class VllmModel(BaseModel):
         if actual not in (None, NO_LIMIT, limit):
             remedy = f"Use {NO_LIMIT} or {limit}."
             raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
-        return "error" if actual is None else "right"
+        return "error" if actual is None else "auto"
 
 
 class VllmScoreBody(VllmModel):

@@ -101,7 +101,8 @@ def test_rank_measures_equal_the_mean_over_all_orders(scores: list[int], data: s
 @given(st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 8), st.integers(4, 400))
 def test_ndcg_equals_scikit_learn_for_any_block_size(seed: int, texts: int, queries: int, block_bytes: int) -> None:
     random = np.random.default_rng(seed)
-    vectors = Vectors(*(random.integers(-2, 3, (count, 3)).astype(np.float32) for count in (texts, queries)))
+    own, asked = (random.integers(-2, 3, (count, 3)).astype(np.float32) for count in (texts, queries))
+    vectors = Vectors(own, asked)
     relevant = [np.flatnonzero(row) for row in (random.random((queries, texts)) < 0.3) | (np.arange(texts) == 0)]
     truth = np.array([[index in row for index in range(texts)] for row in relevant], int)
     expected = [

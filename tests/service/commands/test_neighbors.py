@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from model.head_records import Similarity
 from service.commands import neighbors
 from service.commands.neighbors import (
     MAX_PAIRS,
@@ -30,12 +31,18 @@ def integer_vectors(seed: int, count: int, dimensions: int = 3) -> Floats:
     return np.random.default_rng(seed).integers(-2, 3, (count, dimensions)).astype(np.float32)
 
 
+def score(query: Any, text: Any, similarity: Similarity) -> float:
+    """Return a score that orders like the similarity, without rounding: the square of Euclidean distances."""
+    products = {"euclidean": -np.square(query - text), "manhattan": -np.abs(query - text)}
+    return float(products.get(similarity, query * text).sum())
+
+
 def brute_force(vectors: Vectors, k: int) -> list[list[int]]:
     """Return the neighbors by sorting all pairs (-similarity, index)."""
     result = []
     for query, vector in enumerate(vectors.asked.tolist()):
         scored = [
-            (-sum(x * y for x, y in zip(vector, text, strict=True)), index)
+            (-score(np.array(vector), np.array(text), vectors.similarity), index)
             for index, text in enumerate(vectors.texts.tolist())
             if vectors.queries is not None or index != query
         ]
@@ -43,12 +50,14 @@ def brute_force(vectors: Vectors, k: int) -> list[list[int]]:
     return result
 
 
-@given(st.integers(0, 10**6), st.integers(3, 30), st.integers(1, 12), st.booleans(), st.integers(4, 400), st.data())
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "manhattan"])
+@given(st.integers(0, 10**6), st.integers(3, 30), st.integers(1, 12), st.integers(4, 400), st.data())
 def test_top_neighbors_equal_brute_force(
-    seed: int, texts: int, queries: int, own: bool, block_bytes: int, data: st.DataObject
+    similarity: Similarity, seed: int, texts: int, queries: int, block_bytes: int, data: st.DataObject
 ) -> None:
     """Ties are ordered by index, whatever the block size."""
-    vectors = Vectors(integer_vectors(seed, texts), None if own else integer_vectors(seed + 1, queries))
+    asked = integer_vectors(seed + 1, queries) if data.draw(st.booleans()) else None
+    vectors = Vectors(integer_vectors(seed, texts), asked, similarity)
     k = data.draw(st.integers(1, texts - 1))
     assert top_neighbors(vectors, k, block_bytes).tolist() == brute_force(vectors, k)
 

@@ -116,7 +116,8 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
     assert {field.name for field in pb.Model.DESCRIPTOR.fields} == set(expected) - OPENAI_FIELDS
     assert list((await stub.ListModels(pb.ListModelsRequest())).models) == [info]
     enums = {field.name: field.enum_type for field in pb.Model.DESCRIPTOR.fields if field.enum_type}
-    for name in set(expected) - OPENAI_FIELDS - {"limits", "prompts", "training", "evaluations", "multi_vector"}:
+    messages = {"limits", "prompts", "training", "evaluations", "multi_vector", "sparse", "role_max_tokens"}
+    for name in set(expected) - OPENAI_FIELDS - messages:
         value = getattr(info, name) or None
         if name in enums:
             value = rest_value(enums[name], value)

@@ -53,7 +53,7 @@ def open_recording(backend_class: type[Any], costs: CostModel, monkeypatch: pyte
     monkeypatch.setattr(base, "_timed", timed)
     architecture = SimpleNamespace(type_vocab_size=1)
     heads = dict.fromkeys(get_args(HeadName))
-    manifest = SimpleNamespace(max_input_tokens=8192, architecture=architecture, **heads)
+    manifest = SimpleNamespace(longest_input_tokens=8192, architecture=architecture, **heads)
     artifact: Any = SimpleNamespace(manifest=manifest)
     return backend_class(artifact, BackendChoice("cpu", "float32", "fast", 2, 1, 512, "test"))
 

@@ -28,7 +28,7 @@ def test_maxsim_equals_its_formula() -> None:
 def test_sparse_similarity_is_the_dot_product_of_shared_entries() -> None:
     query = sparse({3: 0.5, 7: 2.0, 9: 1.0})
     documents = [sparse({7: 1.5, 9: 0.25, 11: 9.0}), sparse({}), sparse({4: 1.0})]
-    assert SparseSimilarity().scores(query, documents).tolist() == [3.25, 0.0, 0.0]
+    assert SparseSimilarity("dot").scores(query, documents).tolist() == [3.25, 0.0, 0.0]
 
 
 @pytest.mark.slow
