@@ -30,7 +30,7 @@ from tests.service.conftest import open_harness
 from tests.serving import ServiceThread
 
 ROLE_LIMITS = {"query": 8, "document": 20}
-LIMITS = {None: 12, **ROLE_LIMITS}
+LIMITS: dict[Any, int] = {None: 12, **ROLE_LIMITS}
 TEXT = "river bank money grows the a in river river bank bank money money grows grows by the river on the bank of it"
 LONG = "river " + "money " * 400 + "bank"
 """A text of more than the characters that the model accepts, which some APIs cut before they encode it."""
@@ -191,7 +191,7 @@ def test_rerank_apis_truncate_at_the_side_of_the_model(served: Served, path: str
 async def test_commands_read_queries_and_documents(served: Served) -> None:
     async with open_harness(served.model) as harness:
         for role in LIMITS:
-            vectors = await TextEncoder(harness.engine, "test").vectors(Path("f"), [("line 1", TEXT)], role)  # type: ignore[arg-type]
+            vectors = await TextEncoder(harness.engine, "test").vectors(Path("f"), [("line 1", TEXT)], role)
             expected = np.array(served.vector(TEXT, "left", role))
             np.testing.assert_allclose(vectors[0], expected, atol=1e-5)
 
