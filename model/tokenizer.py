@@ -100,26 +100,26 @@ class Tokenizer:
 
         `offsets=False` is 20 % faster and makes all offsets (0, 0), unless an input has a prompt.
         """
-        texts: list[str | tuple[str, str]] = []
+        plain: list[str | tuple[str, str]] = []
         for source in sources:
             if source.token_ids is None and source.prompt not in self._prompts:
                 text = source.prompt + source.text
-                texts.append(text if source.pair is None else (text, source.pair))
+                plain.append(text if source.pair is None else (text, source.pair))
                 offsets = offsets or source.prompt != ""  # the end of the prompt is known by its offsets
         # encode_batch even for one text: encode does not release the GIL.
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        encodings = iter(encode(texts) if texts else ())
+        encodings = iter(encode(plain) if plain else ())
         tokenized = []
         for source in sources:
             encoding: Encoding
             if source.token_ids is not None:
                 encoding = self._add_special_tokens(source.token_ids)
             elif source.prompt in self._prompts:
-                first = self._encode_with_prompt(source.prompt, source.text)
-                pair = (
-                    [] if source.pair is None else self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
-                )
-                encoding = ProcessedEncoding(self._tokenizer.post_process(first, *pair), first, *pair)
+                first, second = self._encode_with_prompt(source.prompt, source.text), None
+                if source.pair is not None:
+                    (second,) = self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
+                texts = (first,) if second is None else (first, second)
+                encoding = ProcessedEncoding(self._tokenizer.post_process(first, second), *texts)
             else:
                 encoding = next(encodings)
             tokenized.append(TokenizedInput(source, encoding))
