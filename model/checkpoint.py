@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.adapters import list_tasks, merge_adapters
 from model.artifact import TRAINING
-from model.checkpoint_files import CheckpointError, read_json, read_tensors
+from model.checkpoint_files import CheckpointError, read_json, read_tensors, require_finite
 from model.checkpoint_heads import (
     check_expansion,
     find_unexported,
@@ -215,10 +215,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
                 f"Weights: tensor {prefix}{source} has type {str(tensor.dtype).removeprefix('torch.')}. "
                 "Quantized weights are not supported: use the original model."
             )
-        if not bool(tensor.isfinite().all()):
-            raise CheckpointError(
-                f"Weights: tensor {prefix}{source} contains NaN or infinity. Download the model again."
-            )
+        require_finite(tensor, f"{prefix}{source}")
         if name == POSITIONS:
             tensor = tensor[first_position:]
         if tensor.shape != parameter.shape:

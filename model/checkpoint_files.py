@@ -32,6 +32,12 @@ def reject_pointer(path: Path) -> None:
             raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself. Run: git lfs pull")
 
 
+def require_finite(tensor: Tensor, name: str, file: str = "Weights") -> None:
+    """Raise CheckpointError if a tensor contains NaN or infinity, also after its conversion to float32."""
+    if not bool(tensor.float().isfinite().all()):
+        raise CheckpointError(f"{file}: tensor {name} contains NaN or infinity. Download the model again.")
+
+
 def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Return all tensors of model.safetensors, or of the shards that its index lists.
 

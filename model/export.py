@@ -14,7 +14,13 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.console import EX_SOFTWARE
 from model.description import EmbeddingSettings, describe_classifier, describe_other_heads
 from model.encoder import Encoder, HiddenStatesEncoder
-from model.export_checks import check_directory, check_same_source, check_space, check_tokenizer
+from model.export_checks import (
+    check_directory,
+    check_same_source,
+    check_space,
+    check_special_tokens,
+    check_tokenizer,
+)
 from model.export_cuda import check_cuda, write_cuda
 from model.export_heads import write_heads
 from model.export_int8 import GRAPH as INT8_GRAPH
@@ -229,9 +235,10 @@ def _write(
         training=checkpoint.training,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
+    check_special_tokens(manifest, checkpoint.tokenizer)
     write_manifest(root, manifest)
     (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
-    golden = compute_golden_vectors(encoder, checkpoint.tokenizer, checkpoint.max_input_tokens)
+    golden = compute_golden_vectors(checkpoint, manifest)
     (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
     return manifest
 

@@ -9,7 +9,9 @@ from model.checkpoint import Checkpoint
 from model.checkpoint_files import CheckpointError
 from model.console import EX_CANTCREAT
 from model.free_space import check_free_space
+from model.manifest import Manifest
 from model.model_source import ModelSource
+from model.token_checks import find_missing_token, find_missing_type, inserted_tokens
 from model.tokenized_input import TokenizerInput
 from model.tokenizer import Tokenizer
 from model.weight_files import model_weight_files
@@ -65,9 +67,10 @@ def check_space(out: Path, source: ModelSource) -> None:
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
+    config, classifier, masked = checkpoint.encoder.config, checkpoint.classifier, checkpoint.masked_lm
     try:
         tokenizer = Tokenizer(checkpoint.tokenizer)
-        vocab_size, special_tokens = tokenizer.text_vocab_size, len(tokenizer.encode([TokenizerInput("")])[0])
+        tokens, special_tokens = tokenizer.find_input_tokens(), len(tokenizer.encode([TokenizerInput("")])[0])
         letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
         raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
@@ -75,19 +78,33 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     # [UNK]. Each condition alone is legitimate: a model of another script may not distinguish Latin letters, and an
     # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
     indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
-    if indistinct and 2 * vocab_size < checkpoint.encoder.config.vocab_size:
+    if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
         raise CheckpointError(
             f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens, vocab_size in config.json is "
-            f"{checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
+            f"{config.vocab_size}). Use the tokenizer of the model."
         )
-    if vocab_size > checkpoint.encoder.config.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json: more tokens than the embedding table ({vocab_size}, "
-            f"limit {checkpoint.encoder.config.vocab_size}). Use the tokenizer of the model."
-        )
+    inserted = inserted_tokens(
+        checkpoint.multi_vector,
+        None if classifier is None else classifier.template,
+        None if masked is None else masked.mask_token_id,
+    )
+    problem = find_missing_token(tokenizer, config.vocab_size, inserted, special_tokens_in_text=False)
+    problem = problem or find_missing_type(tokenizer, config.type_vocab_size)
+    if problem is not None:
+        raise CheckpointError(f"tokenizer.json: {problem}. Use the tokenizer of the model.")
     if checkpoint.max_input_tokens <= special_tokens:
         raise CheckpointError(
             f"{checkpoint.embedding_config.origins['max_input_tokens']}: maximum length leaves no room for text "
             f"({checkpoint.max_input_tokens} tokens, including {special_tokens} special tokens). "
             "Set --max-input-tokens to a larger value."
         )
+
+
+def check_special_tokens(manifest: Manifest, tokenizer: bytes) -> None:
+    """Raise CheckpointError if texts can contain special tokens, and one is not in the embedding table."""
+    if not manifest.special_tokens_in_text:
+        return
+    rows = manifest.architecture.vocab_size
+    problem = find_missing_token(Tokenizer(tokenizer), rows, iter(()), special_tokens_in_text=True)
+    if problem is not None:
+        raise CheckpointError(f"tokenizer.json: {problem}. Export without special tokens in texts.")

@@ -117,7 +117,8 @@ def without_frame(weights: Tensor | None, tokenizer: bytes) -> Tensor | None:
     if weights is None:
         return None
     changed = weights.clone()
-    changed[Tokenizer(tokenizer).encode([TokenizerInput("")])[0].input_ids] = 0
+    frame = Tokenizer(tokenizer).encode([TokenizerInput("")])[0].input_ids
+    changed[[number for number in frame if number < len(weights)]] = 0
     return changed
 
 

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError
+from model.checkpoint_files import CheckpointError, require_finite
 from model.config_files import TOKENIZER_CONFIG, ModelFiles, Module
 from model.head_records import PairTemplateRecord
 from model.heads import Classifier, HeadLayout, RowHead, read_activation
@@ -47,6 +47,7 @@ def read_logit_score(
         if type(number) is not int or not 0 <= number < len(output):
             raise CheckpointError(f"{values.name}: {name} is not a token id ({number!r}). Correct it.")
     vector = output[true_id].float() - (0.0 if false_id is None else output[false_id].float())
+    require_finite(vector, "lm_head.weight")
     head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
     options = files.sentence_transformers
     template = _read_template(files, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))

@@ -1,5 +1,6 @@
 """The manifest of an artifact: what manifest.json contains. docs/manifest.schema.json is its JSON schema."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, field_validator
@@ -281,7 +282,26 @@ class Manifest(Record):
         """The head that computes one vector per token for late interaction."""
         return next((head for head in self.heads if isinstance(head, MultiVectorHead)), None)
 
+    def tensors(self) -> Iterator[tuple[str, TensorRecord]]:
+        """Yield the records of all tensors, each with its field."""
+        for number, dense in enumerate(self.embedding.dense):
+            yield from _present(f"embedding.dense.{number}", weight=dense.weight, bias=dense.bias)
+        if (masked := self.masked_lm) is not None:
+            yield from _present("masked_lm", decoder=masked.decoder, bias=masked.bias)
+        if (sparse := self.sparse) is not None:
+            own = {"decoder": sparse.decoder, "bias": sparse.bias, "query_weights": sparse.query_weights}
+            yield from _present("sparse", **own)
+        if isinstance(self.layers, LayersRecord):
+            for number, layer in enumerate(self.layers.layers):
+                yield from ((f"layers.{number}", tensor) for tensor in layer.tensors())
+        if isinstance(self.static, TensorRecord):
+            yield "static", self.static
+
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:
         """The kinds of attention map of the model."""
         return self.explain.kinds if isinstance(self.explain, ExplainRecord) else ()
+
+
+def _present(field: str, **tensors: TensorRecord | None) -> Iterator[tuple[str, TensorRecord]]:
+    yield from ((f"{field}.{name}", tensor) for name, tensor in tensors.items() if tensor is not None)

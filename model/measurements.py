@@ -3,12 +3,21 @@
 Last digits differ between machines, so the digest of an artifact does not cover these files.
 """
 
-from typing import Annotated, get_args
+import base64
+from typing import Any, Literal
 
-from pydantic import Field
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
 
-from model.manifest import Precision
 from model.records import Record
+
+GoldenOutput = Literal[
+    "embedding", "classification", "token_classification", "masked_lm", "sparse", "multi_vector", "multi_vector_query"
+]
+"""The type of a head. "multi_vector_query" has the vectors of texts as queries, of a model that distinguishes sides."""
+SPARSE_ENTRIES = 1024
+"""The greatest number of entries of a sparse vector in golden.json, those with the largest weights."""
 
 
 class ParityRecord(Record):
@@ -43,13 +52,57 @@ class Report(Record):
     graphs: dict[str, GraphReport]
 
 
-class GoldenVectors(Record):
-    """Reference vectors in float32: the mean of the last hidden states for each of N texts.
+class GoldenHead(Record):
+    """The results of a head in float32 for some of the texts.
 
-    `vectors` is (N, D) little-endian float32 in base64. `min_cosine` is the smallest cosine allowed between a vector
-    and the same vector computed in each precision.
+    `texts` are the places of these texts, and `sizes` the number of values of each. `values` are the values of all in
+    turn, and `ids` the entries of the vocabulary that they belong to, if any: base64 of little-endian float32 and int32.
+    """
+
+    texts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    values: str
+    ids: str | None = None
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> "GoldenHead":
+        """Raise ValueError if the numbers of values differ from the sizes, or a value is NaN or infinite."""
+        values = _decode(self.values, "<f4")
+        counts = {len(values)} | ({len(_decode(self.ids, "<i4"))} if self.ids is not None else set())
+        if len(self.texts) != len(self.sizes) or counts != {sum(self.sizes)} or not np.isfinite(values).all():
+            raise ValueError("values do not match the sizes, or are not finite")
+        return self
+
+    def split_values(self) -> list[NDArray[np.float32]]:
+        """Return the values of each text."""
+        return np.split(_decode(self.values, "<f4"), np.cumsum(self.sizes)[:-1])
+
+    def split_ids(self) -> list[NDArray[np.int32]]:
+        """Return the entries of the vocabulary that the values of each text belong to."""
+        return np.split(_decode(self.ids or "", "<i4"), np.cumsum(self.sizes)[:-1])
+
+
+class GoldenVectors(Record):
+    """Reference results in float32 of every head for a few texts, as the server returns them without a prompt.
+
+    - "embedding": the embedding.
+    - "classification": the logits. A head with one label or a template reads a text and the next one as a pair.
+    - "token_classification": the logits of each token.
+    - "masked_lm": the probabilities of the likeliest entries at the token in the middle, `len(tokens) // 2`.
+    - "sparse": the weights, at most `SPARSE_ENTRIES`, of a text as a document.
+    - "multi_vector": the vectors of the tokens, of a text as a document.
     """
 
     texts: tuple[str, ...]
-    vectors: str
-    min_cosine: Annotated[dict[Precision, float], Field(min_length=len(get_args(Precision)))]
+    heads: dict[GoldenOutput, GoldenHead]
+
+    @model_validator(mode="after")
+    def check_texts(self) -> "GoldenVectors":
+        """Raise ValueError if a head has no text, or one that is missing."""
+        if not all(head.texts and {*head.texts} <= {*range(len(self.texts))} for head in self.heads.values()):
+            raise ValueError("a head without texts, or with a missing text")
+        return self
+
+
+def _decode(values: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(values, validate=True), dtype)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_tensors
+from model.checkpoint_files import CheckpointError, read_tensors, require_finite
 from model.config_files import CONFIG, MODULES, TOKENIZER_CONFIG, ConfigFile, ModelFiles, Module
 from model.head_records import Similarity
 from model.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole
@@ -338,4 +338,7 @@ def read_dense(files: ModelFiles, module: Module, in_features: int, features: st
             f"{module.path.name}/model.safetensors: unexpected tensors. "
             f"Expected linear.weight (*, {in_features}) and optionally linear.bias."
         )
+    for tensor_name, tensor in (("linear.weight", weight), ("linear.bias", bias)):
+        if tensor is not None:
+            require_finite(tensor, tensor_name, f"{module.path.name}/model.safetensors")
     return DenseLayer(weight.float(), None if bias is None else bias.float(), supported[name])

@@ -17,6 +17,9 @@ from tokenizers import pre_tokenizers
 from model.encodings import Encoding, PairTemplate, ProcessedEncoding, TemplateEncoding, TokenIdsEncoding
 from model.tokenized_input import NO_SEGMENT, TokenizedInput, TokenizerInput
 
+RARE_TEXTS = ("a" * 2000, "\U00012000 \U00013000 \U00010380 \ua66e")
+"""Texts of one long word, and of letters that few vocabularies have: a tokenizer with an unknown token produces it."""
+
 
 class Tokenizer:
     """A tokenizer loaded from tokenizer.json; thread-safe."""
@@ -67,14 +70,25 @@ class Tokenizer:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
-    def text_vocab_size(self) -> int:
-        """One more than the largest token id that the encoding of a text can contain.
+    def token_type_ids(self) -> set[int]:
+        """The type ids of texts and of pairs."""
+        return {number for encoding in self._tokenizer.encode_batch(["a", ("a", "a")]) for number in encoding.type_ids}
 
-        Some tokenizers have special tokens of other tasks, such as images, beyond the embedding table of the model.
+    def find_input_tokens(self, *, special_tokens_in_text: bool = False) -> dict[int, str]:
+        """Return the tokens that texts and pairs can contain, by id.
+
+        Some tokenizers have special tokens of other tasks, such as images, which no text contains: they may lie beyond
+        the embedding table of the model. With `special_tokens_in_text`, a text that spells one contains it.
         """
         added = self._tokenizer.get_added_tokens_decoder()
-        unused = {number for number, token in added.items() if token.special} - {*self._prefix, *self._suffix}
-        return max((number for number in self._tokenizer.get_vocab().values() if number not in unused), default=-1) + 1
+        special = {number: token.content for number, token in added.items() if token.special}
+        texts = [*RARE_TEXTS, *special.values()]
+        encodings = [*self._tokenizer.encode_batch(["a", ("a", "a")])]
+        encodings += self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        seen = {number for encoding in encodings for number in encoding.ids}
+        unused = set() if special_tokens_in_text else special.keys() - seen
+        tokens = {number: text for text, number in self._tokenizer.get_vocab().items() if number not in unused}
+        return dict.fromkeys(seen, "") | tokens
 
     def _spells_special_token(self, text: str) -> bool:
         return any(content in text for content in self._special_texts)

@@ -7,7 +7,7 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.model_options import ModelOption
 
-OPTIONS = ("provider", "precision", "threads", "max_batch_tokens", "gpu_device", "gpu_memory_limit_bytes")
+OPTIONS = ("provider", "precision", "threads", "max_batch_tokens", "gpu_device", "gpu_memory_limit_bytes", "min_cosine")
 """Settings that `LoadedModel.load` reads, besides the directory and the pinned digest."""
 
 load_anew = LoadedModel.load

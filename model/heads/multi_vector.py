@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from model.checkpoint_files import read_pickled
+from model.checkpoint_files import read_pickled, require_finite
 from model.head_records import ExpansionRecord, SideRecord
 from model.heads.row_head import HeadLayout, RowHead
 
@@ -32,7 +32,10 @@ def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
     path = directory / LINEAR
     if not path.is_file():
         return None
-    return MultiVector(token_projection(read_pickled(path), hidden_size), skips_first=True)
+    tensors = read_pickled(path)
+    for name, tensor in tensors.items():
+        require_finite(tensor, name, path.name)
+    return MultiVector(token_projection(tensors, hidden_size), skips_first=True)
 
 
 def token_projection(tensors: dict[str, Tensor], hidden_size: int) -> RowHead:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.checkpoint_files import CheckpointError
+from model.checkpoint_files import CheckpointError, require_finite
 from model.encoder.activations import ACTIVATIONS
 
 HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
@@ -113,8 +113,9 @@ def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tensor.shape != expected or not bool(tensor.isfinite().all()):
+    if tensor.shape != expected:
         raise CheckpointError(
-            f"Weights: tensor {name} has an unexpected shape ({tuple(tensor.shape)}, expected {expected}) or contains "
-            "NaN. Check config.json."
+            f"Weights: tensor {name} has an unexpected shape ({tuple(tensor.shape)}, expected {expected}). "
+            "Check config.json."
         )
+    require_finite(tensor, name)

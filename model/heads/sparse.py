@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, read_pickled, read_tensors
+from model.checkpoint_files import CheckpointError, read_pickled, read_tensors, require_finite
 from model.config_files import ConfigFile
 from model.head_records import Similarity, SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
@@ -39,8 +39,10 @@ def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
     path = directory / LINEAR
     if not path.is_file():
         return None
-    tensors = {f"linear.{name}": tensor for name, tensor in read_pickled(path).items()}
-    head = RowHead(LINEAR_LAYOUT, tensors, hidden_size)
+    tensors = read_pickled(path)
+    for name, tensor in tensors.items():
+        require_finite(tensor, name, path.name)
+    head = RowHead(LINEAR_LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
     if head.out_features != 1:
         raise CheckpointError(f"{path}: has {head.out_features} outputs, expected 1. Download the model again.")
     return Sparse(head, None, None, "max", "relu")
@@ -50,8 +52,10 @@ def read_query_weights(module: Path, size: int) -> Tensor:
     """Return the weights (V) of the module SparseStaticEmbedding. Raises CheckpointError."""
     tensors = read_tensors(module)
     weights = tensors.get("weight")
-    if weights is None or weights.shape != (size,) or not bool(weights.isfinite().all()):
-        raise CheckpointError(f"{module.name}/model.safetensors: expected finite weights ({size}). Download it again.")
+    file = f"{module.name}/model.safetensors"
+    if weights is None or weights.shape != (size,):
+        raise CheckpointError(f"{file}: expected a tensor weight of {size} values. Download the model again.")
+    require_finite(weights, "weight", file)
     return weights.float()
 
 

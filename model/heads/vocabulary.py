@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError
+from model.checkpoint_files import CheckpointError, require_finite
 from model.heads.row_head import HeadLayout, RowHead
 
 
@@ -76,6 +76,9 @@ def read_vocabulary_head(
             f"Weights: the bias of {layout.decoder} has an unexpected shape ({tuple(bias.shape)}, expected "
             f"({len(decoder)},)). Check config.json."
         )
+    require_finite(decoder, f"{layout.decoder}.weight")
+    if bias is not None:
+        require_finite(bias, f"{layout.decoder}.bias")
     return VocabularyHead(layers, decoder.float(), None if bias is None else bias.float())
 
 

@@ -1,47 +1,233 @@
 """The check of a backend against the golden vectors of the artifact, at every start.
 
 The CPU decides which precision is selected, but the model decides how large its error is: large activations lose
-digits in bfloat16. The check runs what this backend, precision and device compute.
+digits in bfloat16, and pooling one token averages none of them out. The check runs what this backend, precision and
+device compute, through the steps that requests take, for every head.
 """
 
-import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.manifest import Manifest
-from model.measurements import GoldenVectors
+from model.encodings import PairTemplate
+from model.head_records import ClassificationHead
+from model.manifest import Manifest, Precision
+from model.measurements import SPARSE_ENTRIES, GoldenHead, GoldenOutput, GoldenVectors
 from model.tokenized_input import TokenizedInput, TokenizerInput
 from model.tokenizer import Tokenizer
 from service.engine.backends.base import Backend
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.encode.pooling import DenseLayers, Floats
+from service.engine.encode.response import finish_pooled
+from service.engine.encode.sides import add_side, max_tokens
+from service.engine.schema.encode import EncodeRequest, Side
+from service.engine.schema.tasks import EncodeTask, HeadName, TextVectors, WordQuery
+from service.errors import NonFiniteOutput
+
+EXPECTED_COSINE: dict[Precision, float] = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999, "int8": 0.998}
+"""The smallest cosine to float32 that a precision usually reaches. A model below it is served with a warning."""
+FLOOR_COSINE: dict[Precision, float] = {"float32": 0.99999, "bfloat16": 0.99, "float16": 0.999, "int8": 0.98}
+"""The smallest cosine of a precision that is served; see docs/decisions.md for the measurements."""
+NOT_FINITE = -1.0
+"""The cosine of results with NaN or infinity."""
+LEAST_PROBABILITY = 1e-30
+"""Smaller probabilities of words count as this one, because float32 has none below 1e-45."""
 
 
-def min_golden_cosine(
-    golden: GoldenVectors, manifest: Manifest, tokenizer: Tokenizer, backend: Backend[EncodeTask, TextVectors]
-) -> float:
-    """Return the smallest cosine between the backend's vectors and the golden vectors; NaN if any is not finite."""
-    expected = np.frombuffer(base64.b64decode(golden.vectors), "<f4").reshape(-1, manifest.architecture.hidden_size)
-    tokenized = [
-        tokens.truncate(manifest.max_input_tokens, "right")
-        for tokens in tokenizer.encode([TokenizerInput(text) for text in golden.texts], offsets=False)
-    ]
-    actual = [
-        vectors.pooled[0]
-        for batch in _batches(tokenized, backend.max_batch_tokens)
-        for vectors in backend.run([EncodeTask(tokens, "mean", hidden=False) for tokens in batch])
-        if vectors.pooled is not None
-    ]
-    norms = np.linalg.norm(actual, axis=1) * np.linalg.norm(expected, axis=1)
-    return float((np.sum(np.array(actual) * expected, axis=1) / norms).min())
+@dataclass
+class _Text:
+    """A text in one form, the task that runs it, and its results."""
+
+    task: EncodeTask
+    results: TextVectors | None = None
 
 
-def _batches(tokenized: Sequence[TokenizedInput], max_tokens: int) -> Iterator[list[TokenizedInput]]:
-    """Yield batches of at most `max_tokens`, in order; a longer sequence is a batch of its own."""
-    batch: list[TokenizedInput] = []
-    for tokens in tokenized:
-        if batch and sum(map(len, batch)) + len(tokens) > max_tokens:
+def golden_cosines(
+    golden: GoldenVectors,
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    backend: Backend[EncodeTask, TextVectors],
+    dense_layers: DenseLayers,
+) -> dict[GoldenOutput, float]:
+    """Return the cosine between the results of a backend and the golden vectors for each head, `NOT_FINITE` for NaN.
+
+    Of embeddings and token vectors, it is the smallest cosine of any text, whose token vectors count as one vector. Of
+    logits, logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text whose logits
+    or weights are near 0 has no direction of its own.
+    """
+    return _Check(golden, manifest, tokenizer, backend, dense_layers).cosines()
+
+
+def cosine(actual: Floats, expected: Floats) -> float:
+    """Return the cosine between two arrays as vectors; 1 if both are zero, `NOT_FINITE` if they are not comparable."""
+    actual, expected = (values.astype(np.float64).ravel() for values in (actual, expected))
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return NOT_FINITE
+    lengths = float(np.linalg.norm(actual)), float(np.linalg.norm(expected))
+    if 0.0 in lengths:
+        return float(lengths[0] == lengths[1])
+    return float(actual @ expected / (lengths[0] * lengths[1]))
+
+
+class _Check:
+    """The texts of a check in the forms that the heads read: alone, in pairs, as queries and as documents."""
+
+    def __init__(
+        self,
+        golden: GoldenVectors,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        backend: Backend[EncodeTask, TextVectors],
+        dense_layers: DenseLayers,
+    ) -> None:
+        self._golden = golden
+        self._manifest = manifest
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._dense_layers = dense_layers
+
+    def cosines(self) -> dict[GoldenOutput, float]:
+        """Run all texts and compare them."""
+        compare: dict[GoldenOutput, Callable[[GoldenHead, list[TextVectors]], float]] = {
+            "embedding": self._compare_embeddings,
+            "classification": lambda head, found: _compare_together(head, [item.logits for item in found]),
+            "token_classification": lambda head, found: _compare_together(head, [item.token_logits for item in found]),
+            "masked_lm": _compare_words,
+            "sparse": self._compare_sparse,
+            "multi_vector": _compare_vectors,
+            "multi_vector_query": _compare_vectors,
+        }
+        # Heads that read the same form share a run.
+        forms = {name: self._form(name) for name in self._golden.heads}
+        found: dict[GoldenOutput, float] = {}
+        for form in dict.fromkeys(forms.values()):
+            names = [name for name in self._golden.heads if forms[name] == form]
+            try:
+                results = self._run(self._tasks(form, names))
+            except NonFiniteOutput:
+                found |= dict.fromkeys(names, NOT_FINITE)
+                continue
+            for name in names:
+                head = self._golden.heads[name]
+                found[name] = compare[name](head, [results[place] for place in head.texts])
+        return {name: found[name] for name in self._golden.heads}
+
+    def _form(self, name: GoldenOutput) -> str:
+        """Return the form in which a head reads texts."""
+        multi_vector, classifier = self._manifest.multi_vector, self._manifest.classification
+        if multi_vector is not None and multi_vector.has_sides and name.startswith("multi_vector"):
+            return "query" if name == "multi_vector_query" else "document"
+        return "pair" if name == "classification" and _reads_pairs(classifier) else "text"
+
+    def _tasks(self, form: str, names: Sequence[GoldenOutput]) -> dict[int, EncodeTask]:
+        """Return the task of each text that one of these heads reads, by the place of the text."""
+        side: Side | None = "query" if form == "query" else "document" if form == "document" else None
+        heads = {name: self._golden.heads[name] for name in names}
+        places = sorted({place for head in heads.values() for place in head.texts})
+        tasks = {}
+        for place, tokens in zip(places, self._tokenize(form, places), strict=True):
+            kept = tokens.truncate(max_tokens(self._manifest, side), self._manifest.truncation_side)
+            kept = add_side(kept, self._manifest, side, self._tokenizer.leading_special_tokens)
+            own = [name for name, head in heads.items() if place in head.texts]
+            types: dict[str, HeadName] = {
+                "classification": "classification", "token_classification": "token_classification",
+                "masked_lm": "masked_lm", "sparse": "sparse",
+                "multi_vector": "multi_vector", "multi_vector_query": "multi_vector",
+            }  # fmt: skip
+            task = EncodeTask(
+                kept,
+                self._manifest.embedding.pooling if "embedding" in own else None,
+                hidden=False,
+                heads=tuple(types[name] for name in own if name in types),
+            )
+            if "masked_lm" in own:
+                ids = dict(zip(heads["masked_lm"].texts, heads["masked_lm"].split_ids(), strict=True))[place]
+                targets = tuple(ids.tolist())
+                task = replace(task, words=WordQuery((len(kept) // 2,), len(targets), targets))
+            tasks[place] = task
+        return tasks
+
+    def _tokenize(self, form: str, places: Sequence[int]) -> list[TokenizedInput]:
+        texts, classifier = self._golden.texts, self._manifest.classification
+        if form != "pair":
+            return self._tokenizer.encode([TokenizerInput(texts[place]) for place in places], offsets=False)
+        assert classifier is not None
+        pairs = [(texts[place], texts[(place + 1) % len(texts)]) for place in places]
+        if classifier.template is None:
+            return [self._tokenizer.encode_pairs(first, [second], offsets=False)[0] for first, second in pairs]
+        template = PairTemplate(**classifier.template.model_dump())
+        return [self._tokenizer.encode_template(template, first, [second])[0] for first, second in pairs]
+
+    def _run(self, tasks: dict[int, EncodeTask]) -> dict[int, TextVectors]:
+        results: list[TextVectors] = []
+        for batch in _batches([*tasks.values()], self._backend):
+            results += self._backend.run(batch)
+        return dict(zip(tasks, results, strict=True))
+
+    def _compare_embeddings(self, head: GoldenHead, found: list[TextVectors]) -> float:
+        pooled = np.stack([item.pooled for item in found if item.pooled is not None], axis=1)  # (1, N, D)
+        vectors = finish_pooled(pooled, EncodeRequest(()), self._manifest, self._dense_layers)
+        return _compare_each(head, [*vectors[:, : self._manifest.embedding.truncate_dim]])
+
+    def _compare_sparse(self, head: GoldenHead, found: list[TextVectors]) -> float:
+        """Compare the weights of all entries, or of those in the golden vectors if these are cut."""
+        size = self._manifest.architecture.vocab_size
+        actual, expected = [], []
+        for item, ids, weights in zip(found, head.split_ids(), head.split_values(), strict=True):
+            assert item.sparse is not None
+            dense = np.zeros((2, max(size, *map(_end, (ids, item.sparse.token_ids)))), np.float32)
+            dense[0, item.sparse.token_ids], dense[1, ids] = item.sparse.weights, weights
+            kept = ids if len(ids) >= SPARSE_ENTRIES else slice(None)
+            actual.append(dense[0, kept])
+            expected.append(dense[1, kept])
+        return cosine(np.concatenate(actual), np.concatenate(expected))
+
+
+def _reads_pairs(head: ClassificationHead | None) -> bool:
+    """Return whether a head scores pairs: with one label, it is that of a cross-encoder."""
+    return head is not None and (head.template is not None or len(head.labels) == 1)
+
+
+def _batches(tasks: Sequence[EncodeTask], backend: Backend[EncodeTask, TextVectors]) -> Iterator[list[EncodeTask]]:
+    """Yield batches that the backend accepts, in order; a longer sequence is a batch of its own."""
+    batch: list[EncodeTask] = []
+    tokens = 0
+    for task in tasks:
+        size = len(task.tokens)
+        if batch and (tokens + size > backend.max_batch_tokens or len(batch) == backend.max_batch_size):
             yield batch
-            batch = []
-        batch.append(tokens)
+            batch, tokens = [], 0
+        batch.append(task)
+        tokens += size
     yield batch
+
+
+def _compare_each(head: GoldenHead, found: Sequence[Floats]) -> float:
+    """Return the smallest cosine of a text."""
+    return min(cosine(actual, expected) for actual, expected in zip(found, head.split_values(), strict=True))
+
+
+def _compare_vectors(head: GoldenHead, found: list[TextVectors]) -> float:
+    return _compare_each(head, [item.multi_vector for item in found])  # type: ignore[misc]
+
+
+def _compare_together(head: GoldenHead, found: Sequence[Floats | None]) -> float:
+    """Return the cosine of all texts together."""
+    actual = [values.ravel() for values in found if values is not None]
+    return cosine(np.concatenate(actual), np.concatenate(head.split_values()))
+
+
+def _compare_words(head: GoldenHead, found: list[TextVectors]) -> float:
+    """Compare the logarithms of probabilities, which are logits but for a constant."""
+    actual, expected = [], []
+    for item, ids, probabilities in zip(found, head.split_ids(), head.split_values(), strict=True):
+        assert item.words is not None
+        own = dict(zip(item.words.token_ids[0].tolist(), item.words.probabilities[0].tolist(), strict=True))
+        actual.append(np.array([own[number] for number in ids.tolist()]))
+        expected.append(probabilities)
+    logarithms = [np.log(np.maximum(np.concatenate(values), LEAST_PROBABILITY)) for values in (actual, expected)]
+    return cosine(*logarithms)
+
+
+def _end(ids: Floats) -> int:
+    return int(ids.max()) + 1 if len(ids) else 0

@@ -4,8 +4,9 @@ import logging
 from dataclasses import dataclass, replace
 
 from model.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError
-from model.manifest import ExplainRecord
+from model.manifest import ExplainRecord, Precision
 from model.mapped_tensor import MappedTensor
+from model.measurements import GoldenOutput
 from model.records import TensorRecord
 from model.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
@@ -16,9 +17,10 @@ from service.engine.backends.vocabulary import MaskedWords
 from service.engine.encode.pooling import DenseLayers
 from service.engine.explain.layers import ArtifactLayers
 from service.engine.explain.operations import ExplainOperations
-from service.engine.golden_check import min_golden_cosine
+from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, golden_cosines
 from service.engine.schema.tasks import EncodeTask, TextVectors
 from service.engine.tokenizer import ServingTokenizer
+from service.engine.weight_check import check_tokens, check_weights
 from service.model_options import ModelOption
 
 log = logging.getLogger("attendant.model")
@@ -55,21 +57,25 @@ class LoadedModel:
         )
         definition, masked = artifact.read(TOKENIZER), artifact.manifest.masked_lm
         tokenizer, mask_token_id = ServingTokenizer(definition), None if masked is None else masked.mask_token_id
-        opened = open_accurate_backend(artifact, tokenizer, options, Machine.detect())
+        check_tokens(artifact, tokenizer)
+        check_weights(artifact)
+        dense_layers = DenseLayers(artifact)
+        opener = BackendOpener(artifact, tokenizer, dense_layers, settings.min_cosine)
+        opened = opener.open(options, Machine.detect())
         artifact.release_pages()
         choice, static = opened.backend.choice, artifact.manifest.static
         log.info(
             "backend selected model=%s provider=%s precision=%s streams=%d threads_per_stream=%d min_cosine=%s "
             "reason=%s",
             option.name or artifact.manifest.name, choice.provider, choice.precision, choice.streams,
-            choice.threads_per_stream, opened.min_cosine, choice.reason,
+            choice.threads_per_stream, opened.describe(), choice.reason,
         )  # fmt: skip
         return cls(
             artifact,
             tokenizer,
             opened.backend,
             _explain_backend(artifact, settings.threads),
-            DenseLayers(artifact),
+            dense_layers,
             artifact.map(static) if isinstance(static, TensorRecord) else None,
             None if mask_token_id is None else ServingTokenizer(definition, mask_token_id),
         )
@@ -88,38 +94,80 @@ def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
 
 @dataclass(frozen=True)
 class OpenedBackend:
-    """A warm backend, and its smallest cosine to the golden vectors: a number, or why there is none."""
+    """A warm backend, and the cosine to the golden vectors for each head; empty for an artifact without them."""
 
     backend: Backend[EncodeTask, TextVectors]
-    min_cosine: str
+    cosines: dict[GoldenOutput, float]
+
+    @property
+    def least_accurate(self) -> tuple[GoldenOutput, float] | None:
+        """The head with the smallest cosine, and its cosine."""
+        return min(self.cosines.items(), key=lambda item: item[1], default=None)
+
+    def describe(self) -> str:
+        """Return the smallest cosine, and those of all heads if there are several."""
+        if self.least_accurate is None:
+            return "unknown"
+        heads = ",".join(f"{head}:{cosine:.6f}" for head, cosine in self.cosines.items())
+        return f"{self.least_accurate[1]:.6f}" + (f" cosines={heads}" if len(self.cosines) > 1 else "")
 
 
-def open_accurate_backend(
-    artifact: Artifact, tokenizer: Tokenizer, options: BackendOptions, machine: Machine, reason: str = ""
-) -> OpenedBackend:
-    """Open the selected backend and compare it with the golden vectors; if "auto" is too inaccurate, use float32.
+class BackendOpener:
+    """Opens the backend of an artifact, and rejects one that is too inaccurate."""
 
-    `reason` replaces the reason of the selection.
+    def __init__(self, artifact: Artifact, tokenizer: Tokenizer, dense_layers: DenseLayers, min_cosine: float) -> None:
+        """`min_cosine` replaces the floor of every precision; 0 keeps them."""
+        self._artifact = artifact
+        self._tokenizer = tokenizer
+        self._dense_layers = dense_layers
+        self._min_cosine = min_cosine
 
-    Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
-    """
-    choice = select_backend(options, artifact.manifest.graphs, machine)
-    backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
-    backend.warm_up()
-    golden = artifact.read_golden_vectors()
-    if golden is None:
-        log.warning("golden vectors missing, accuracy not checked model=%s", artifact.manifest.name)
-        return OpenedBackend(backend, "unknown")
-    cosine = min_golden_cosine(golden, artifact.manifest, tokenizer, backend)
-    limit = golden.min_cosine[choice.precision]
-    if cosine >= limit:
-        return OpenedBackend(backend, f"{cosine:.6f}")
-    measured = f"(min cosine {cosine:.6f}, limit {limit})"
-    if choice.precision == "float32":
-        raise ArtifactError(f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again.")
-    if options.precision != "auto" or options.provider == "cuda":
-        raise ConfigError(
-            f'ATTENDANT_PRECISION: "{choice.precision}" is too inaccurate for this model {measured}. Use "float32".'
-        )
-    reason = f"{choice.precision} is too inaccurate for this model {measured}"
-    return open_accurate_backend(artifact, tokenizer, replace(options, precision="float32"), machine, reason)
+    def open(self, options: BackendOptions, machine: Machine, reason: str = "") -> OpenedBackend:
+        """Open the selected backend and compare it with the golden vectors; if "auto" is too inaccurate, use float32.
+
+        `reason` replaces the reason of the selection.
+
+        Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
+        """
+        artifact = self._artifact
+        choice = select_backend(options, artifact.manifest.graphs, machine)
+        backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
+        backend.warm_up()
+        golden = artifact.read_golden_vectors()
+        if golden is None:
+            log.warning("golden vectors missing, accuracy not checked model=%s", artifact.manifest.name)
+            return OpenedBackend(backend, {})
+        cosines = golden_cosines(golden, artifact.manifest, self._tokenizer, backend, self._dense_layers)
+        opened = OpenedBackend(backend, cosines)
+        assert opened.least_accurate is not None
+        head, cosine = opened.least_accurate
+        floor = self._min_cosine or FLOOR_COSINE[choice.precision]
+        if cosine >= floor:
+            if cosine < EXPECTED_COSINE[choice.precision]:
+                self._warn(choice.precision, head, cosine)
+            return opened
+        measured = f"({head}: min cosine {cosine:.6f}, limit {floor:g})"
+        if choice.precision == "float32":
+            raise ArtifactError(
+                f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again, or set a smaller "
+                "ATTENDANT_MIN_COSINE."
+            )
+        if options.precision != "auto" or options.provider == "cuda":
+            raise ConfigError(
+                f'ATTENDANT_PRECISION: "{choice.precision}" is too inaccurate for this model {measured}. '
+                'Use "float32", or set a smaller ATTENDANT_MIN_COSINE.'
+            )
+        reason = f"{choice.precision} is too inaccurate for this model {measured}"
+        return self.open(replace(options, precision="float32"), machine, reason)
+
+    def _warn(self, precision: Precision, head: GoldenOutput, cosine: float) -> None:
+        remedy = "Export again on this machine"
+        if precision != "float32":
+            remedy = (
+                "ATTENDANT_PRECISION=float32 is more accurate, and takes 2 to 4 times as long on CPUs with AMX. "
+                "ATTENDANT_MIN_COSINE sets the limit below which a precision is not used"
+            )
+        log.warning(
+            "accuracy below the expected cosine model=%s precision=%s head=%s cosine=%.6f expected=%g. %s.",
+            self._artifact.manifest.name, precision, head, cosine, EXPECTED_COSINE[precision], remedy,
+        )  # fmt: skip

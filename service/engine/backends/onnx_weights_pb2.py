@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12onnx_weights.proto\x12\x0e\x61ttendant.onnx\"7\n\nModelProto\x12)\n\x05graph\x18\x07 \x01(\x0b\x32\x1a.attendant.onnx.GraphProto\"m\n\nGraphProto\x12\x30\n\x0binitializer\x18\x05 \x03(\x0b\x32\x1b.attendant.onnx.TensorProto\x12-\n\x05input\x18\x0b \x03(\x0b\x32\x1e.attendant.onnx.ValueInfoProto\"{\n\x0bTensorProto\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12=\n\rexternal_data\x18\r \x03(\x0b\x32&.attendant.onnx.StringStringEntryProto\"4\n\x16StringStringEntryProto\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"G\n\x0eValueInfoProto\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04type\x18\x02 \x01(\x0b\x32\x19.attendant.onnx.TypeProto\"\x90\x01\n\tTypeProto\x12\x35\n\x0btensor_type\x18\x01 \x01(\x0b\x32 .attendant.onnx.TypeProto.Tensor\x1aL\n\x06Tensor\x12\x11\n\telem_type\x18\x01 \x01(\x05\x12/\n\x05shape\x18\x02 \x01(\x0b\x32 .attendant.onnx.TensorShapeProto\"k\n\x10TensorShapeProto\x12\x37\n\x03\x64im\x18\x01 \x03(\x0b\x32*.attendant.onnx.TensorShapeProto.Dimension\x1a\x1e\n\tDimension\x12\x11\n\tdim_value\x18\x01 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12onnx_weights.proto\x12\x0e\x61ttendant.onnx\"7\n\nModelProto\x12)\n\x05graph\x18\x07 \x01(\x0b\x32\x1a.attendant.onnx.GraphProto\"m\n\nGraphProto\x12\x30\n\x0binitializer\x18\x05 \x03(\x0b\x32\x1b.attendant.onnx.TensorProto\x12-\n\x05input\x18\x0b \x03(\x0b\x32\x1e.attendant.onnx.ValueInfoProto\"\x8d\x01\n\x0bTensorProto\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x10\n\x08raw_data\x18\t \x01(\x0c\x12=\n\rexternal_data\x18\r \x03(\x0b\x32&.attendant.onnx.StringStringEntryProto\"4\n\x16StringStringEntryProto\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"G\n\x0eValueInfoProto\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04type\x18\x02 \x01(\x0b\x32\x19.attendant.onnx.TypeProto\"\x90\x01\n\tTypeProto\x12\x35\n\x0btensor_type\x18\x01 \x01(\x0b\x32 .attendant.onnx.TypeProto.Tensor\x1aL\n\x06Tensor\x12\x11\n\telem_type\x18\x01 \x01(\x05\x12/\n\x05shape\x18\x02 \x01(\x0b\x32 .attendant.onnx.TensorShapeProto\"k\n\x10TensorShapeProto\x12\x37\n\x03\x64im\x18\x01 \x03(\x0b\x32*.attendant.onnx.TensorShapeProto.Dimension\x1a\x1e\n\tDimension\x12\x11\n\tdim_value\x18\x01 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,18 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPROTO']._serialized_end=93
   _globals['_GRAPHPROTO']._serialized_start=95
   _globals['_GRAPHPROTO']._serialized_end=204
-  _globals['_TENSORPROTO']._serialized_start=206
-  _globals['_TENSORPROTO']._serialized_end=329
-  _globals['_STRINGSTRINGENTRYPROTO']._serialized_start=331
-  _globals['_STRINGSTRINGENTRYPROTO']._serialized_end=383
-  _globals['_VALUEINFOPROTO']._serialized_start=385
-  _globals['_VALUEINFOPROTO']._serialized_end=456
-  _globals['_TYPEPROTO']._serialized_start=459
-  _globals['_TYPEPROTO']._serialized_end=603
-  _globals['_TYPEPROTO_TENSOR']._serialized_start=527
-  _globals['_TYPEPROTO_TENSOR']._serialized_end=603
-  _globals['_TENSORSHAPEPROTO']._serialized_start=605
-  _globals['_TENSORSHAPEPROTO']._serialized_end=712
-  _globals['_TENSORSHAPEPROTO_DIMENSION']._serialized_start=682
-  _globals['_TENSORSHAPEPROTO_DIMENSION']._serialized_end=712
+  _globals['_TENSORPROTO']._serialized_start=207
+  _globals['_TENSORPROTO']._serialized_end=348
+  _globals['_STRINGSTRINGENTRYPROTO']._serialized_start=350
+  _globals['_STRINGSTRINGENTRYPROTO']._serialized_end=402
+  _globals['_VALUEINFOPROTO']._serialized_start=404
+  _globals['_VALUEINFOPROTO']._serialized_end=475
+  _globals['_TYPEPROTO']._serialized_start=478
+  _globals['_TYPEPROTO']._serialized_end=622
+  _globals['_TYPEPROTO_TENSOR']._serialized_start=546
+  _globals['_TYPEPROTO_TENSOR']._serialized_end=622
+  _globals['_TENSORSHAPEPROTO']._serialized_start=624
+  _globals['_TENSORSHAPEPROTO']._serialized_end=731
+  _globals['_TENSORSHAPEPROTO_DIMENSION']._serialized_start=701
+  _globals['_TENSORSHAPEPROTO_DIMENSION']._serialized_end=731
 # @@protoc_insertion_point(module_scope)

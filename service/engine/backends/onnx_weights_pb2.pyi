@@ -21,16 +21,18 @@ class GraphProto(_message.Message):
     def __init__(self, initializer: _Optional[_Iterable[_Union[TensorProto, _Mapping]]] = ..., input: _Optional[_Iterable[_Union[ValueInfoProto, _Mapping]]] = ...) -> None: ...
 
 class TensorProto(_message.Message):
-    __slots__ = ("dims", "data_type", "name", "external_data")
+    __slots__ = ("dims", "data_type", "name", "raw_data", "external_data")
     DIMS_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    RAW_DATA_FIELD_NUMBER: _ClassVar[int]
     EXTERNAL_DATA_FIELD_NUMBER: _ClassVar[int]
     dims: _containers.RepeatedScalarFieldContainer[int]
     data_type: int
     name: str
+    raw_data: bytes
     external_data: _containers.RepeatedCompositeFieldContainer[StringStringEntryProto]
-    def __init__(self, dims: _Optional[_Iterable[int]] = ..., data_type: _Optional[int] = ..., name: _Optional[str] = ..., external_data: _Optional[_Iterable[_Union[StringStringEntryProto, _Mapping]]] = ...) -> None: ...
+    def __init__(self, dims: _Optional[_Iterable[int]] = ..., data_type: _Optional[int] = ..., name: _Optional[str] = ..., raw_data: _Optional[bytes] = ..., external_data: _Optional[_Iterable[_Union[StringStringEntryProto, _Mapping]]] = ...) -> None: ...
 
 class StringStringEntryProto(_message.Message):
     __slots__ = ("key", "value")
