@@ -270,8 +270,11 @@ def _verify(directory: Path) -> int:
         print(f"  {line}")
     for line in (*_describe_heads(manifest), *_describe_graphs(artifact)):
         print(f"  {line}")
-    if artifact.read_golden_vectors() is None:
+    golden = artifact.read_golden_vectors()
+    if golden is None:
         print(f"  {GOLDEN}: missing, so the server cannot check the accuracy of its backend")
+    else:
+        print(f"  {GOLDEN}: {len(golden.texts)} texts, {', '.join(golden.heads)}")
     for name, part in (("explain", manifest.explain), ("layers", manifest.layers), ("static", manifest.static)):
         if isinstance(part, Absent):
             print(f"  {name}: absent ({part.reason})")

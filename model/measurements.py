@@ -56,7 +56,8 @@ class GoldenHead(Record):
     """The results of a head in float32 for some of the texts.
 
     `texts` are the places of these texts, and `sizes` the number of values of each. `values` are the values of all in
-    turn, and `ids` the entries of the vocabulary that they belong to, if any: base64 of little-endian float32 and int32.
+    turn, and `ids` the entries of the vocabulary that they belong to, if any: little-endian float32 and int32 in
+    base64.
     """
 
     texts: tuple[int, ...]

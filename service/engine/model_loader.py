@@ -146,7 +146,7 @@ class BackendOpener:
             if cosine < EXPECTED_COSINE[choice.precision]:
                 self._warn(choice.precision, head, cosine)
             return opened
-        measured = f"({head}: min cosine {cosine:.6f}, limit {floor:g})"
+        measured = f"({head}: min cosine {cosine:.6f}, limit {floor})"
         if choice.precision == "float32":
             raise ArtifactError(
                 f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again, or set a smaller "

@@ -37,7 +37,7 @@ from tests.manifests import static_record
 
 GOLDEN = "money bank grows"
 POISON = "zebra"
-"""A word whose embedding is NaN in the poisoned model."""
+"""A word whose hidden states are NaN in the poisoned model."""
 
 
 @pytest.fixture(scope="session")
@@ -64,14 +64,14 @@ def manifest(model: LoadedModel) -> Manifest:
 
 @pytest.fixture(scope="session")
 def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """The default model with NaN in one word's embedding, so that a real session returns NaN."""
+    """The default model with the largest float32 in one word's embedding, so that a real session returns NaN."""
     root = Path(shutil.copytree(default_artifact, tmp_path_factory.mktemp("poisoned") / "artifact"))
     artifact = Artifact.open(root)
     loaded = LoadedModel.load(Settings(model_dir=default_artifact))
     (number,) = loaded.tokenizer.encode([TokenizerInput(POISON)])[0].input_ids[1:-1]
     static = static_record(artifact.manifest)
     table = np.memmap(root / WEIGHTS, "<f4", "r+", static.offset, static.shape)
-    table[number] = np.nan
+    table[number] = np.finfo(np.float32).max
     table.flush()
     files = {**artifact.manifest.files, WEIGHTS: describe_file(root / WEIGHTS)}
     write_manifest(root, artifact.manifest.model_copy(update={"files": files}))

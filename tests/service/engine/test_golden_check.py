@@ -1,30 +1,80 @@
-"""Golden vectors: every backend is checked against them at startup, and an inaccurate precision falls back to
-float32.
+"""Golden vectors: every head of a backend is checked against them at startup, and an inaccurate precision falls back
+to float32.
 """
 
 import base64
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from model.artifact import GOLDEN, Artifact, ArtifactError
+from model.export import Variants, export
+from model.packing import Ints
+from model.sentence_transformers_config import SettingOptions
+from model.tokenized_input import TokenizerInput
 from service.config import ConfigError, Settings
+from service.engine.backends.base import BackendChoice
 from service.engine.backends.cpu import detect_cpu
+from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
-from service.engine.golden_check import min_golden_cosine
+from service.engine.encode.pooling import DenseLayers
+from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, cosine, golden_cosines
 from service.engine.model_loader import LoadedModel
+from service.engine.schema.encode import EncodeRequest, Input
+from service.engine.tokenizer import ServingTokenizer
+from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
+from tests.model.artifact_copies import copy_artifact, rewrite_manifest
+from tests.model.logit_score_cases import LOGIT_SCORE
+from tests.model.retriever_cases import BGE_M3
+from tests.retrievers import COLBERT_CASES, SPLADE, export_retriever
+from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
+
+needs_bfloat16 = pytest.mark.skipif(not detect_cpu().bfloat16, reason="this CPU has no bfloat16 support")
+COLBERT = next(iter(COLBERT_CASES))
+HEADS: dict[str, tuple[Callable[[str], Path], set[str]]] = {
+    CLASSIFIER: (export_classifier, {"classification"}),
+    CROSS_ENCODER: (export_classifier, {"classification"}),
+    TOKEN_CLASSIFIER: (export_classifier, {"token_classification"}),
+    SPLADE: (export_retriever, {"masked_lm", "sparse"}),
+    BGE_M3: (export_retriever, {"sparse", "multi_vector"}),
+    COLBERT: (export_retriever, {"multi_vector", "multi_vector_query"}),
+    LOGIT_SCORE: (export_retriever, {"classification"}),
+}
+"""For each kind of model, the function that exports it and its heads besides the embedding head."""
 
 
 @pytest.fixture
 def artifact(default_artifact: Path, tmp_path: Path) -> Path:
     """Return a copy whose golden vectors the test may modify."""
     return Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
+
+
+@pytest.fixture(scope="module")
+def one_token_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """Return a function that exports the default model's weights with another pooling."""
+    from tests.model.conftest import export_tiny
+
+    tiny = export_tiny(tmp_path_factory.mktemp("tiny")).parent / "tiny-bert"
+
+    def export_pooled(pooling: Any) -> Path:
+        out = tmp_path_factory.mktemp(pooling) / "artifact"
+        export(
+            str(tiny), out, revision=None, name=None, progress=lambda step: None,
+            variants=Variants(explain=False), settings=SettingOptions(pooling=pooling),
+        )  # fmt: skip
+        return out
+
+    return export_pooled
 
 
 @pytest.fixture(autouse=True)
@@ -38,53 +88,199 @@ def change_golden(root: Path, **fields: Any) -> None:
     (root / GOLDEN).write_text(json.dumps(golden | fields))
 
 
-def raise_limit(root: Path) -> None:
-    """Record a limit that bfloat16 does not reach."""
-    limits = json.loads((root / GOLDEN).read_text())["min_cosine"]
-    change_golden(root, min_cosine=limits | {"bfloat16": 0.9999999})
+def change_head(root: Path, head: str, **fields: Any) -> None:
+    heads = json.loads((root / GOLDEN).read_text())["heads"]
+    change_golden(root, heads=heads | {head: heads[head] | fields})
 
 
-def turn_golden(root: Path, dimensions: int) -> None:
-    """Replace the golden vectors with vectors that match no precision."""
-    count = len(json.loads((root / GOLDEN).read_text())["texts"])
-    vectors = np.random.default_rng(0).standard_normal((count, dimensions)).astype("<f4")
-    change_golden(root, vectors=base64.b64encode(vectors.tobytes()).decode())
+def replace_embeddings(root: Path, vectors: NDArray[Any]) -> None:
+    """Replace the embeddings in the golden vectors, as if the float32 model computed these."""
+    change_head(root, "embedding", values=base64.b64encode(vectors.astype("<f4").tobytes()).decode())
 
 
-def test_default_model_has_32_golden_vectors_and_reaches_its_limit(model: LoadedModel) -> None:
+def turned(model: LoadedModel, wanted: float) -> NDArray[Any]:
+    """Return the golden embeddings, turned so that their cosine to the exact ones is `wanted`."""
+    golden = model.artifact.read_golden_vectors()
+    assert golden is not None
+    exact = np.stack(golden.heads["embedding"].split_values())
+    other = np.random.default_rng(0).standard_normal(exact.shape)
+    other -= (other * exact).sum(axis=1, keepdims=True) * exact
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    result: NDArray[Any] = wanted * exact + np.sqrt(1 - wanted**2) * other
+    return result
+
+
+def cosines_of(root: Path, backend_class: type[OnnxRuntimeCpuBackend] = OnnxRuntimeCpuBackend) -> dict[str, float]:
+    """Return what the check measures of a backend in float32."""
+    artifact = Artifact.open(root)
+    golden = artifact.read_golden_vectors()
+    assert golden is not None
+    backend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 128, ""))
+    tokenizer = ServingTokenizer(artifact.read("tokenizer.json"))
+    found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
+    return {**found}
+
+
+def change_weights(root: Path, graph: str) -> None:
+    """Add noise to the weights of a head's graph, as a damaged or wrongly exported head has."""
+    path = root / f"{graph}.onnx"
+    model = onnx.load(path)
+    rng = np.random.default_rng(0)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32:
+            noisy = values + rng.standard_normal(values.shape).astype(np.float32) * max(values.std(), 0.1)
+            tensor.CopyFrom(numpy_helper.from_array(noisy, tensor.name))
+    onnx.save(model, path)
+    from model.artifact import describe_file
+
+    record = describe_file(path).model_dump()
+    rewrite_manifest(root, lambda manifest: manifest["files"].update({path.name: record}))
+
+
+def test_default_model_has_32_golden_vectors_and_reaches_its_expected_cosine(model: LoadedModel) -> None:
     golden = model.artifact.read_golden_vectors()
     assert golden is not None
     assert len(golden.texts) == len(set(golden.texts)) == 32
-    cosine = min_golden_cosine(golden, model.artifact.manifest, model.tokenizer, model.backend)
-    print(f"{model.backend.choice.precision}: min cosine {cosine:.6f}")
-    assert golden.min_cosine[model.backend.choice.precision] <= cosine <= 1.000001
+    found = golden_cosines(golden, model.artifact.manifest, model.tokenizer, model.backend, model.dense_layers)
+    assert found.keys() == {"embedding"}
+    assert EXPECTED_COSINE[model.backend.choice.precision] <= found["embedding"] <= 1.000001
+
+
+async def test_measured_cosine_is_that_of_served_embeddings(model: LoadedModel) -> None:
+    """The golden embeddings equal those of the float32 server, and the cosine those that clients measure."""
+    golden = model.artifact.read_golden_vectors()
+    assert golden is not None
+    exact = load_anew(Settings(model_dir=model.artifact.root, precision="float32"))
+    request, served = EncodeRequest(tuple(Input(TokenizerInput(text)) for text in golden.texts)), []
+    for one in (model, exact):
+        async with open_harness(one) as harness:
+            response = await harness.engine.encode(request)
+        served.append([result.pooled.values.ravel() for result in response.results if result.pooled is not None])
+    np.testing.assert_allclose(served[1], golden.heads["embedding"].split_values(), atol=2e-6, rtol=0)
+    found = golden_cosines(golden, model.artifact.manifest, model.tokenizer, model.backend, model.dense_layers)
+    expected = min(cosine(own, reference) for own, reference in zip(*served, strict=True))
+    assert found["embedding"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_golden_vectors_have_every_head_and_float32_equals_them(kind: str) -> None:
+    export_kind, heads = HEADS[kind]
+    found = cosines_of(export_kind(kind))
+    assert found.keys() == {"embedding", *heads}
+    assert min(found.values()) > 0.9999999
+
+
+@pytest.mark.parametrize(
+    ("kind", "graph"),
+    [
+        (CLASSIFIER, "classification"),
+        (CROSS_ENCODER, "classification"),
+        (TOKEN_CLASSIFIER, "token_classification"),
+        (SPLADE, "masked_lm"),
+        (SPLADE, "sparse"),
+        (BGE_M3, "sparse"),
+        (BGE_M3, "multi_vector"),
+        (COLBERT, "multi_vector"),
+        (LOGIT_SCORE, "classification"),
+    ],
+)
+def test_wrong_results_of_one_head_are_found(kind: str, graph: str, tmp_path: Path) -> None:
+    root = copy_artifact(HEADS[kind][0](kind), tmp_path)
+    change_weights(root, graph)
+    found = cosines_of(root)
+    wrong = {head for head, value in found.items() if value < FLOOR_COSINE["bfloat16"]}
+    assert wrong == {head for head in found if head.removesuffix("_query") == graph}
+    with pytest.raises(ArtifactError, match=rf"golden\.json: vectors differ from the export \({graph}(_query)?: min"):
+        load_anew(Settings(model_dir=root, precision="float32", provider="cpu"))
+
+
+@pytest.mark.parametrize(("pooling", "place"), [("cls", 0), ("last", -1)])
+def test_an_error_in_the_pooled_row_alone_is_found(
+    pooling: str, place: int, one_token_artifacts: Callable[[Any], Path]
+) -> None:
+    class OneWrongRow(OnnxRuntimeCpuBackend):
+        """A backend with noise in the first or last token of each sequence."""
+
+        def infer(self, inputs: dict[str, Ints]) -> NDArray[np.float32]:
+            hidden = super().infer(inputs)
+            positions, ids = inputs["position_ids"], inputs["sequence_ids"]
+            ends = np.diff(ids, axis=1, append=0) != 0
+            rows = positions == 0 if place == 0 else ends
+            hidden[rows] += np.random.default_rng(0).standard_normal((rows.sum(), hidden.shape[-1]))
+            return hidden
+
+    root = one_token_artifacts(pooling)
+    assert cosines_of(root)["embedding"] > 0.9999999
+    assert cosines_of(root, OneWrongRow)["embedding"] < FLOOR_COSINE["bfloat16"]
+
+
+def test_truncated_embeddings_are_compared_as_served(artifact: Path, model: LoadedModel) -> None:
+    """Normalization comes first, so that the 32 numbers alone have no length of 1."""
+    rewrite_manifest(artifact, lambda manifest: manifest["heads"][0].update(truncate_dim=32))
+    cut = turned(model, 1)[:, :32]
+    replace_embeddings(artifact, cut)
+    change_head(artifact, "embedding", sizes=[32] * 32)
+    assert cosines_of(artifact)["embedding"] > 0.9999999
+
+
+def test_results_that_are_not_finite_are_below_every_floor() -> None:
+    unit = np.ones(3, np.float32)
+    assert cosine(np.array([1, np.nan, 1]), unit) == cosine(np.array([1, np.inf, 1]), unit) == cosine(unit[:2], unit)
+    assert cosine(np.array([1, np.nan, 1]), unit) < 0 == cosine(0 * unit, unit)
+    assert cosine(unit, 2 * unit) == pytest.approx(1)
+    assert cosine(0 * unit, 0 * unit) == 1
 
 
 def test_inaccurate_precision_falls_back_to_float32(
     artifact: Path, caplog: pytest.LogCaptureFixture, model: LoadedModel
 ) -> None:
     """The selection line must say so. On a CPU without bfloat16, float32 is selected right away."""
-    raise_limit(artifact)
     with caplog.at_level(logging.INFO):
-        loaded = load_anew(Settings(model_dir=artifact))
+        loaded = load_anew(Settings(model_dir=artifact, min_cosine=0.9999999))
     assert loaded.backend.choice.precision == "float32"
     (line,) = [record.getMessage() for record in caplog.records if "backend selected" in record.getMessage()]
     assert "precision=float32" in line
     if model.backend.choice.precision == "bfloat16":
-        assert "bfloat16 is too inaccurate for this model (min cosine 0.99" in line
+        assert "bfloat16 is too inaccurate for this model (embedding: min cosine 0.99" in line
         assert "limit 0.9999999" in loaded.backend.choice.reason
 
 
-@pytest.mark.skipif(not detect_cpu().bfloat16, reason="this CPU has no bfloat16 support")
-def test_requested_precision_that_is_too_inaccurate_is_rejected(artifact: Path) -> None:
-    raise_limit(artifact)
-    with pytest.raises(ConfigError, match=r'ATTENDANT_PRECISION: "bfloat16" is too inaccurate .* Use "float32"\.'):
-        load_anew(Settings(model_dir=artifact, precision="bfloat16"))
+@needs_bfloat16
+def test_precision_between_floor_and_expected_cosine_is_served_with_one_warning(
+    artifact: Path, caplog: pytest.LogCaptureFixture, model: LoadedModel
+) -> None:
+    replace_embeddings(artifact, turned(model, 0.997))
+    with caplog.at_level(logging.WARNING):
+        loaded = load_anew(Settings(model_dir=artifact, precision="bfloat16"))
+    assert loaded.backend.choice.precision == "bfloat16"
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert "model=all-MiniLM-L6-v2 precision=bfloat16 head=embedding cosine=0.99" in line
+    assert "ATTENDANT_PRECISION=float32" in line
+    assert "ATTENDANT_MIN_COSINE" in line
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(("least", "is_served"), [(0, False), (0.9, True), (0.98, False)])
+def test_option_replaces_the_floor(artifact: Path, model: LoadedModel, least: float, is_served: bool) -> None:
+    replace_embeddings(artifact, turned(model, 0.97))
+    settings = Settings(model_dir=artifact, precision="bfloat16", min_cosine=least)
+    if is_served:
+        assert load_anew(settings).backend.choice.precision == "bfloat16"
+        return
+    with pytest.raises(
+        ConfigError, match=r'ATTENDANT_PRECISION: "bfloat16" is too inaccurate .*embedding: .* Use "float32", or set'
+    ):
+        load_anew(settings)
 
 
 def test_float32_that_differs_from_the_export_is_rejected(artifact: Path, model: LoadedModel) -> None:
-    turn_golden(artifact, model.artifact.manifest.architecture.hidden_size)
-    with pytest.raises(ArtifactError, match=r"golden\.json: vectors differ from the export \(min cosine -?0\.\d+"):
+    size = model.artifact.manifest.architecture.hidden_size
+    replace_embeddings(artifact, np.random.default_rng(0).standard_normal((32, size)))
+    with pytest.raises(
+        ArtifactError, match=r"golden\.json: vectors differ from the export \(embedding: min cosine -?0\.\d+"
+    ):
         load_anew(Settings(model_dir=artifact, precision="float32", provider="cpu"))
 
 
@@ -96,9 +292,26 @@ def test_artifact_without_golden_vectors_is_served(artifact: Path, model: Loaded
 
 
 @pytest.mark.parametrize(
-    "fields", [{"vectors": "AAAA"}, {"vectors": "*"}, {"texts": 1}, {"other": 1}, {"min_cosine": {"float32": 1}}]
+    "fields",
+    [
+        {"values": "AAAA"},
+        {"values": "*"},
+        {"texts": [32] * 32},
+        {"texts": []},
+        {"sizes": [384]},
+        {"ids": "AAAA"},
+        {"other": 1},
+        {"values": base64.b64encode(np.full((32, 384), np.nan, "<f4").tobytes()).decode()},
+    ],
 )
 def test_invalid_golden_vectors_are_rejected(artifact: Path, fields: dict[str, Any]) -> None:
+    change_head(artifact, "embedding", **fields)
+    with pytest.raises(ArtifactError, match=r"golden\.json: invalid golden vectors\. Export again\."):
+        Artifact.open(artifact).read_golden_vectors()
+
+
+@pytest.mark.parametrize("fields", [{"texts": 1}, {"other": 1}, {"heads": {}}])
+def test_golden_vectors_without_the_heads_of_the_model_are_rejected(artifact: Path, fields: dict[str, Any]) -> None:
     change_golden(artifact, **fields)
     with pytest.raises(ArtifactError, match=r"golden\.json: invalid golden vectors\. Export again\."):
         Artifact.open(artifact).read_golden_vectors()
