@@ -126,8 +126,8 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Smallest cosine to float32 of the results of a model, which every start measures. Below it, auto "
-        "uses float32, and a requested precision is an error. 0 selects the limit of the precision: 0.99999 for "
-        "float32, FLOORBF for bfloat16, FLOORF16 for float16, FLOORI8 for int8.",
+        "uses float32, and a requested precision is an error. 0 selects the limit of the precision "
+        "(docs/own-model.md).",
     )
     gpu_device: int = Field(0, ge=0, description="CUDA device index, from 0.")
     gpu_memory_limit_bytes: int = Field(0, ge=0, description="GPU memory for the model, in bytes. 0 sets no limit.")

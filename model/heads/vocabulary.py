@@ -77,8 +77,6 @@ def read_vocabulary_head(
             f"({len(decoder)},)). Check config.json."
         )
     require_finite(decoder, f"{layout.decoder}.weight")
-    if bias is not None:
-        require_finite(bias, f"{layout.decoder}.bias")
     return VocabularyHead(layers, decoder.float(), None if bias is None else bias.float())
 
 
@@ -97,9 +95,12 @@ def find_decoder(name: str, tensors: Mapping[str, Tensor], shared: Tensor, *, ti
 
 
 def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the bias of the projection; None if the checkpoint has none."""
+    """Return the bias of the projection; None if the checkpoint has none. Raises CheckpointError."""
     if not layout.has_bias:
         return None
     # transformers 4 shares the bias even if the projection is not tied, and its files then have `tied_bias` alone.
-    shared = tensors.get(layout.tied_bias) if layout.tied_bias is not None else None
-    return tensors.get(f"{layout.decoder}.bias", shared)
+    name = next((name for name in (f"{layout.decoder}.bias", layout.tied_bias) if name in tensors), None)
+    if name is None:
+        return None
+    require_finite(tensors[name], name)
+    return tensors[name]

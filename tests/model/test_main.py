@@ -1,10 +1,13 @@
 """The attendant-model command: output, errors and exit status."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +92,8 @@ def sentence_transformers_model(published: Path, directory: Path) -> SentenceTra
 def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(exported)]) == 0
     out, err = capsys.readouterr()
-    first, *settings, fast, explain, layer = out.splitlines()
+    first, *settings, fast, explain, layer, golden = out.splitlines()
+    assert golden == "  golden.json: 32 texts, embedding"
     assert first == f"{exported}: tiny-bert, 5 files, sha256:{Artifact.open(exported).digest}"
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-04, 8 batches\)"
     assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", f"{fast}\n{explain}")
@@ -107,7 +111,7 @@ def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureF
 def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_records(artifact)
     assert main(["verify", str(artifact)]) == 0
-    assert capsys.readouterr().out.splitlines()[9:] == [
+    assert capsys.readouterr().out.splitlines()[10:] == [
         "  training: masked language modeling, 2,000 steps, 32,768,000 tokens of corpus.txt (52,428,800 bytes), "
         "notes.jsonl (1,234 bytes), from all-MiniLM-L6-v2, teacher all-mpnet-base-v2, bfloat16, seed 7, "
         "validation loss 2.7183",
@@ -199,14 +203,38 @@ def test_export_names_invalid_model_file(
     assert not (source.parent / "out").exists()
 
 
-def test_export_rejects_a_tokenizer_with_one_token_too_many(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
-    size = tokenizer.get_vocab_size()
-    tokenizer.add_tokens(["onemore"])
-    tokenizer.save(str(source / "tokenizer.json"))
+def unknown_beyond_the_table(definition: dict[str, Any], number: int) -> str:
+    """Give the unknown token another id; it is special, but every unknown word becomes it."""
+    vocabulary = definition["model"]["vocab"]
+    vocabulary["[UNK]"] = number
+    next(token for token in definition["added_tokens"] if token["content"] == "[UNK]")["id"] = number
+    return "[UNK]"
+
+
+def added_beyond_the_table(definition: dict[str, Any], number: int) -> str:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    definition["added_tokens"].append({"id": number, "content": "onemore", **flags})
+    return "onemore"
+
+
+def end_beyond_the_table(definition: dict[str, Any], number: int) -> str:
+    """Let the post-processor insert an id that the vocabulary does not have."""
+    end = definition["post_processor"]["special_tokens"]["[SEP]"]
+    end["ids"] = [number]
+    return ""
+
+
+@pytest.mark.parametrize("change", [unknown_beyond_the_table, added_beyond_the_table, end_beyond_the_table])
+def test_export_rejects_a_token_without_a_row_in_the_embedding_table(
+    source: Path, change: Callable[[dict[str, Any], int], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    definition = json.loads((source / "tokenizer.json").read_text())
+    token = change(definition, size)
+    (source / "tokenizer.json").write_text(json.dumps(definition))
     assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
     assert error_line(capsys) == (
-        f"attendant-model: tokenizer.json: more tokens than the embedding table ({size + 1}, limit {size}). "
+        f"attendant-model: tokenizer.json: token {token!r} is not in the embedding table (id {size}, limit {size - 1}). "
         "Use the tokenizer of the model."
     )
 

@@ -173,9 +173,11 @@ def mask_token_id(manifest: Manifest) -> int | None:
 
 
 def find_targets(engine: "Engine", targets: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of targets. Raises `Empty`, `TooLong` or `Duplicate` for one that is not one token of its own."""
+    """Return the ids of targets. Raises a `ServiceError` for one that is not one token of its own."""
     ids: dict[int, None] = {}
     limit = engine.limits.max_input_characters
+    assert engine.manifest.masked_lm is not None  # checked with the request
+    words = engine.manifest.masked_lm.decoder.shape[0]
     for index, target in enumerate(targets):
         field = f"targets[{index}]"
         if not target:
@@ -187,6 +189,11 @@ def find_targets(engine: "Engine", targets: Sequence[str]) -> tuple[int, ...]:
             raise TooLong(
                 "not a single token", "Send an entry of the vocabulary, or a text of one token.",
                 field=field, actual=len(found), maximum=1, unit="tokens",
+            )  # fmt: skip
+        if found[0] >= words:  # a special token without a row in the table
+            raise OutOfRange(
+                "not a word that the model predicts", "Send another text.",
+                field=field, actual=found[0], minimum=0, maximum=words - 1,
             )  # fmt: skip
         if found[0] in ids:
             raise Duplicate("the same token as an earlier target", "Remove one.", field=field)

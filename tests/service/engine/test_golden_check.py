@@ -264,7 +264,7 @@ def test_precision_between_floor_and_expected_cosine_is_served_with_one_warning(
 @needs_bfloat16
 @pytest.mark.parametrize(("least", "is_served"), [(0, False), (0.9, True), (0.98, False)])
 def test_option_replaces_the_floor(artifact: Path, model: LoadedModel, least: float, is_served: bool) -> None:
-    replace_embeddings(artifact, turned(model, 0.97))
+    replace_embeddings(artifact, turned(model, 0.93))
     settings = Settings(model_dir=artifact, precision="bfloat16", min_cosine=least)
     if is_served:
         assert load_anew(settings).backend.choice.precision == "bfloat16"

@@ -197,7 +197,9 @@ def test_produced_token_without_a_row_is_not_served(
     size = Artifact.open(root).manifest.architecture.vocab_size
     rewrite_tokenizer(root, change, size)
     update_digest(root, TOKENIZER)
-    with pytest.raises(ArtifactError, match=rf"tokenizer\.json: token '\[IMG\]' is not .*\(id {size}, limit {size - 1}"):
+    with pytest.raises(
+        ArtifactError, match=rf"tokenizer\.json: token '\[IMG\]' is not .*\(id {size}, limit {size - 1}"
+    ):
         check(root)
 
 
