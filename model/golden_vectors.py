@@ -62,7 +62,7 @@ TEXTS = (
 
 FEW = range(0, len(TEXTS), 4)
 """Texts of heads whose results are large, or that compute a product with the whole vocabulary at every start."""
-PREDICTED_WORDS = 8
+PREDICTED_WORDS = 32
 
 
 def compute_golden_vectors(checkpoint: Checkpoint, manifest: Manifest) -> GoldenVectors:

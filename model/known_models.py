@@ -262,9 +262,9 @@ BACKENDS = """
 
 Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares the results of every head
 with golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured
-cosine, or replaced by float32 under `auto`. An export with a variant that the architecture does not support is an error. jina-embeddings-v3 is
-published as `xlm-roberta` with rotary positions and is the architecture `jina_embeddings_v3` here. The CUDA backend has
-not been run on a GPU.
+cosine, or replaced by float32 under `auto`. An export with a variant that the architecture does not support is an
+error. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the architecture
+`jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
 """
 HEADS = """
 ## Heads

@@ -338,7 +338,7 @@ def read_dense(files: ModelFiles, module: Module, in_features: int, features: st
             f"{module.path.name}/model.safetensors: unexpected tensors. "
             f"Expected linear.weight (*, {in_features}) and optionally linear.bias."
         )
-    for tensor_name, tensor in (("linear.weight", weight), ("linear.bias", bias)):
+    for part, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
-            require_finite(tensor, tensor_name, f"{module.path.name}/model.safetensors")
+            require_finite(tensor, f"linear.{part}", f"{module.path.name}/model.safetensors")
     return DenseLayer(weight.float(), None if bias is None else bias.float(), supported[name])

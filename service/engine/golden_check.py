@@ -218,15 +218,20 @@ def _compare_together(head: GoldenHead, found: Sequence[Floats | None]) -> float
 
 
 def _compare_words(head: GoldenHead, found: list[TextVectors]) -> float:
-    """Compare the logarithms of probabilities, which are logits but for a constant."""
+    """Compare the logarithms of probabilities less their mean in each text, which are logits but for a constant."""
     actual, expected = [], []
     for item, ids, probabilities in zip(found, head.split_ids(), head.split_values(), strict=True):
         assert item.words is not None
         own = dict(zip(item.words.token_ids[0].tolist(), item.words.probabilities[0].tolist(), strict=True))
         actual.append(np.array([own[number] for number in ids.tolist()]))
         expected.append(probabilities)
-    logarithms = [np.log(np.maximum(np.concatenate(values), LEAST_PROBABILITY)) for values in (actual, expected)]
-    return cosine(*logarithms)
+    logits = [[_center(np.log(np.maximum(row, LEAST_PROBABILITY))) for row in rows] for rows in (actual, expected)]
+    return cosine(np.concatenate(logits[0]), np.concatenate(logits[1]))
+
+
+def _center(values: Floats) -> Floats:
+    centered: Floats = values - values.mean()
+    return centered
 
 
 def _end(ids: Floats) -> int:

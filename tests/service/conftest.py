@@ -64,14 +64,14 @@ def manifest(model: LoadedModel) -> Manifest:
 
 @pytest.fixture(scope="session")
 def poisoned_model(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
-    """The default model with the largest float32 in one word's embedding, so that a real session returns NaN."""
+    """The default model with one word whose embedding is so large that real sessions return NaN in every precision."""
     root = Path(shutil.copytree(default_artifact, tmp_path_factory.mktemp("poisoned") / "artifact"))
     artifact = Artifact.open(root)
     loaded = LoadedModel.load(Settings(model_dir=default_artifact))
     (number,) = loaded.tokenizer.encode([TokenizerInput(POISON)])[0].input_ids[1:-1]
     static = static_record(artifact.manifest)
     table = np.memmap(root / WEIGHTS, "<f4", "r+", static.offset, static.shape)
-    table[number] = np.finfo(np.float32).max
+    table[number] = np.finfo(np.float32).max * np.repeat([1, -1], table.shape[1] // 2)
     table.flush()
     files = {**artifact.manifest.files, WEIGHTS: describe_file(root / WEIGHTS)}
     write_manifest(root, artifact.manifest.model_copy(update={"files": files}))
