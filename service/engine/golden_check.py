@@ -52,8 +52,8 @@ def golden_cosines(
     """Return the cosine between the results of a backend and the golden vectors for each head, `NOT_FINITE` for NaN.
 
     Of embeddings and token vectors, it is the smallest cosine of any text, whose token vectors count as one vector. Of
-    logits, logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text whose logits
-    or weights are near 0 has no direction of its own.
+    logits, centered logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text
+    whose logits or weights are near 0 has no direction of its own.
     """
     return _Check(golden, manifest, tokenizer, backend, dense_layers).cosines()
 

@@ -1,7 +1,6 @@
 """Every family on every backend and in every precision of this CPU, compared with transformers."""
 
 import importlib.util
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,14 +108,13 @@ def cosines(a: Floats, b: Floats) -> Floats:
 
 @pytest.mark.parametrize("backend", PROVIDERS)
 async def test_every_backend_equals_transformers_packed_and_alone(family: Family, backend: str) -> None:
-    """Random weights of this scale magnify rounding errors, so that 16 bits may be refused at the start."""
+    """Random weights of this scale magnify rounding errors, but no backend is refused at the start because of them."""
     provider, precision = PROVIDERS[backend]
     try:
         model = load_anew(Settings(model_dir=family.artifact, provider=provider, precision=precision))
     except ConfigError as refused:
-        assert precision in ("bfloat16", "int8")
-        assert re.search('is too inaccurate for this model|has no "int8" graph', str(refused))  # noqa: PT017
-        print(f"{backend}: {refused}")
+        assert precision == "int8"
+        assert 'has no "int8" graph' in str(refused)  # noqa: PT017
         return
     limit = {"float32": 0.999999, "bfloat16": 0.99, "int8": 0.95}[precision]
     together = hidden_states(model.tokenizer, model.backend, TEXTS)

@@ -49,6 +49,7 @@ VALUES = {
     "max_pending_request_bytes": "21",
     "max_connections": "22",
     "max_grpc_streams": "23",
+    "min_cosine": "0.5",
     "gpu_device": "1",
     "gpu_memory_limit_bytes": "17",
     "max_timeout_ms": "12",
@@ -72,6 +73,7 @@ WRONG = {
     "log_level": "loud",
     "provider": "tpu",
     "max_queue_tokens": "1.5",
+    "min_cosine": "1.5",
     "gpu_device": "-1",
     "gpu_memory_limit_bytes": "-1",
 }

@@ -1,8 +1,10 @@
 """Fill-mask through the REST API, compared with the pipeline of transformers, and with the head on earlier layers."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 import torch
 import transformers
 
+from model.artifact import TOKENIZER, Artifact, describe_file
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.operations import fill_mask
+from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.retrievers import MASKED_LMS, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
 
@@ -97,6 +101,23 @@ async def test_targets_equal_the_pipeline(bert: ServiceHarness) -> None:
     assert [word["probability"] for word in found] == pytest.approx([word["score"] for word in expected], abs=1e-6)
     (fewer,) = await fill(bert, inputs=text, targets=targets, top_k=1)
     assert fewer["positions"][0]["layers"][0]["predictions"] == found[:1]
+
+
+async def test_target_without_a_row_in_the_projection_is_rejected(tmp_path: Path) -> None:
+    """A special token that no text contains may lie beyond the table."""
+    root = copy_artifact(export_retriever(SPLADE), tmp_path)
+    size = Artifact.open(root).manifest.architecture.vocab_size
+    definition = json.loads((root / TOKENIZER).read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    definition["added_tokens"].append({"id": size, "content": "[IMG]", "special": True, **flags})
+    (root / TOKENIZER).write_text(json.dumps(definition))
+    record = describe_file(root / TOKENIZER).model_dump()
+    rewrite_manifest(root, lambda manifest: manifest["files"].update({TOKENIZER: record}))
+    async with open_harness(LoadedModel.load(Settings(model_dir=root, precision="float32"))) as harness:
+        body = {"inputs": TEXTS[0].format("[MASK]"), "targets": ["river", "[IMG]"]}
+        response = await harness.post("/v1/fill-mask", body)
+    assert response.status_code == 400, response.text
+    assert "targets[1]" in response.text
 
 
 @pytest.mark.parametrize("kind", [SPLADE, pytest.param("modernbert", marks=pytest.mark.slow)])

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from model.artifact import GOLDEN, Artifact, ArtifactError
+from model.artifact import GOLDEN, Artifact, ArtifactError, describe_file
 from model.export import Variants, export
 from model.packing import Ints
 from model.sentence_transformers_config import SettingOptions
@@ -33,9 +33,10 @@ from service.engine.schema.encode import EncodeRequest, Input
 from service.engine.tokenizer import ServingTokenizer
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
+from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
-from tests.retrievers import COLBERT_CASES, SPLADE, export_retriever
+from tests.retrievers import SPLADE, export_retriever
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
 
@@ -61,7 +62,7 @@ def artifact(default_artifact: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def one_token_artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
-    """Return a function that exports the default model's weights with another pooling."""
+    """Return a function that exports a tiny BERT with another pooling."""
     from tests.model.conftest import export_tiny
 
     tiny = export_tiny(tmp_path_factory.mktemp("tiny")).parent / "tiny-bert"
@@ -118,7 +119,7 @@ def cosines_of(root: Path, backend_class: type[OnnxRuntimeCpuBackend] = OnnxRunt
     backend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 128, ""))
     tokenizer = ServingTokenizer(artifact.read("tokenizer.json"))
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
-    return {**found}
+    return {str(head): value for head, value in found.items()}
 
 
 def change_weights(root: Path, graph: str) -> None:
@@ -132,8 +133,6 @@ def change_weights(root: Path, graph: str) -> None:
             noisy = values + rng.standard_normal(values.shape).astype(np.float32) * max(values.std(), 0.1)
             tensor.CopyFrom(numpy_helper.from_array(noisy, tensor.name))
     onnx.save(model, path)
-    from model.artifact import describe_file
-
     record = describe_file(path).model_dump()
     rewrite_manifest(root, lambda manifest: manifest["files"].update({path.name: record}))
 

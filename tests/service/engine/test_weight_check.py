@@ -16,12 +16,13 @@ from model.artifact import TOKENIZER, Artifact, ArtifactError, describe_file
 from model.records import TensorRecord
 from service.config import Settings
 from service.engine.tokenizer import ServingTokenizer
-from service.engine.weight_check import PIECE_BYTES, check_tokens, check_weights
+from service.engine.weight_check import EXPONENTS, PIECE_BYTES, check_tokens, check_weights
 from tests.labels import CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
+from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
-from tests.retrievers import COLBERT_CASES, INFERENCE_FREE, SPLADE, export_retriever
+from tests.retrievers import INFERENCE_FREE, SPLADE, export_retriever
 from tests.shared_models import load_anew
 
 COLBERT = next(iter(COLBERT_CASES))
@@ -92,7 +93,8 @@ def test_nan_in_the_graph_of_a_head_is_not_served(tmp_path: Path) -> None:
 def test_largest_finite_values_are_accepted_in_every_type(dtype: Any, tiny_artifact: Path, tmp_path: Path) -> None:
     """A file over several pieces, of values that overflow in a sum."""
     root = copy_artifact(tiny_artifact, tmp_path)
-    largest = float(ml_dtypes.finfo(VALUES[dtype]).max)
+    _, exponent = EXPONENTS[dtype]
+    largest = np.array(exponent - 1, EXPONENTS[dtype][0]).view(VALUES[dtype]).item()
     values = np.full(PIECE_BYTES, largest, VALUES[dtype])
     (root / "other.bin").write_bytes(values.tobytes())
     record = TensorRecord(file="other.bin", offset=0, shape=(PIECE_BYTES,), dtype=dtype)
