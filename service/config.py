@@ -122,7 +122,7 @@ class Settings(BaseSettings):
         "OpenVINO if it is installed, otherwise ONNX Runtime on the CPU.",
     )
     min_cosine: float = Field(
-        0,
+        0.0,
         ge=0,
         le=1,
         description="Smallest cosine to float32 of the results of a model, which every start measures. Below it, auto "

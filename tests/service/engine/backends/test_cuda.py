@@ -18,6 +18,8 @@ from model.tokenized_input import TokenizerInput
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
+from service.engine.encode.pooling import DenseLayers
+from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.tasks import EncodeTask
 from service.errors import NonFiniteOutput
@@ -64,6 +66,16 @@ def test_vectors_match_float32(model: LoadedModel, artifact: Artifact, backend: 
         assert actual.hidden.dtype == np.float32
         assert cosine(actual.pooled, expected.pooled) >= 0.9999
         assert cosine(actual.hidden, expected.hidden) >= 0.9999
+
+
+def test_golden_check_compares_embeddings_pooled_in_the_graph(artifact: Artifact, model: LoadedModel) -> None:
+    """Batches of few tokens hold few sequences, and the check must not exceed either."""
+    golden = artifact.read_golden_vectors()
+    assert golden is not None
+    for tokens in (64, 1024):
+        backend = open_varlen(artifact, max_batch_tokens=tokens)
+        found = golden_cosines(golden, artifact.manifest, model.tokenizer, backend, DenseLayers(artifact))
+        assert EXPECTED_COSINE["float16"] <= found["embedding"] < 1
 
 
 def test_embedding_does_not_depend_on_batch_composition(model: LoadedModel, backend: CudaBackend) -> None:
