@@ -18,7 +18,6 @@ from model.export_checks import (
     check_directory,
     check_same_source,
     check_space,
-    check_special_tokens,
     check_tokenizer,
 )
 from model.export_cuda import check_cuda, write_cuda
@@ -235,7 +234,6 @@ def _write(
         training=checkpoint.training,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
-    check_special_tokens(manifest, checkpoint.tokenizer)
     write_manifest(root, manifest)
     (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
     golden = compute_golden_vectors(checkpoint, manifest)

@@ -9,7 +9,6 @@ from model.checkpoint import Checkpoint
 from model.checkpoint_files import CheckpointError
 from model.console import EX_CANTCREAT
 from model.free_space import check_free_space
-from model.manifest import Manifest
 from model.model_source import ModelSource
 from model.token_checks import find_missing_token, find_missing_type, inserted_tokens
 from model.tokenized_input import TokenizerInput
@@ -69,7 +68,11 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
     config, classifier, masked = checkpoint.encoder.config, checkpoint.classifier, checkpoint.masked_lm
     try:
-        tokenizer = Tokenizer(checkpoint.tokenizer)
+        tokenizer = Tokenizer(
+            checkpoint.tokenizer,
+            special_tokens_in_text=checkpoint.special_tokens_in_text,
+            prompts=checkpoint.embedding_config.prompts.values(),
+        )
         tokens, special_tokens = tokenizer.find_input_tokens(), len(tokenizer.encode([TokenizerInput("")])[0])
         letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
@@ -88,7 +91,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         None if classifier is None else classifier.template,
         None if masked is None else masked.mask_token_id,
     )
-    problem = find_missing_token(tokenizer, config.vocab_size, inserted, special_tokens_in_text=False)
+    problem = find_missing_token(tokenizer, config.vocab_size, inserted)
     problem = problem or find_missing_type(tokenizer, config.type_vocab_size)
     if problem is not None:
         raise CheckpointError(f"tokenizer.json: {problem}. Use the tokenizer of the model.")
@@ -98,13 +101,3 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
             f"({checkpoint.max_input_tokens} tokens, including {special_tokens} special tokens). "
             "Set --max-input-tokens to a larger value."
         )
-
-
-def check_special_tokens(manifest: Manifest, tokenizer: bytes) -> None:
-    """Raise CheckpointError if texts can contain special tokens, and one is not in the embedding table."""
-    if not manifest.special_tokens_in_text:
-        return
-    rows = manifest.architecture.vocab_size
-    problem = find_missing_token(Tokenizer(tokenizer), rows, iter(()), special_tokens_in_text=True)
-    if problem is not None:
-        raise CheckpointError(f"tokenizer.json: {problem}. Export without special tokens in texts.")

@@ -38,15 +38,13 @@ def inserted_tokens(
         yield "masked_lm.mask_token_id", mask_token_id
 
 
-def find_missing_token(
-    tokenizer: Tokenizer, rows: int, inserted: Iterator[tuple[str, int]], *, special_tokens_in_text: bool
-) -> str | None:
+def find_missing_token(tokenizer: Tokenizer, rows: int, inserted: Iterator[tuple[str, int]]) -> str | None:
     """Return the problem with a token of an input that is not one of the `rows` of the embedding table, if any is."""
     for field, number in inserted:
         if not 0 <= number < rows:
             (text,) = tokenizer.vocabulary_texts([max(0, number)])
             return f"token {text!r} of {field} is not in the embedding table (id {number}, limit {rows - 1})"
-    tokens = tokenizer.find_input_tokens(special_tokens_in_text=special_tokens_in_text)
+    tokens = tokenizer.find_input_tokens()
     largest = max(tokens, default=0)
     if largest < rows:
         return None

@@ -54,6 +54,7 @@ class Tokenizer:
         self._content_type = sample.type_ids[content[0]]
         special = self._tokenizer.get_added_tokens_decoder().values()
         self._special_texts = tuple(token.content for token in special if token.special and token.content)
+        self._special_tokens_in_text = special_tokens_in_text
         self._prompts: frozenset[str] = frozenset()
         self._with_special_tokens = self._tokenizer
         if not special_tokens_in_text:
@@ -74,11 +75,11 @@ class Tokenizer:
         """The type ids of texts and of pairs."""
         return {number for encoding in self._tokenizer.encode_batch(["a", ("a", "a")]) for number in encoding.type_ids}
 
-    def find_input_tokens(self, *, special_tokens_in_text: bool = False) -> dict[int, str]:
-        """Return the tokens that texts and pairs can contain, by id.
+    def find_input_tokens(self) -> dict[int, str]:
+        """Return the tokens that texts, pairs and the model's own prompts can contain, by id.
 
         Some tokenizers have special tokens of other tasks, such as images, which no text contains: they may lie beyond
-        the embedding table of the model. With `special_tokens_in_text`, a text that spells one contains it.
+        the embedding table of the model.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         special = {number: token.content for number, token in added.items() if token.special}
@@ -86,7 +87,8 @@ class Tokenizer:
         encodings = [*self._tokenizer.encode_batch(["a", ("a", "a")])]
         encodings += self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         seen = {number for encoding in encodings for number in encoding.ids}
-        unused = set() if special_tokens_in_text else special.keys() - seen
+        unused = set() if self._special_tokens_in_text else special.keys() - seen
+        unused -= {number for number in unused if any(special[number] in prompt for prompt in self._prompts)}
         tokens = {number: text for text, number in self._tokenizer.get_vocab().items() if number not in unused}
         return dict.fromkeys(seen, "") | tokens
 

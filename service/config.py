@@ -116,6 +116,11 @@ class Settings(BaseSettings):
         description="Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with "
         "AVX512-BF16, else float32. int8 requires a CPU with VNNI and an artifact with a graph for it.",
     )
+    special_tokens_in_text: bool | None = Field(
+        None,
+        description="Whether a text that spells a special token, such as [SEP], contains that token, as in "
+        "transformers. Unset keeps the setting of each artifact, which is plain text by default.",
+    )
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
         "auto",
         description="Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise "

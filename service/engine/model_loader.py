@@ -56,7 +56,12 @@ class LoadedModel:
             Gpu(settings.gpu_device, settings.gpu_memory_limit_bytes),
         )
         definition, masked = artifact.read(TOKENIZER), artifact.manifest.masked_lm
-        tokenizer, mask_token_id = ServingTokenizer(definition), None if masked is None else masked.mask_token_id
+        in_text = artifact.manifest.special_tokens_in_text
+        if settings.special_tokens_in_text is not None:
+            in_text = settings.special_tokens_in_text
+        prompts = artifact.manifest.prompts.values()
+        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts)
+        mask_token_id = None if masked is None else masked.mask_token_id
         check_tokens(artifact, tokenizer)
         check_weights(artifact)
         dense_layers = DenseLayers(artifact)
@@ -77,7 +82,9 @@ class LoadedModel:
             _explain_backend(artifact, settings.threads),
             dense_layers,
             artifact.map(static) if isinstance(static, TensorRecord) else None,
-            None if mask_token_id is None else ServingTokenizer(definition, mask_token_id),
+            None
+            if mask_token_id is None
+            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text),
         )
 
 

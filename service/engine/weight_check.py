@@ -69,8 +69,7 @@ def check_tokens(artifact: Artifact, tokenizer: Tokenizer) -> None:
         None if classifier is None else classifier.template,
         None if masked is None else masked.mask_token_id,
     )
-    in_text = manifest.special_tokens_in_text
-    problem = find_missing_token(tokenizer, rows, inserted, special_tokens_in_text=in_text)
+    problem = find_missing_token(tokenizer, rows, inserted)
     problem = problem or find_missing_type(tokenizer, manifest.architecture.type_vocab_size)
     if problem is not None:
         raise ArtifactError(f"{artifact.root / TOKENIZER}: {problem}. Export again.")

@@ -19,8 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from model.__main__ import main
 from model.artifact import Artifact
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.export_checks import check_special_tokens, check_tokenizer
+from model.export_checks import check_tokenizer
 from model.tokenizer import Tokenizer
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -240,17 +239,23 @@ def test_export_rejects_a_token_without_a_row_in_the_embedding_table(
     )
 
 
-def test_special_tokens_of_texts_need_rows_in_the_embedding_table(exported: Path) -> None:
-    """Without that option, a special token that no text contains may lie beyond the table."""
-    manifest = Artifact.open(exported).manifest
-    definition = json.loads((exported / "tokenizer.json").read_text())
-    size = manifest.architecture.vocab_size
+def test_special_tokens_of_texts_need_rows_in_the_embedding_table(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without that option, a special token that no text and no prompt contains may lie beyond the table."""
+    size = json.loads((source / "config.json").read_text())["vocab_size"]
+    definition = json.loads((source / "tokenizer.json").read_text())
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     definition["added_tokens"].append({"id": size, "content": "[IMG]", "special": True, **flags})
-    tokenizer = json.dumps(definition).encode()
-    check_special_tokens(manifest, tokenizer)
-    with pytest.raises(CheckpointError, match=rf"token '\[IMG\]' is not in the embedding table \(id {size}, limit"):
-        check_special_tokens(manifest.model_copy(update={"special_tokens_in_text": True}), tokenizer)
+    (source / "tokenizer.json").write_text(json.dumps(definition))
+    arguments = ["export", str(source), "-o", str(tmp_path / "out"), "--no-explain"]
+    assert main(arguments) == 0
+    problem = f"token '[IMG]' is not in the embedding table (id {size}, limit {size - 1})"
+    assert main([*arguments, "--special-tokens-in-text"]) == 65
+    assert problem in error_line(capsys)
+    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "[IMG] find: "}}))
+    assert main(arguments) == 65
+    assert problem in error_line(capsys)
 
 
 def test_export_assumes_last_pooling_of_causal_models(

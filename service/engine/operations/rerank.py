@@ -168,7 +168,7 @@ def prepare(engine: "Engine", request: RerankRequest, prompts: Prompts) -> Ranke
     if head is not None:
         pairs = encode_pairs(engine, head, request, _text(prompts.query), offsets=explained > 0)
         texts = [compare(tokens, pair_path(tokens, index, engine.manifest)) for index, tokens in enumerate(pairs)]
-        ranker = PairRanker(texts, "identity" if request.raw_scores else head.activation)
+        ranker = PairRanker(texts, "identity" if request.raw_scores else head.pair_activation or head.activation)
     else:
         sources = [TokenizerInput(request.query, prompt=_text(prompts.query))]
         sources += [TokenizerInput(document, prompt=_text(prompts.document)) for document in request.documents]

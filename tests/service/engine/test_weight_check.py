@@ -108,7 +108,8 @@ def test_largest_finite_values_are_accepted_in_every_type(dtype: Any, tiny_artif
 
 def check(root: Path) -> None:
     artifact = Artifact.open(root)
-    check_tokens(artifact, ServingTokenizer(artifact.read(TOKENIZER)))
+    in_text = artifact.manifest.special_tokens_in_text
+    check_tokens(artifact, ServingTokenizer(artifact.read(TOKENIZER), special_tokens_in_text=in_text))
 
 
 @pytest.mark.parametrize(
