@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from model.artifact import TOKENIZER
 from model.checkpoint_files import CheckpointError
-from model.config_files import TOKENIZER_CONFIG, ModelFiles
+from model.config_files import TOKENIZER_CONFIG, ModelFiles, Module
 from model.encoder import Encoder
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
@@ -94,10 +95,21 @@ def load_sparse(
     if files.queries is not None:
         query = files.module_config(files.queries[0])
         query.require("path")
+        _check_same_tokenizer(files, files.queries[0])
         weights = read_query_weights(files.queries[0].path, encoder.config.vocab_size)
     head = read_splade(files.module_config(pooling), load_vocabulary_head(layout, family, tensors, encoder), weights)
     similarity, limit = read_similarity(files, "dot"), files.sentence_transformers.integer("max_active_dims")
     return replace(head, similarity=similarity, max_active=limit)
+
+
+def _check_same_tokenizer(files: ModelFiles, query: Module) -> None:
+    """Raise CheckpointError unless queries have the tokenizer of documents."""
+    parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+    own, other = (files.read(path / TOKENIZER) for path in (files.transformer, query.path))
+    if len(other) and [own.get(part) for part in parts] != [other.get(part) for part in parts]:
+        raise CheckpointError(
+            f"{other.name}: queries have another tokenizer than documents, which is not supported. Use the same one."
+        )
 
 
 def load_masked_lm(

@@ -29,6 +29,7 @@ SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 STANFORD = "artifact.metadata"
 """The options of Stanford's ColBERT, which include those of its training."""
+TOKENIZER_JSON = "tokenizer.json"
 ADAPTER = "adapter_config.json"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 """Modules of sentence-transformers that run an encoder."""
@@ -209,7 +210,7 @@ class ModelFiles:
 
     def warnings(self) -> list[str]:
         """Return the warnings, among them one about all unknown keys."""
-        unknown = [key for file in self._files.values() for key in file.unread()]
+        unknown = [key for file in self._files.values() if file.kind != TOKENIZER_JSON for key in file.unread()]
         listed = f"ignored unknown settings, which may change the results: {'; '.join(unknown)}"
         return [*self._warnings, *([listed] if unknown else [])]
 

@@ -15,7 +15,6 @@ from torch import nn
 from model.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.artifact_copies import rewrite_manifest
 from tests.model.conftest import HIDDEN_SIZE, WORDPIECE_FAMILIES
 
 PROMPTS = {"query": "find: ", "document": "text: "}
@@ -88,17 +87,9 @@ def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path
     return published
 
 
-def head_changes(variant: Variant) -> dict[str, Any]:
-    """Return what the options of a model change in its embedding head."""
-    changes = {"similarity": variant.options.get("similarity_fn_name", "cosine")}
-    size = variant.options.get("truncate_dim")
-    return changes if size is None else changes | {"truncate_dim": size, "dimensions": size}
-
-
 def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
     published = publish_variant(variant, publish, root)
     artifact = root / "artifact"
     export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)
-    rewrite_manifest(artifact, lambda manifest: manifest["heads"][0].update(head_changes(variant)))
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
     return model, SentenceTransformer(str(published), device="cpu")

@@ -223,6 +223,16 @@ def test_unknown_words_of_a_query_have_the_weight_of_the_table(tmp_path: Path) -
         assert float(weights[number]) == float(expected[number])
 
 
+def test_queries_with_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    publish_inference_free(tmp_path, BUILDERS["wordpiece"]().to_str().encode())
+    path = tmp_path / "query_0_SparseStaticEmbedding" / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["normalizer"]["lowercase"] = False
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"query_0_.*tokenizer\.json: queries have another tokenizer than"):
+        load_checkpoint(tmp_path)
+
+
 def test_lower_casing_of_sentence_transformers(source: Path) -> None:
     values = json.loads((source / "tokenizer.json").read_text())
     values["normalizer"]["lowercase"] = False

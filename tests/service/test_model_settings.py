@@ -3,6 +3,8 @@
 The model has 12 tokens per input, but 8 for queries and 20 for documents, and its tokenizer truncates at the start.
 """
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,12 @@ import transformers
 from attendant_client import AttendantError, Client
 
 from model.export import export
-from model.sentence_transformers_config import SettingOptions
 from service.commands.encoding import TextEncoder
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2
 from service.pb.tei_pb2_grpc import EmbedStub
 from tests.labels import CROSS_ENCODER, export_classifier
-from tests.model.artifact_copies import rewrite_manifest
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
 from tests.service.conftest import open_harness
@@ -64,9 +64,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("settings") / "artifact"
-    published, settings = tiny_artifact.parent / "tiny-bert", SettingOptions(max_input_tokens=LIMITS[None])
-    export(str(published), root, revision=None, name="tiny", progress=lambda step: None, settings=settings)
-    rewrite_manifest(root, lambda manifest: manifest.update(truncation_side="left", role_max_tokens=ROLE_LIMITS))
+    published = shutil.copytree(tiny_artifact.parent / "tiny-bert", root.parent / "model")
+    limits = {"max_seq_length": LIMITS[None]} | {f"{role}_length": limit for role, limit in ROLE_LIMITS.items()}
+    (published / "sentence_bert_config.json").write_text(json.dumps(limits))
+    (published / "tokenizer_config.json").write_text(json.dumps({"truncation_side": "left"}))
+    export(str(published), root, revision=None, name="tiny", progress=lambda step: None)
     model = LoadedModel.load(Settings(model_dir=root, precision="float32"))
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_file=str(root / "tokenizer.json"), truncation_side="left"

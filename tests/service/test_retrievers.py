@@ -1,5 +1,7 @@
 """Sparse and multi-vector outputs of encode, compared with sentence-transformers and the published formulas."""
 
+import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -10,11 +12,11 @@ import torch
 import transformers
 from sentence_transformers import SparseEncoder
 
+from model.export import export
 from model.head_records import Similarity
 from service.config import Settings
 from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.model_loader import LoadedModel
-from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import INFERENCE_FREE, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
@@ -71,10 +73,12 @@ async def test_active_entries_and_their_function_equal_sentence_transformers(
     tmp_path: Path, kind: str, function: Similarity
 ) -> None:
     """The oracle keeps the entries with the largest weights of documents, and of queries with weights of their own."""
-    published = str(publish_retriever(kind))
-    oracle = SparseEncoder(published, device="cpu", max_active_dims=3, similarity_fn_name=function)
-    root = copy_artifact(export_retriever(kind), tmp_path)
-    rewrite_manifest(root, lambda manifest: sparse_head(manifest).update(max_active=3, similarity=function))
+    published = shutil.copytree(publish_retriever(kind), tmp_path / "model")
+    settings = {"model_type": "SparseEncoder", "max_active_dims": 3, "similarity_fn_name": function}
+    (published / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    oracle = SparseEncoder(str(published), device="cpu")
+    root = tmp_path / "artifact"
+    export(str(published), root, revision=None, name=None, progress=lambda step: None)
     options: dict[str, Any] = {"convert_to_sparse_tensor": False}
     rows = {"query": oracle.encode_query(TEXTS, **options), "document": oracle.encode_document(TEXTS, **options)}
     expected = oracle.similarity(rows["query"], rows["document"]).numpy()
@@ -104,11 +108,6 @@ async def test_active_entries_and_their_function_equal_sentence_transformers(
         assert np.isfinite(results[0]["explanation"]["query_effects"]).all()
         info = (await harness.client.get("/v1/model")).json()
         assert info["sparse"] == {"similarity": function, "max_active": 3}
-
-
-def sparse_head(manifest: dict[str, Any]) -> dict[str, Any]:
-    head: dict[str, Any] = next(head for head in manifest["heads"] if head["type"] == "sparse")
-    return head
 
 
 @pytest.mark.slow
