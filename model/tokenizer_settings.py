@@ -70,7 +70,7 @@ class TokenizerSettings:
         self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
         if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file
             self._layers.insert(1, files.read(directory / SPECIAL_TOKENS_MAP))
-        self._added = files.read(directory / ADDED_TOKENS, ADDED_TOKENS)
+        self._added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, also where they do nothing
         named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
         self.class_name = _select_class(named, str(model_config.get("model_type")))
         self.style = STYLES.get(self.class_name, GENERIC)
