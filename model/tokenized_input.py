@@ -135,27 +135,22 @@ class TokenizedInput:
     def truncate(self, limit: int, side: Side) -> "TokenizedInput":
         """Return at most `limit` tokens, special tokens included, by dropping tokens at `side`.
 
-        A pair loses tokens from its longer text first; the prompt counts as a part of the first one. Special tokens and
-        the prompt are never dropped.
+        A pair loses tokens as in the strategy "longest_first" of the tokenizers library, where the prompt counts as a
+        part of the first text. Special tokens and the prompt are never dropped.
         """
-        excess = len(self) - limit
-        if excess <= 0:
+        if len(self) <= limit:
             return self
         content: tuple[list[int], list[int]] = ([], [])
         for index, number in enumerate(self._encoding.sequence_ids):
             if number is not None:
                 content[number].append(index)
+        room = max(0, limit - (len(self) - len(content[0]) - len(content[1])))
         prompt = self.prompt_range[1] - self.prompt_range[0]
+        first, second = _fit_longest_first(len(content[0]), len(content[1]), room)
+        if first < prompt:
+            first, second = prompt, min(len(content[1]), max(0, room - prompt))
         del content[0][:prompt]
-        first, second = len(content[0]), len(content[1])
-        while excess and first + second:
-            # Equivalent to dropping one token at a time, but takes all of the difference in length at once.
-            stretch = max(1, min(excess, abs(first + prompt - second)))
-            if (first and first + prompt >= second) or not second:
-                first -= min(stretch, first)
-            else:
-                second -= min(stretch, second)
-            excess = len(self) - limit - (len(content[0]) - first) - (len(content[1]) - second)
+        first -= prompt
         if side == "right":
             dropped = (content[0][first:], content[1][second:])
         else:
@@ -185,6 +180,20 @@ class _Truncation:
         self.dropped = dropped
         excluded = {*dropped[0], *dropped[1]}
         self.kept = [index for index in range(size) if index not in excluded]
+
+
+def _fit_longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many of the tokens of two texts fit into `room`: `LongestFirst` of the tokenizers library.
+
+    The longer text is shortened to the shorter one. If both are too long, each gets half, and the longer one the odd
+    token, the second one if they are equally long.
+    """
+    shorter, longer = sorted((first, second))
+    longer = shorter if shorter > room else max(shorter, min(longer, room - shorter))
+    if shorter + longer > room:
+        shorter = room // 2
+        longer = room - shorter
+    return (longer, shorter) if first > second else (shorter, longer)
 
 
 def _trim(text: str, start: int, end: int) -> Offsets:

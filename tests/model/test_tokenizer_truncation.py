@@ -6,18 +6,22 @@ import pytest
 
 from model.tokenized_input import Side
 from model.tokenizer import Tokenizer
-from tests.model.tokenizer_inputs import encode_one, truncate_one_at_a_time
+from tests.model.tokenizer_inputs import encode_one, truncate_by_library
+
+PAIRS = [None, "", "a b", "the river", "seven small boats wait at the bank", "one two three four five six seven",
+         "the bank " * 15]  # fmt: skip
 
 
 @pytest.mark.parametrize("side", get_args(Side))
-@pytest.mark.parametrize("pair", [None, "", "a b", "one two three four five six seven", "the bank " * 15])
-def test_truncation_equals_dropping_one_token_at_a_time(tokenizer: Tokenizer, side: Side, pair: str | None) -> None:
+@pytest.mark.parametrize("pair", PAIRS)
+def test_truncation_equals_the_library(tokenizer: Tokenizer, side: Side, pair: str | None) -> None:
     """Special tokens must never be dropped."""
-    tokens = encode_one(tokenizer, "seven small boats wait at the bank", pair)
+    text = "seven small boats wait at the bank"
+    tokens = encode_one(tokenizer, text, pair)
     special_count = sum(tokens.special_tokens_mask)
     for limit in range(len(tokens) + 2):
         truncated = tokens.truncate(limit, side)
-        assert truncated.input_ids == truncate_one_at_a_time(tokens, limit, side)
+        assert truncated.input_ids == truncate_by_library(tokenizer, text, pair, limit, side).ids
         assert sum(truncated.special_tokens_mask) == special_count
         assert (len(truncated), truncated.truncated) == (
             max(special_count, min(limit, len(tokens))),

@@ -2,6 +2,9 @@
 
 import random
 
+import tokenizers
+
+from model.encodings import Encoding
 from model.tokenized_input import Side, TokenizedInput, TokenizerInput
 from model.tokenizer import Tokenizer
 
@@ -34,18 +37,11 @@ def edge_case_texts(count: int, seed: int) -> list[str]:
     return [rng.choice(["", " ", "  "]).join(rng.choices(PIECES, k=rng.randint(1, 9))) for _ in range(count)]
 
 
-def truncate_one_at_a_time(tokens: TokenizedInput, limit: int, side: Side) -> list[int]:
-    """Drop tokens one by one at `side` of the longer text (the first one if tied) until `limit` are left.
-
-    The prompt counts as a part of the first text, but is not dropped.
-    """
-    prompt = tokens.prompt_range[1] - tokens.prompt_range[0]
-    kept = list(range(len(tokens)))
-    while len(kept) > limit:
-        texts = [[index for index in kept if tokens.segment[index] == number] for number in (0, 1)]
-        longer = texts[0] if len(texts[0]) + prompt >= len(texts[1]) else texts[1]
-        longer = longer or texts[0] or texts[1]
-        if not longer:
-            break
-        kept.remove(longer[-1 if side == "right" else 0])
-    return [tokens.input_ids[index] for index in kept]
+def truncate_by_library(tokenizer: Tokenizer, text: str, pair: str | None, limit: int, side: Side) -> Encoding:
+    """Return the encoding that the tokenizers library truncates itself; special tokens always remain."""
+    library = tokenizers.Tokenizer.from_str(tokenizer._tokenizer.to_str())
+    library.encode_special_tokens = True
+    fewest = len(library.encode("", None if pair is None else "").ids)
+    library.enable_truncation(max(limit, fewest), strategy="longest_first", direction=side)
+    encoding: Encoding = library.encode(text, pair) if pair is not None else library.encode(text)
+    return encoding
