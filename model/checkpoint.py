@@ -46,6 +46,7 @@ from model.sentence_transformers_config import (
     read_max_input_tokens,
     read_transformer_settings,
 )
+from model.tokenizer import Tokenizer
 from model.tokenizer_settings import read_tokenizer
 
 SAVE_RERANKER = """python -c "from sentence_transformers import CrossEncoder; \
@@ -81,6 +82,14 @@ class Checkpoint:
     warnings: tuple[str, ...] = ()
     """Lines for the user of the export: what the files say and the artifact does not."""
 
+    def text_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of texts. Raises an exception of the tokenizers library for an invalid one."""
+        return Tokenizer(
+            self.tokenizer,
+            special_tokens_in_text=self.special_tokens_in_text,
+            prompts=self.embedding_config.prompts.values(),
+        )
+
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
     """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
@@ -91,6 +100,8 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     files = ModelFiles(directory)
     transformer = read_transformer_settings(files)
     config = {**read_json(files.transformer / "config.json"), **transformer.config}
+    if not isinstance(config.get("architectures") or [], list):
+        raise CheckpointError("config.json: architectures is not a list. Correct it.")
     family = find_family(config)
     if family is None:
         raise CheckpointError(
@@ -107,6 +118,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     max_input_tokens, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
     late = read_late_interaction(files, tokenizer, projection, size, positions)
     if late is not None:
+        late = late.limit_sides(max_input_tokens)
         check_expansion(encoder, late.head)
         embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
         if settings.max_input_tokens is None:  # PyLate's limit of the tokenizer excludes the marker

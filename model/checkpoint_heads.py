@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.artifact import TOKENIZER
 from model.checkpoint_files import CheckpointError
-from model.config_files import TOKENIZER_CONFIG, ModelFiles, Module
+from model.config_files import HARMLESS, TOKENIZER_CONFIG, ModelFiles, Module
 from model.encoder import Encoder
 from model.families.config_reader import ConfigReader
 from model.families.family import Family
@@ -66,7 +66,7 @@ def load_classifier(
         tied = ConfigReader(config).flag("tie_word_embeddings", True)
         output = find_decoder("lm_head.weight", head_tensors(family, tensors), embeddings, tied=tied)
         return read_logit_score(module, files, config, output, tokenizer)
-    if not is_classifier(config):
+    if not is_classifier(config) and files.sentence_transformers.get("model_type") != "CrossEncoder":
         return None
     options, size = files.sentence_transformers, encoder.config.hidden_size
     return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
@@ -106,9 +106,14 @@ def _check_same_tokenizer(files: ModelFiles, query: Module) -> None:
     """Raise CheckpointError unless queries have the tokenizer of documents."""
     parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
     own, other = (files.read(path / TOKENIZER) for path in (files.transformer, query.path))
-    if len(other) and [own.get(part) for part in parts] != [other.get(part) for part in parts]:
+    differ = [part for part in parts if len(other) and own.get(part) != other.get(part)]
+    config, other_config = (files.read(path / TOKENIZER_CONFIG) for path in (files.transformer, query.path))
+    keys = {*config, *other_config} - HARMLESS[TOKENIZER_CONFIG]
+    differ += sorted(key for key in keys if config.get(key) != other_config.get(key))
+    if differ:
         raise CheckpointError(
-            f"{other.name}: queries have another tokenizer than documents, which is not supported. Use the same one."
+            f"{query.path.name}: queries have another tokenizer than documents ({', '.join(differ)}), which is not "
+            "supported. Use the same one."
         )
 
 

@@ -31,6 +31,8 @@ STANFORD = "artifact.metadata"
 """The options of Stanford's ColBERT, which include those of its training."""
 TOKENIZER_JSON = "tokenizer.json"
 ADAPTER = "adapter_config.json"
+PACKAGES = ("sentence_transformers", "pylate")
+"""Packages whose modules are known."""
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 """Modules of sentence-transformers that run an encoder."""
 
@@ -114,7 +116,8 @@ class ConfigFile(Mapping[str, Any]):
     def integer(self, key: str) -> int | None:
         """Return a positive integer; None if the key is missing or null. Raises CheckpointError."""
         value = self.get(key)
-        if value is not None and not (type(value) in (int, float) and value >= 1):
+        is_whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+        if value is not None and not (is_whole and value >= 1):
             raise CheckpointError(f"{self.name}: {key} is not a positive integer ({value!r}). Correct it.")
         return None if value is None else int(value)
 
@@ -211,7 +214,10 @@ class ModelFiles:
     def warnings(self) -> list[str]:
         """Return the warnings, among them one about all unknown keys."""
         unknown = [key for file in self._files.values() if file.kind != TOKENIZER_JSON for key in file.unread()]
-        listed = f"ignored unknown settings, which may change the results: {'; '.join(unknown)}"
+        listed = (
+            f"ignored unknown settings, which may change the results: {'; '.join(unknown)}. Compare some vectors with "
+            "the library that wrote the files."
+        )
         return [*self._warnings, *([listed] if unknown else [])]
 
     def _list_modules(self) -> list[Module]:
@@ -223,7 +229,12 @@ class ModelFiles:
         for index, entry in enumerate(entries):
             file = ConfigFile(f"{MODULES}[{index}]", entry, MODULES)
             self._files[self.directory / f"{MODULES}[{index}]"] = file
-            _ = file["type"], file["path"]
+            kind, _ = str(file["type"]), file["path"]
+            if kind.partition(".")[0] not in PACKAGES:
+                self.warn(
+                    f"{MODULES}: {kind} is code of the model, which is not run. It is replaced by "
+                    f"{kind.rpartition('.')[2]} of sentence-transformers."
+                )
         return list(self._locate(modules, MODULES))
 
     def _locate(self, modules: Iterable[tuple[str, str]], file: str) -> Iterator[Module]:
@@ -252,8 +263,8 @@ class ModelFiles:
             )
         parameters = values.nested("parameters")
         parameters.require("route_mappings")
-        default = parameters.get("default_route")
-        if default is None and parameters.get("allow_empty_key", True):
+        default, may_be_first = parameters.get("default_route"), parameters.get("allow_empty_key", True)
+        if default is None and may_be_first:
             default = next(iter(values["structure"]))
         self.modules = routes["document"]
         if routes["query"] == routes["document"]:

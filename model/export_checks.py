@@ -12,7 +12,6 @@ from model.free_space import check_free_space
 from model.model_source import ModelSource
 from model.token_checks import find_missing_token, find_missing_type, inserted_tokens
 from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
 from model.weight_files import model_weight_files
 
 GRAPH_BYTES = 32 * 2**20
@@ -68,11 +67,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
     config, classifier, masked = checkpoint.encoder.config, checkpoint.classifier, checkpoint.masked_lm
     try:
-        tokenizer = Tokenizer(
-            checkpoint.tokenizer,
-            special_tokens_in_text=checkpoint.special_tokens_in_text,
-            prompts=checkpoint.embedding_config.prompts.values(),
-        )
+        tokenizer = checkpoint.text_tokenizer()
         tokens, special_tokens = tokenizer.find_input_tokens(), len(tokenizer.encode([TokenizerInput("")])[0])
         letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception

@@ -68,7 +68,7 @@ PREDICTED_WORDS = 32
 def compute_golden_vectors(checkpoint: Checkpoint, manifest: Manifest) -> GoldenVectors:
     """Return the results of all heads. Raises CheckpointError if one is NaN or infinite."""
     with torch.inference_mode():
-        heads = dict(_Reference(checkpoint, manifest, Tokenizer(checkpoint.tokenizer)).heads())
+        heads = dict(_Reference(checkpoint, manifest, checkpoint.text_tokenizer()).heads())
     return GoldenVectors(texts=TEXTS, heads=heads)
 
 

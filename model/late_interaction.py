@@ -5,7 +5,7 @@ The first two have a chain of modules, and the last one a `linear.weight` among 
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tokenizers
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint_files import CheckpointError, read_json
-from model.config_files import STANFORD, TOKENIZER_CONFIG, ConfigFile, ModelFiles
+from model.config_files import MODULES, STANFORD, TOKENIZER_CONFIG, ConfigFile, ModelFiles
 from model.head_records import ExpansionRecord, SideRecord
 from model.heads import MultiVector, find_mask_token, token_projection
 from model.sentence_transformers_config import DenseLayer, check_features, is_late_interaction, read_dense
@@ -39,6 +39,16 @@ class LateInteraction:
     head: MultiVector
     prompts: dict[str, str]
     max_tokens: int | None
+
+    def limit_sides(self, max_input_tokens: int) -> "LateInteraction":
+        """Return it with the limit of the tokenizer for a side without a limit, if the other side has a larger one."""
+        if self.max_tokens is None or self.max_tokens <= max_input_tokens:
+            return self
+        query, document = (
+            side.model_copy(update={"max_tokens": side.max_tokens or max_input_tokens})
+            for side in (self.head.query, self.head.document)
+        )
+        return replace(self, head=replace(self.head, query=query, document=document))
 
 
 @dataclass
@@ -97,6 +107,7 @@ def read_late_interaction(
 def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
     """Return the options and the projection of sentence-transformers' and PyLate's formats."""
     config, options = files.sentence_transformers, _Options()
+    _check_chain(files)
     prompts = dict(config.get("prompts") or {})
     if any(key in config for key in sorted(PYLATE_KEYS)):
         options.markers_are_words = True
@@ -126,6 +137,17 @@ def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[s
         elif module.kind == "Normalize":
             check_features(files.module_config(module), "token_embeddings")
     return options, _compose(dense)
+
+
+def _check_chain(files: ModelFiles) -> None:
+    """Raise CheckpointError for token vectors of any length, and for token limits that replace those of the sides."""
+    if "MultiVectorMask" in files.order and "Normalize" not in files.order:
+        raise CheckpointError(
+            f"{MODULES}: token vectors without Normalize are not supported. Add it if the model normalizes them."
+        )
+    calls = files.transformer_config.nested("processing_kwargs")
+    for key in ("text", "common", "chat_template"):
+        calls.nested(key, "processing_kwargs.call").require("max_length")
 
 
 def _read_pylate(config: Mapping[str, Any]) -> dict[str, Any]:

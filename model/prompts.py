@@ -9,7 +9,7 @@ PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus"),
     "passage": ("passage", "document"),
 }
-"""Prompt names to try per role, in order, as in sentence-transformers' encode_query and encode_document."""
+"""Prompt names to try per role, in order. A role without any of them has no prompt, not even the default one."""
 
 
 def resolve_roles(prompts: Container[str]) -> dict[Role, str]:

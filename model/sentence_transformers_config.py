@@ -134,7 +134,7 @@ def _arguments(file: ConfigFile, name: str, old_name: str) -> ConfigFile:
 def _check_task(file: ConfigFile, files: ModelFiles) -> None:
     """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
     task = file.get("transformer_task") or "feature-extraction"
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise CheckpointError(
             f"{file.name}: unsupported transformer_task {task!r}. Supported: {', '.join(sorted(TASKS))}."
         )
@@ -200,11 +200,13 @@ def read_embedding_config(files: ModelFiles, hidden_size: int, options: SettingO
     )
     if files.has_modules:
         embedding = _read_module_settings(files, hidden_size, embedding)
-        size = embedding.dense[-1].weight.shape[0] if embedding.dense else hidden_size
-        truncate_dim = config.integer("truncate_dim")
-        if truncate_dim is not None and truncate_dim < size:
-            embedding.origins["truncate_dim"] = CONFIG
-            embedding = replace(embedding, truncate_dim=truncate_dim)
+    elif config:
+        files.warn(f"{CONFIG} is used, though sentence-transformers ignores it without {MODULES}.")
+    size = embedding.dense[-1].weight.shape[0] if embedding.dense else hidden_size
+    truncate_dim = config.integer("truncate_dim")
+    if truncate_dim is not None and truncate_dim < size:
+        embedding.origins["truncate_dim"] = CONFIG
+        embedding = replace(embedding, truncate_dim=truncate_dim)
     changes: dict[str, Any] = {}
     origins = dict(embedding.origins)
     if options.pooling is not None:
@@ -220,7 +222,7 @@ def read_similarity(files: ModelFiles, default: Similarity) -> Similarity:
     name = files.sentence_transformers.get("similarity_fn_name")
     if name is None or str(name).lower() in LATE_SIMILARITIES:
         return default
-    if name not in SIMILARITIES:
+    if not isinstance(name, str) or name not in SIMILARITIES:
         files.warn(f"{CONFIG}: unknown similarity_fn_name {name!r}, using {default}.")
         return default
     return SIMILARITIES[name]
@@ -257,6 +259,8 @@ def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: Embedd
     for module in modules:
         if module.kind == "Pooling":
             config = files.module_config(module)
+            if not (module.path / "config.json").is_file():
+                raise CheckpointError(f"{config.name}: missing. Download the model again.")
             pooling, include_prompt = _read_pooling(config)
             origins["pooling"] = config.name
         elif module.kind == "Dense":
@@ -297,10 +301,8 @@ def _read_prompts(config: ConfigFile) -> tuple[dict[str, str], str | None]:
 def _read_pooling(config: ConfigFile) -> tuple[Pooling, bool]:
     # The older format has one flag per mode.
     flags = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
-    modes = config.get("pooling_mode") or flags or ["mean"]
-    if isinstance(modes, str):
-        modes = [modes]
-    modes = [POOLING_NAMES.get(mode, mode) for mode in modes]
+    modes = config.get("pooling_mode", flags or ["mean"])
+    modes = [POOLING_NAMES.get(str(mode), mode) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise CheckpointError(f"{config.name}: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
     include_prompt = config.get("include_prompt", True)

@@ -32,12 +32,23 @@ STYLES = {
     "CamembertTokenizer": UNIGRAM,
 }
 """The settings that each class of transformers reads. Other classes read those of `GENERIC`."""
-NORMALIZERS = {
-    WORDPIECE: {"BertNormalizer", "Lowercase"},
-    BYTE_LEVEL: {"NFC"},
-    UNIGRAM: {"Precompiled", "Replace", "Strip"},
+USUAL_PARTS = {
+    WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
+    BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
+    UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
 }
-"""The normalizers in tokenizer.json that are equal, or nearly, to those of the classes in transformers 5."""
+"""The normalizers and pre-tokenizers that are equal, or nearly, to those of the classes in transformers 5."""
+ROLES = ("cls", "sep")
+CLS_AND_SEP = {
+    "BertTokenizer": ("[CLS]", "[SEP]"),
+    "DistilBertTokenizer": ("[CLS]", "[SEP]"),
+    "ElectraTokenizer": ("[CLS]", "[SEP]"),
+    "MPNetTokenizer": ("<s>", "</s>"),
+    "RobertaTokenizer": ("<s>", "</s>"),
+    "XLMRobertaTokenizer": ("<s>", "</s>"),
+    "CamembertTokenizer": ("<s>", "</s>"),
+}
+"""The tokens around a text, of classes in transformers 5 that replace the post-processor."""
 DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
@@ -76,6 +87,10 @@ class TokenizerSettings:
         self.style = STYLES.get(self.class_name, GENERIC)
         for key in ("add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars"):
             self.get(key)  # classes that do not use a setting ignore it
+        if not isinstance(self.get("model_input_names", []), list):
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: model_input_names is not a list. Correct it.")
+        if not all(type(number) is int for number in self._added.values()):
+            raise CheckpointError(f"{ADDED_TOKENS}: not a map of tokens to ids. Correct it.")
         for key in ("init_inputs", "fast_tokenizer_files", "fix_mistral_regex"):
             if self.get(key):
                 raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} ({self.get(key)!r}). Remove it.")
@@ -187,20 +202,20 @@ def read_tokenizer(
 
 def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Change the parts of a tokenizer.json that the settings name."""
-    _check_normalizer(values["normalizer"], options)
+    _check_parts(values, options)
     if options.style == WORDPIECE:
         flags = {  # as in transformers, missing settings have the defaults of the class
             "lowercase": options.flag("do_lower_case", True),
             "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
             "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
         }
-        for part in _parts(values["normalizer"], "normalizers", "BertNormalizer"):
+        for part in _parts(values.get("normalizer"), "normalizers", "BertNormalizer"):
             part.update(flags)
     elif options.style == BYTE_LEVEL:
-        for part in _parts(values["pre_tokenizer"], "pretokenizers", "ByteLevel"):
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
             part["add_prefix_space"] = options.flag("add_prefix_space", False)
     elif options.style == UNIGRAM:
-        for part in _parts(values["pre_tokenizer"], "pretokenizers", "Metaspace"):
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "Metaspace"):
             scheme = options.get("add_prefix_space")
             if scheme is not None:
                 part["prepend_scheme"] = "always" if options.flag("add_prefix_space", True) else "never"
@@ -211,22 +226,48 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
         _drop_token_types(values)
 
 
-def _check_normalizer(normalizer: dict[str, Any] | None, options: TokenizerSettings) -> None:
-    """Add a warning if transformers 5 replaces the normalizer with another one."""
-    usual = NORMALIZERS.get(options.style)
-    kinds = {part["type"] for part in ((normalizer or {}).get("normalizers") or [normalizer]) if part}
-    if usual is None or (kinds <= usual and (kinds or options.style != WORDPIECE)):
+def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Add a warning if transformers 5 replaces parts of tokenizer.json with other ones: those of the class."""
+    usual = USUAL_PARTS.get(options.style)
+    if usual is None:
         return
-    options.files.warn(
-        f"{TOKENIZER}: its normalizer ({', '.join(sorted(kinds)) or 'none'}) is used, as in transformers 4. "
-        f"transformers 5 replaces it by that of {options.class_name} and returns other tokens. To get the same from "
-        f"both, set tokenizer_class in {TOKENIZER_CONFIG} to PreTrainedTokenizerFast."
-    )
+    normalizers, pre_tokenizers = usual
+    differ = []
+    kinds = _kinds(values.get("normalizer"), "normalizers")
+    if not kinds <= normalizers or (options.style == WORDPIECE and not kinds):
+        differ.append("normalizer")
+    if not _kinds(values.get("pre_tokenizer"), "pretokenizers") <= pre_tokenizers:
+        differ.append("pre_tokenizer")
+    if options.style == WORDPIECE:
+        model, normalizer = values["model"], values.get("normalizer") or {}
+        if model.get("continuing_subword_prefix") != "##" or model.get("max_input_chars_per_word") != 100:
+            differ.append("model")
+        if normalizer.get("clean_text") is False and "normalizer" not in differ:
+            differ.append("normalizer")
+    names = CLS_AND_SEP.get(options.class_name)
+    if names is not None and values["model"].get("vocab"):
+        cls, sep = (_content(options.get(f"{role}_token") or name) for role, name in zip(ROLES, names, strict=True))
+        tokenizer = Tokenizer.from_str(json.dumps(values))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if tokenizer.encode("").ids != [tokenizer.token_to_id(cls), tokenizer.token_to_id(sep)]:
+            differ.append("post_processor")
+    if differ:
+        options.files.warn(
+            f"{TOKENIZER}: {', '.join(differ)} differ from those of {options.class_name} and are used, as in "
+            "transformers 4. transformers 5 replaces them and returns other tokens. To use its tokens, load the "
+            "tokenizer there, save it, and export again."
+        )
+
+
+def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
+    """Return the types of the parts of a component of tokenizer.json."""
+    return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
 
 
 def _add_lowercase(values: dict[str, Any]) -> None:
     """Add lower-casing before the normalizer unless it has that step, as sentence-transformers does."""
-    normalizer, lowercase = values["normalizer"], {"type": "Lowercase"}
+    normalizer, lowercase = values.get("normalizer"), {"type": "Lowercase"}
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     steps = [step for step in steps if step]
     if lowercase not in steps:
@@ -241,11 +282,11 @@ def _add_tokens(definition: str, options: TokenizerSettings) -> str:
 
 def _drop_token_types(values: dict[str, Any]) -> None:
     """Set all token types to 0."""
-    for part in _parts(values["post_processor"], "processors", "TemplateProcessing"):
+    for part in _parts(values.get("post_processor"), "processors", "TemplateProcessing"):
         for piece in (*part["single"], *part["pair"]):
             for item in piece.values():
                 item["type_id"] = 0
-    for part in _parts(values["post_processor"], "processors", "BertProcessing"):
+    for part in _parts(values.get("post_processor"), "processors", "BertProcessing"):
         (cls, cls_id), (sep, sep_id) = part.pop("cls"), part.pop("sep")
 
         def special(token: str) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> 
 
 def _prompt(embedding: EmbeddingConfig, role: Role | None) -> str:
     default = embedding.default_prompt_name
-    name = default if role is None else resolve_roles(embedding.prompts).get(role, default)
+    name = default if role is None else resolve_roles(embedding.prompts).get(role)
     return "" if name is None else embedding.prompts[name]
 
 

@@ -65,7 +65,10 @@ class LoadedModel:
         check_tokens(artifact, tokenizer)
         check_weights(artifact)
         dense_layers = DenseLayers(artifact)
-        opener = BackendOpener(artifact, tokenizer, dense_layers, settings.min_cosine)
+        own = tokenizer
+        if in_text != artifact.manifest.special_tokens_in_text:  # golden vectors have the setting of the artifact
+            own = ServingTokenizer(definition, special_tokens_in_text=not in_text)
+        opener = BackendOpener(artifact, own, dense_layers, settings.min_cosine)
         opened = opener.open(options, Machine.detect())
         artifact.release_pages()
         choice, static = opened.backend.choice, artifact.manifest.static

@@ -44,6 +44,7 @@ VARIANTS = {
     "max": Variant("max"),
     "prompts": Variant(normalize=True, options={"prompts": PROMPTS}),
     "excluded prompts": Variant(include_prompt=False, options={"prompts": PROMPTS}),
+    "cls, excluded prompts": Variant("cls", include_prompt=False, options={"prompts": PROMPTS}),
     "empty prompts": Variant(options={"prompts": {"any": "find: "}, "default_prompt_name": "any"}),
     "linear dense layers": Variant(dense=((19, True, nn.Identity), (17, False, nn.Identity)), normalize=True),
     "nonlinear dense layer": Variant(dense=((19, True, nn.Tanh),)),

@@ -21,9 +21,14 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 TEXTS = ["the river bank", "money", "He cashed a check at the bank."]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["include_prompt", "exclude_prompt"])
+@pytest.fixture(
+    scope="module",
+    params=[("mean", True), ("mean", False), ("cls", False)],
+    ids=["include_prompt", "exclude_prompt", "cls, exclude_prompt"],
+)
 def published_model(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT with mean pooling, prompts, and a default prompt."""
+    """A tiny BERT with prompts and a default prompt."""
+    pooling_mode, include_prompt = request.param
     bare = shutil.copytree(publish("bert"), tmp_path_factory.mktemp("bare") / "bert")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -31,7 +36,7 @@ def published_model(request: pytest.FixtureRequest, publish: Publish, tmp_path_f
     )
     tokenizer.save_pretrained(bare)
     torch.manual_seed(7)
-    pooling = Pooling(HIDDEN_SIZE, "mean", include_prompt=request.param)
+    pooling = Pooling(HIDDEN_SIZE, pooling_mode, include_prompt=include_prompt)
     modules = [Transformer(str(bare), max_seq_length=31), pooling, Normalize()]
     directory = tmp_path_factory.mktemp("published") / "tiny-prompted"
     oracle = SentenceTransformer(modules=modules, prompts=PROMPTS, default_prompt_name="document", device="cpu")

@@ -18,7 +18,12 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
     COLBERT_CASES[kind].publish(directory)
     if name:
         path = directory / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        values = json.loads(path.read_text())
+        if isinstance(values, list):  # modules.json
+            values = [entry for entry in values if entry["type"].rpartition(".")[2] not in changes]
+        else:
+            values |= changes
+        path.write_text(json.dumps(values))
     return directory
 
 
@@ -46,6 +51,11 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
             "pylate", "1_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Tanh"},
             "unsupported dense layer",
         ),
+        ("native, minimum", "modules.json", {"Normalize": None}, "token vectors without Normalize"),
+        (
+            "native, minimum", "sentence_bert_config.json",
+            {"processing_kwargs": {"text": {"max_length": 9}}}, "max_length",
+        ),
     ],
 )  # fmt: skip
 def test_unsupported_options_are_errors(
@@ -66,3 +76,16 @@ def test_cuda_graph_has_no_unattended_tokens(tmp_path: Path) -> None:
     assert unsupported_part(checkpoint.encoder.config) is None
     with pytest.raises(CheckpointError, match="not available for models with query expansion without attention"):
         check_cuda(checkpoint)
+
+
+@pytest.mark.parametrize(("side", "expected"), [("query", (12, 20)), ("document", (18, 12))])
+def test_side_without_a_limit_has_that_of_the_tokenizer(tmp_path: Path, side: str, expected: tuple[int, int]) -> None:
+    publish(tmp_path, "native, minimum", "sentence_bert_config.json", max_seq_length=12)
+    path = tmp_path / "sentence_bert_config.json"
+    options = json.loads(path.read_text())
+    assert (options["query_length"], options["document_length"]) == (18, 20)
+    del options[f"{side}_length"]
+    path.write_text(json.dumps(options))
+    head = load_checkpoint(tmp_path).multi_vector
+    assert head is not None
+    assert (head.query.max_tokens, head.document.max_tokens) == expected

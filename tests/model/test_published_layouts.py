@@ -173,6 +173,22 @@ def test_transformer_in_a_directory_of_its_own(source: Path, tmp_path: Path) -> 
     assert manifest.embedding.pooling == "mean"
 
 
+def test_code_of_a_model_is_named(source: Path) -> None:
+    write_modules(source, "Pooling")
+    path = source / "modules.json"
+    path.write_text(path.read_text().replace("sentence_transformers.", "custom_st."))
+    assert "is code of the model, which is not run" in "".join(load_checkpoint(source).warnings)
+
+
+def test_settings_without_modules_apply(source: Path) -> None:
+    config = {"truncate_dim": 7, "similarity_fn_name": "dot", "prompts": {"query": "find: "}}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    checkpoint = load_checkpoint(source)
+    embedding = checkpoint.embedding_config
+    assert (embedding.truncate_dim, embedding.similarity, embedding.prompts["query"]) == (7, "dot", "find: ")
+    assert "modules.json" in "".join(checkpoint.warnings)
+
+
 def test_static_embedding_is_refused(tmp_path: Path) -> None:
     module = {"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
@@ -229,7 +245,12 @@ def test_queries_with_another_tokenizer_are_refused(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     values["normalizer"]["lowercase"] = False
     path.write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=r"query_0_.*tokenizer\.json: queries have another tokenizer than"):
+    with pytest.raises(CheckpointError, match=r"query_0_.*: queries have another tokenizer than .*\(normalizer\)"):
+        load_checkpoint(tmp_path)
+    shutil.copy(next(tmp_path.glob("document_0_*")) / "tokenizer.json", path)
+    load_checkpoint(tmp_path)
+    path.with_name("tokenizer_config.json").write_text(json.dumps({"model_max_length": 5, "do_lower_case": False}))
+    with pytest.raises(CheckpointError, match=r"\(do_lower_case, model_max_length\)"):
         load_checkpoint(tmp_path)
 
 

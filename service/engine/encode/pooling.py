@@ -21,10 +21,11 @@ def pool_batch(
     """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D).
 
     Each sum is over one sequence alone, so that an embedding does not depend on the batch composition. The first
-    `pool_from` tokens of a sequence are skipped in mean and max.
+    `pool_from` tokens of a sequence are skipped, so that cls takes the first token after them, if there is one.
     """
     if pooling == "cls":
-        return hidden.take(starts, axis=0)
+        spans = zip(starts, lengths, pool_from, strict=True)
+        return hidden.take([start + min(first, length - 1) for start, length, first in spans], axis=0)
     if pooling == "last":
         return hidden.take([start + length - 1 for start, length in zip(starts, lengths, strict=True)], axis=0)
     first = np.asarray(starts) + np.asarray(pool_from)

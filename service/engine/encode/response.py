@@ -216,7 +216,7 @@ def _static_size(manifest: Manifest) -> int:
 
 
 def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:
-    """Return the first token to pool: sentence-transformers' include_prompt=False excludes [CLS] too."""
+    """Return the first token to pool: include_prompt=False of sentence-transformers excludes [CLS] too."""
     return 0 if manifest.embedding.include_prompt else tokens.prompt_range[1]
 
 

@@ -79,11 +79,11 @@ def unit_terms(
         unit_of_token: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
         units: U.
         pooling: "mean", "cls" or "last".
-        pool_from: Index of the first pooled token, for mean pooling.
+        pool_from: Index of the first pooled token.
     """
     pooled = np.zeros(len(hidden), dtype=bool)
     if pooling == "cls":
-        pooled[0] = True
+        pooled[min(pool_from, len(hidden) - 1)] = True
     elif pooling == "last":
         pooled[-1] = True
     else:

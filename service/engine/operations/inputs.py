@@ -218,7 +218,10 @@ def select_prompt(
     manifest: Manifest,
     role: Side | None = None,
 ) -> AppliedPrompt | None:
-    """Return the prompt of a request, else that of the role or the default one. Token ids get no default prompt."""
+    """Return the prompt of a request, else that of the role, or without a role the default one.
+
+    Token ids get no default prompt.
+    """
     if role is not None and name is None and text is None:
         return find_prompt(None, None, limits, manifest, role)
     prompt = find_prompt(name, text, limits, manifest)
@@ -235,7 +238,7 @@ def select_prompt(
 def find_prompt(
     name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
 ) -> AppliedPrompt | None:
-    """Return the prompt of this name or text, else the role's default prompt, else the model's.
+    """Return the prompt of this name or text, else that of the role, or without a role the model's default prompt.
 
     `role` is also the prefix of the fields in errors.
     """
@@ -251,7 +254,7 @@ def find_prompt(
         return AppliedPrompt(None, text) if text else None
     if name is None:
         default = manifest.default_prompt_name
-        name = default if role is None else manifest.roles.get(role, default)
+        name = default if role is None else manifest.roles.get(role)
     elif name not in prompts:
         raise prompt_not_found(name, prompts, f"{field}_name")
     return AppliedPrompt(name, prompts[name]) if name is not None and prompts[name] else None

@@ -15,7 +15,7 @@ LIMITS = limits_of(Settings(), 256)
     ("prompts", "default", "role", "expected"),
     [
         ({"query": "q: ", "any": "a: "}, "any", "query", "query"),
-        ({"query": "q: ", "any": "a: "}, "any", "document", "any"),
+        ({"query": "q: ", "any": "a: "}, "any", "document", None),
         ({"passage": "p: ", "corpus": "c: "}, None, "document", "passage"),
         ({"corpus": "c: "}, None, "document", "corpus"),
         ({"document": "d: "}, None, "passage", "document"),
@@ -26,7 +26,7 @@ LIMITS = limits_of(Settings(), 256)
         ({}, None, "query", None),
     ],
 )
-def test_prompt_of_the_role_prevails_over_the_default(
+def test_role_selects_its_prompt_and_never_the_default(
     manifest: Manifest, prompts: dict[str, str], default: str | None, role: Role | None, expected: str | None
 ) -> None:
     changed = with_prompts(manifest, prompts, default)
