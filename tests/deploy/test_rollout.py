@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from model.artifact import Artifact, write_manifest
+from model.artifact import GOLDEN, Artifact, write_manifest
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.certificates import Identity, Secret
@@ -125,6 +125,7 @@ def artifacts(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) 
     other = tmp_path_factory.mktemp("other") / "artifact"
     shutil.copytree(default_artifact, other)
     write_manifest(other, with_head(Artifact.open(other).manifest, pooling="cls"))
+    (other / GOLDEN).unlink()  # it has the vectors of the other pooling
     return [default_artifact, other]
 
 

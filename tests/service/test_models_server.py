@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.artifact import Artifact, write_manifest
+from model.artifact import GOLDEN, Artifact, write_manifest
 from model.model_source import locate
 from tests.conftest import HANG_TIMEOUT_S, RunningServer, start_server, stop_server
 from tests.manifests import with_head, with_prompts
@@ -111,6 +111,7 @@ def test_twenty_swaps_under_load_lose_no_request_and_keep_memory(default_artifac
     other = tmp_path / "other"
     shutil.copytree(default_artifact, other)
     write_manifest(other, with_head(Artifact.open(other).manifest, pooling="cls"))
+    (other / GOLDEN).unlink()  # it has the vectors of the other pooling
     path, link = tmp_path / "models.toml", tmp_path / "current"
     link.symlink_to(default_artifact)
     write_models(path, search=link)
