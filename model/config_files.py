@@ -28,7 +28,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 STANFORD = "artifact.metadata"
-"""The options of Stanford's ColBERT, which include those of its training."""
+"""The options of Stanford's ColBERT, for training and inference."""
 TOKENIZER_JSON = "tokenizer.json"
 ADAPTER = "adapter_config.json"
 PACKAGES = ("sentence_transformers", "pylate")
