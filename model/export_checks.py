@@ -12,6 +12,7 @@ from model.free_space import check_free_space
 from model.model_source import ModelSource
 from model.token_checks import find_missing_token, find_missing_type, inserted_tokens
 from model.tokenized_input import TokenizerInput
+from model.tokenizer_patterns import find_slow_pattern
 from model.weight_files import model_weight_files
 
 GRAPH_BYTES = 32 * 2**20
@@ -64,7 +65,7 @@ def check_space(out: Path, source: ModelSource) -> None:
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if the tokenizer is invalid, or does not fit the embedding table or the token limit."""
+    """Raise CheckpointError if the tokenizer is invalid or slow, or does not fit the embeddings or the token limit."""
     config, classifier, masked = checkpoint.encoder.config, checkpoint.classifier, checkpoint.masked_lm
     try:
         tokenizer = checkpoint.text_tokenizer()
@@ -72,6 +73,8 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
         raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+    if (slow := find_slow_pattern(checkpoint.tokenizer)) is not None:
+        raise CheckpointError(f"tokenizer.json: {slow}. Use another tokenizer, or correct the pattern.")
     # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
     # [UNK]. Each condition alone is legitimate: a model of another script may not distinguish Latin letters, and an
     # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.

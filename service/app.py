@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
@@ -32,7 +34,7 @@ from service.metrics import Metrics
 from service.models_file import ModelEntry
 from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread
 from service.request_log import RequestLog
-from service.sockets import bind, bind_error, format_address, raise_open_file_limit
+from service.sockets import bind, bind_error, format_address, raise_open_file_limit, warn_of_open_files
 from service.tls import Tls, TlsFiles
 from service.tracing import start_tracing
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from service.rpc.server import RpcServer
 
 LOOP_LAG_PERIOD_S = 0.25
+OPEN_FILES_PERIOD_S = 30.0
 MAX_WATCH_STEP_S = 1.0
 """Maximum run time that one period adds to a batch: after a longer pause, the process was suspended or starved."""
 CONNECTION_GRACE_S = 2.0
@@ -82,8 +85,8 @@ class App:
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         self._install_signal_handlers()
-        raise_open_file_limit()
         settings = self._settings
+        raise_open_file_limit(settings)
         rest_socket = bind(settings.host, settings.rest_port, "REST")
         admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
         if settings.grpc_port:
@@ -124,7 +127,8 @@ class App:
 
         The imports take 0.3 s, so they run while a thread loads the model.
         """
-        from service.limits import BodyBudget
+        from service.connections import parse_networks
+        from service.memory import MemoryBudget
         from service.rest.app import make_admin_app, make_app
         from service.rest.connections import ConnectionLimits
         from service.rest.cors import Cors
@@ -133,19 +137,35 @@ class App:
         from service.rpc.server import RpcServer
 
         settings, lifecycle, metrics, access = self._settings, self._lifecycle, self.metrics, self._access
-        budget = BodyBudget(settings.max_pending_request_bytes)
+        budget = MemoryBudget(settings.max_pending_request_bytes, "request bodies")
         header_timeout_s = settings.header_timeout_ms / 1000
         requests = RequestLog.of(settings, metrics, self._tracing)
+        limits = ConnectionLimits(
+            header_timeout_s,
+            settings.max_connections,
+            settings.connections_per_address,
+            parse_networks(settings.trusted_proxies),
+            settings.response_stall_timeout_ms / 1000,
+        )
         rest = Server(
             make_app(lifecycle, settings, metrics, access, budget, requests),
-            ConnectionLimits(header_timeout_s, settings.max_connections, requests.reject_connection),
+            replace(
+                limits,
+                on_rejected=requests.reject_connection,
+                on_closed=functools.partial(requests.close_connection, "rest"),
+            ),
             LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins)),
             self._tls.context if self._tls else None,
         )
         metrics.connections.set_function(lambda: rest.connections)
+        for api in ("rest", "grpc"):
+            metrics.connection_limit.labels(api).set(settings.max_connections)
+        if requests.responses is not None:
+            responses = requests.responses
+            metrics.pending_response_bytes.set_function(lambda: responses.used)
         admin = Server(
             make_admin_app(lifecycle, settings, metrics, access),
-            ConnectionLimits(header_timeout_s),
+            limits,
             tls=self._tls.admin_context if self._tls else None,
         )
         return rest, admin, RpcServer(lifecycle, settings, metrics, access, budget, requests)
@@ -261,7 +281,11 @@ class App:
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
     async def _monitor_event_loop(self) -> None:
+        check_files_at = 0.0
         while True:
+            if time.monotonic() >= check_files_at:
+                check_files_at = time.monotonic() + OPEN_FILES_PERIOD_S
+                warn_of_open_files()
             expected = time.perf_counter() + LOOP_LAG_PERIOD_S
             await asyncio.sleep(LOOP_LAG_PERIOD_S)
             lag = max(0.0, time.perf_counter() - expected)

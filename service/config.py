@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.connections import parse_networks
 from service.errors import echo
 from service.flags import MODEL_SELECTION, parse_flags
 from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
@@ -22,7 +23,7 @@ from service.model_options import ModelOption, ModelOptionError, parse_aliases, 
 PREFIX = "ATTENDANT_"
 DOTENV = Path(".env")
 ORIGIN = re.compile(r"\*|[a-zA-Z][a-zA-Z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]+)?")
-HOST = re.compile(r"[^\s/:?#@\[\]]+|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*")
+HOST = re.compile(r"\*|(\*\.)?[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*|[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*", re.ASCII)
 
 LONG_INPUT_TOKENS = 2048
 LONG_INPUT_REQUEST_BYTES = 16 * 2**20
@@ -80,8 +81,9 @@ class Settings(BaseSettings):
     docs: bool = Field(True, description="Whether to serve /docs and /openapi.json.")
     allowed_hosts: str = Field(
         "",
-        description="Host names that requests may use, separated by commas. If empty, a server on a loopback address "
-        "accepts loopback names only, and any other server accepts every name. Does not apply to the admin port.",
+        description="Host names that requests may use, separated by commas. *.example.org allows all names below "
+        "example.org, * every name. If empty, a server on a loopback address accepts loopback names only, and any "
+        "other server every name. Does not apply to the admin port.",
     )
     cors_origins: str = Field(
         "", description="Origins that browsers may send requests from, separated by commas; * allows all."
@@ -168,7 +170,14 @@ class Settings(BaseSettings):
     )
     max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Maximum size of a gRPC request message, in bytes.")
     max_pending_request_bytes: Positive = Field(
-        256 * 2**20, description="Maximum total size of request bodies and gRPC messages in transit, in bytes."
+        256 * 2**20,
+        description="Maximum total size of request bodies and gRPC messages in transit, in bytes. One caller may use "
+        "half of it.",
+    )
+    max_pending_response_bytes: Positive = Field(
+        256 * 2**20,
+        description="Maximum total size of responses that are computed or that clients have not read yet, in bytes. "
+        "One caller may use half of it.",
     )
     max_response_bytes: Positive = Field(
         64 * 2**20, description="Maximum size of a response, in bytes. Larger ones are rejected before inference."
@@ -181,6 +190,17 @@ class Settings(BaseSettings):
     max_connections: Positive = Field(
         2048,
         description="Maximum number of REST connections, of gRPC connections, and of TLS handshakes in progress.",
+    )
+    max_connections_per_address: int = Field(
+        0,
+        ge=0,
+        description="Maximum number of REST connections, and of gRPC connections, from one address. 0 selects half of "
+        "ATTENDANT_MAX_CONNECTIONS.",
+    )
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. "
+        "ATTENDANT_MAX_CONNECTIONS_PER_ADDRESS does not apply to them.",
     )
     max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
     max_grpc_connection_age_ms: int = Field(
@@ -213,6 +233,11 @@ class Settings(BaseSettings):
         "milliseconds.",
     )
     body_timeout_ms: Positive = Field(15_000, description="Timeout for receiving a request body, in milliseconds.")
+    response_stall_timeout_ms: Positive = Field(
+        30_000,
+        description="Time in milliseconds after which a connection is closed whose client does not read a response. "
+        "Large responses may take longer, at 64 KiB per second.",
+    )
     drain_delay_ms: int = Field(
         0,
         ge=0,
@@ -243,10 +268,24 @@ class Settings(BaseSettings):
     def _check_origins(cls, value: str) -> str:
         return _check_list(value, ORIGIN, "is not an origin such as https://example.org, or *")
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: str) -> str:
+        try:
+            parse_networks(value)
+        except ValueError as error:
+            raise PydanticCustomError("list_item", "{problem}", {"problem": str(error)}) from None
+        return value
+
+    @property
+    def connections_per_address(self) -> int:
+        """The maximum number of connections of one API from one address."""
+        return self.max_connections_per_address or max(1, self.max_connections // 2)
+
     @field_validator("allowed_hosts")
     @classmethod
     def _check_hosts(cls, value: str) -> str:
-        return _check_list(value, HOST, "is not a host name or an address without a port")
+        return _check_list(value, HOST, "is not a host name or an address without a port, *.example.org, or *")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = Field(

@@ -32,12 +32,13 @@ ServiceError
 ├── DefaultModelRequired  409  FAILED_PRECONDITION  the default model cannot be unloaded
 ├── LoadFailed        409  FAILED_PRECONDITION   a model cannot be loaded; the previous one is still served
 ├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
-│   └── QuotaExceeded                            the caller has used its quota
+│   ├── QuotaExceeded                            the caller has used its quota
+│   └── MemoryShareExceeded                      bodies or unread responses of the caller take up too much memory
 ├── Unavailable       503  UNAVAILABLE
 │   ├── Starting                                 the model is loading
 │   ├── Draining                                 the server is shutting down
 │   ├── BackendFailed                            the device is lost, or a worker thread has failed
-│   └── Overloaded                               too many connections, too much memory for request bodies
+│   └── Overloaded                               too many connections, too much memory for bodies or responses
 ├── DeadlineExceeded  504  DEADLINE_EXCEEDED
 ├── Unsupported       501  UNIMPLEMENTED         this version does not support it
 ├── Cancelled         499  CANCELLED             the client disconnected
@@ -311,6 +312,10 @@ class QueueFull(ServiceError):
 
 class QuotaExceeded(QueueFull):
     label, reason = "quota", "QUOTA_EXCEEDED"
+
+
+class MemoryShareExceeded(QueueFull):
+    label, reason = "overload", "MEMORY_SHARE_EXCEEDED"
 
 
 class Unavailable(ServiceError):

@@ -8,7 +8,7 @@ from service.engine.operations.fill_mask import MAX_TARGETS
 from service.engine.schema.encode import Input, Truncation
 from service.engine.schema.model import ModelInfo
 from service.engine.schema.operations import Output
-from service.errors import InvalidArgument, Overloaded, RequestTooLarge, TooMany, UnknownField
+from service.errors import InvalidArgument, RequestTooLarge, TooMany, UnknownField
 
 SPLIT = "Split the request."
 REMEDIES = {
@@ -60,24 +60,3 @@ def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
         return text
     side = info.truncation_side if truncation == "auto" else truncation
     return text[:limit] if side == "right" else text[-limit:]
-
-
-class BodyBudget:
-    """The memory of all request bodies and messages that are in transit, in REST and gRPC."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.used = 0
-
-    def acquire(self, size: int) -> None:
-        """Count bytes that were received; raises `Overloaded` over the limit."""
-        if self.used + size > self._limit:
-            raise Overloaded(
-                "Too much memory in use for request bodies", "Retry later.",
-                actual=self.used + size, maximum=self._limit, unit="bytes", retry_after_s=1,
-            )  # fmt: skip
-        self.used += size
-
-    def release(self, size: int) -> None:
-        """Release the bytes of an accepted or rejected request."""
-        self.used -= size

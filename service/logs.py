@@ -1,12 +1,12 @@
 """Logs: text on a terminal, JSON elsewhere. They never contain input text or API keys."""
 
-import contextlib
 import logging
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -14,7 +14,30 @@ import orjson
 
 MAX_QUEUED_LINES = 10_000
 FLUSH_TIMEOUT_S = 1.0
+MAX_KINDS = 4096
 STDERR = 2
+
+
+class LineLimit:
+    """A limit of log lines per kind, so that a flood of requests does not become one of lines."""
+
+    def __init__(self, per_s: float = 10.0, burst: int = 100) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._kinds: dict[Hashable, tuple[float, float, int]] = {}  # level, time and suppressed lines
+
+    def admit(self, kind: Hashable) -> int | None:
+        """Return how many lines of a kind were suppressed before the next one, or None to suppress that one too."""
+        now = time.monotonic()
+        if len(self._kinds) >= MAX_KINDS:
+            self._kinds.clear()
+        level, updated, suppressed = self._kinds.get(kind, (float(self._burst), now, 0))
+        level = min(self._burst, level + (now - updated) * self._per_s)
+        if level < 1:
+            self._kinds[kind] = level, now, suppressed + 1
+            return None
+        self._kinds[kind] = level - 1, now, 0
+        return suppressed
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,7 +76,8 @@ class BackgroundHandler(logging.Handler):
     """Writes lines to stderr in a thread.
 
     Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
-    are dropped and counted while `MAX_QUEUED_LINES` are queued; `on_dropped` is called for each.
+    are dropped and counted while `MAX_QUEUED_LINES` are queued, and if they cannot be written, such as on a full disk;
+    `on_dropped` is called for each.
     """
 
     def __init__(self) -> None:
@@ -66,8 +90,7 @@ class BackgroundHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line. It is formatted here, because a record may refer to a traceback and its frames."""
         if self._lines.qsize() >= MAX_QUEUED_LINES:
-            self._dropped += 1
-            self.on_dropped()
+            self._count_dropped(1)
         else:
             self._lines.put(self.format(record) + "\n")
 
@@ -84,10 +107,17 @@ class BackgroundHandler(logging.Handler):
                 items.append(self._lines.get())
             if self._dropped:
                 items.insert(0, self._describe_dropped())
-            _write("".join(item for item in items if isinstance(item, str)).encode())
+            lines = [item for item in items if isinstance(item, str)]
+            if not _write("".join(lines).encode()):
+                self._count_dropped(len(lines))
             for item in items:
                 if isinstance(item, threading.Event):
                     item.set()
+
+    def _count_dropped(self, lines: int) -> None:
+        self._dropped += lines
+        for _ in range(lines):
+            self.on_dropped()
 
     def _describe_dropped(self) -> str:
         dropped, self._dropped = self._dropped, 0
@@ -97,11 +127,17 @@ class BackgroundHandler(logging.Handler):
         return self.format(record) + "\n"
 
 
-def _write(data: bytes) -> None:
-    """Write to stderr without the lock of `sys.stderr`, which a blocked write would hold when the process exits."""
-    with contextlib.suppress(OSError):
+def _write(data: bytes) -> bool:
+    """Write to stderr, and return whether that was possible: the disk may be full, or the reader of a pipe gone.
+
+    It does not take the lock of `sys.stderr`, which a blocked write would hold when the process exits.
+    """
+    try:
         while data:
             data = data[os.write(STDERR, data) :]
+    except OSError:
+        return False
+    return True
 
 
 def count_dropped_lines(count: Callable[[], None]) -> None:

@@ -42,6 +42,7 @@ GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
 FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface")
 """The APIs whose requests all run on the fast lane."""
+CLOSING_REASONS = {"rest": ("limit", "stalled"), "grpc": ("limit", "idle", "stalled", "resets")}
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota", "auth", "too_large", "invalid")
 
 
@@ -66,6 +67,24 @@ class Metrics:
         )
         self.in_flight = Gauge("attendant_requests_in_flight", "Requests in progress.", registry=registry)
         self.connections = Gauge("attendant_http_connections", "Open REST connections.", registry=registry)
+        self.grpc_connections = Gauge("attendant_grpc_connections", "Open gRPC connections.", registry=registry)
+        self.connection_limit = Gauge(
+            "attendant_connection_limit", "Maximum number of connections.", ["api"], registry=registry
+        )
+        self.closed_connections = Counter(
+            "attendant_closed_connections",
+            "Connections that the server closed: over a limit, idle, not read (stalled), or with too many reset calls.",
+            ["api", "reason"],
+            registry=registry,
+        )
+        for api, reasons in CLOSING_REASONS.items():
+            for reason in reasons:
+                self.closed_connections.labels(api, reason)
+        self.pending_response_bytes = Gauge(
+            "attendant_pending_response_bytes",
+            "Bytes reserved for responses that are computed or that clients have not read yet.",
+            registry=registry,
+        )
         self.request_inputs = Histogram(
             "attendant_request_inputs", "Inputs per request.", ["model"], buckets=POWERS_OF_TWO, registry=registry
         )

@@ -13,9 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from service.callers import ANONYMOUS, Caller
+from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller
 from service.config import Settings
 from service.errors import Cancelled, DeadlineExceeded, ServiceError
+from service.logs import LineLimit
+from service.memory import MemoryBudget, Reservation
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
 
 if TYPE_CHECKING:
@@ -74,7 +76,9 @@ class RequestRecord:
 
     `method` is the HTTP method, "" for gRPC. `stages_s` are the durations of the consecutive `STAGES`; the first one
     starts at `tokenize_started`, a time.perf_counter() reading. `bytes` is the size of the response. `batch_size` is
-    the number of sequences in the first batch that contains one of the request.
+    the number of sequences in the first batch that contains one of the request. `response` is the memory of the
+    response; None sets no limit. `is_known`: whether the request is one of a caller, with an accepted key if the server
+    has keys.
 
     Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
     the request in memory until the next garbage collection.
@@ -103,6 +107,8 @@ class RequestRecord:
     caller: Caller = ANONYMOUS
     admin: str = ""
     resource: Resource | None = None
+    response: Reservation | None = None
+    is_known: bool = False
     started: float = field(default_factory=time.perf_counter)
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
@@ -125,6 +131,11 @@ class RequestRecord:
             self.resource.release()
             self.resource = None
 
+    @property
+    def holder(self) -> str:
+        """Who is responsible for the memory of the request: a caller with a name, else an address."""
+        return self.peer if self.caller.name == ANONYMOUS_NAME else self.caller.name
+
     def fail(self, error: ServiceError) -> None:
         """Note the error that the client gets."""
         self.rejection, self.reason, self.cancelled = error.label, error.reason, isinstance(error, Cancelled)
@@ -132,11 +143,29 @@ class RequestRecord:
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("current request", default=None)
+_response: ContextVar[Reservation | None] = ContextVar("memory of the response", default=None)
 
 
 def set_current(record: RequestRecord) -> None:
     """Make a record the one that `current_record` returns, in this task and the tasks it starts."""
     _current.set(record)
+    _response.set(record.response)
+
+
+def set_response(reservation: Reservation | None) -> None:
+    """Let `reserve_response` use the reservation of one response of several, in this task and the tasks it starts."""
+    _response.set(reservation)
+
+
+def current_response() -> Reservation | None:
+    """Return the reservation of the current response; None without a limit."""
+    return _response.get()
+
+
+def reserve_response(size: int) -> None:
+    """Reserve memory for the current response, of at most `size` bytes. Raises as `MemoryBudget.acquire` does."""
+    if (reservation := _response.get()) is not None:
+        reservation.grow(size)
 
 
 def current_record() -> RequestRecord | None:
@@ -160,17 +189,30 @@ class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
     def __init__(
-        self, metrics: Metrics, access_log: AccessLog, slow_log_ms: int = 0, tracing: "Tracing | None" = None
+        self,
+        metrics: Metrics,
+        access_log: AccessLog,
+        slow_log_ms: int = 0,
+        tracing: "Tracing | None" = None,
+        responses: MemoryBudget | None = None,
     ) -> None:
+        """`responses`: the memory of all responses; None sets no limit."""
         self.metrics = metrics
+        self.responses = responses
         self._tracing = tracing
+        self._lines = LineLimit()
         self._slow_s = slow_log_ms / 1000 or math.inf
         self._lowest_status = {"all": 0, "errors": 400, "none": 1000}[access_log]
 
     @classmethod
     def of(cls, settings: Settings, metrics: Metrics, tracing: "Tracing | None" = None) -> "RequestLog":
         """Return the log that the options describe."""
-        return cls(metrics, settings.access_log, settings.slow_log_ms, tracing)
+        responses = MemoryBudget(settings.max_pending_response_bytes, "responses")
+        return cls(metrics, settings.access_log, settings.slow_log_ms, tracing, responses)
+
+    def reservation(self) -> Reservation | None:
+        """Return the reservation of a new request."""
+        return None if self.responses is None else Reservation(self.responses)
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
@@ -199,12 +241,21 @@ class RequestLog:
         if is_slow or http_status >= self._lowest_status:
             self._write(record, code, http_status, is_slow=is_slow)
 
-    def reject_connection(self, error: ServiceError, request_id: str) -> None:
+    def reject_connection(self, error: ServiceError, request_id: str, address: str) -> None:
         """Count and log the rejection of a connection, or of a request whose head is not valid."""
-        record = RequestRecord("rest", request_id, endpoint=OTHER)
+        record = RequestRecord("rest", request_id, endpoint=OTHER, peer=address)
         record.fail(error)
         self.metrics.count_request(record.api, OTHER, str(error.http_status), record.model)
         self.reject(record, str(error.http_status), error.http_status)
+
+    def close_connection(self, api: str, reason: str, address: str) -> None:
+        """Count and log a connection that the server closes."""
+        self.metrics.closed_connections.labels(api, reason).inc()
+        if (suppressed := self._lines.admit((api, reason))) is not None:
+            fields = {"api": api, "reason": reason, "peer": address} | (
+                {"suppressed_lines": suppressed} if suppressed else {}
+            )
+            log.warning("connection closed", extra={"fields": fields})
 
     def _write(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool) -> None:
         if http_status in (429, 503, 504) or (
@@ -215,6 +266,12 @@ class RequestLog:
             level = logging.ERROR if http_status >= 500 and http_status != 501 else logging.INFO
         if not log.isEnabledFor(level):
             return
+        suppressed = 0
+        if http_status >= 400:
+            admitted = self._lines.admit((code, record.reason, record.caller.name))
+            if admitted is None:
+                return
+            suppressed = admitted
         fields: dict[str, str | int | float] = {
             "api": record.api,
             "endpoint": record.endpoint,
@@ -234,6 +291,8 @@ class RequestLog:
                 f"{stage}_ms": round(seconds * 1000, 1) for stage, seconds in zip(STAGES, record.stages_s, strict=True)
             }
             fields["batch_size"] = record.batch_size
+        if suppressed:
+            fields["suppressed_lines"] = suppressed
         present = {name: value for name, value in fields.items() if value != ""}
         log.log(
             level, "slow request" if is_slow else "request", extra={"request_id": record.request_id, "fields": present}

@@ -4,7 +4,10 @@ import re
 from typing import Any
 
 RETRYABLE = frozenset(
-    ("QUEUE_FULL", "QUOTA_EXCEEDED", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED", "UNAVAILABLE")
+    (
+        "QUEUE_FULL", "QUOTA_EXCEEDED", "MEMORY_SHARE_EXCEEDED", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED",
+        "UNAVAILABLE",
+    )  # fmt: skip
 )
 """Transient reasons: the same request may succeed on a retry."""
 

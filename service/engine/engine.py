@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +22,7 @@ from service.engine.observer import ModelObserver
 from service.engine.operations.attend import attend
 from service.engine.operations.classify import classify
 from service.engine.operations.compare import compare
-from service.engine.operations.costs import INLINE_COST
+from service.engine.operations.costs import INLINE_COST, UNIT_S
 from service.engine.operations.encode import encode
 from service.engine.operations.fill_mask import fill_mask
 from service.engine.operations.rerank import rerank
@@ -38,7 +39,7 @@ from service.engine.schema.similarity import SimilarityRequest, SimilarityRespon
 from service.errors import RequestTooLarge, ResponseTooLarge, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
-from service.request_log import current_record
+from service.request_log import current_record, reserve_response
 from service.spelling import Remedy
 
 PREPARATION_THREADS = 2
@@ -253,24 +254,44 @@ class Engine:
         *arguments: Parameters.args,
         **options: Parameters.kwargs,
     ) -> T:
-        """Call `work`, in a thread if its cost would block the event loop; raises `DeadlineExceeded`."""
+        """Call `work`, in a thread if its cost would block the event loop; raises `DeadlineExceeded`.
+
+        The watchdog of the fast lane watches the thread: a call of the tokenizer cannot be interrupted.
+        """
+
+        def call() -> T:
+            try:
+                return work(*arguments, **options)
+            except Exception:
+                raise
+            except BaseException as error:  # a panic of the tokenizer, which is no Exception
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+        def call_in_thread() -> T:
+            with self.fast_lane.watchdog.running(cost * UNIT_S):
+                return context.run(call)
+
         if cost <= INLINE_COST:
-            return work(*arguments, **options)
-        call = asyncio.get_running_loop().run_in_executor
+            return call()
+        context = contextvars.copy_context()  # with the record of the request
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await call(self._executor, lambda: work(*arguments, **options))
+                return await asyncio.get_running_loop().run_in_executor(self._executor, call_in_thread)
         except TimeoutError:
             raise response_too_late() from None
 
     def check_response_size(self, size: int, inputs: int, suggest: Callable[[], Remedy]) -> None:
-        """Raise `ResponseTooLarge` for a response of more bytes than the limit; `suggest` returns the remedy."""
+        """Reserve memory for a response. `suggest` returns the remedy for one of more bytes than the limit.
+
+        Raises `ResponseTooLarge`, and `MemoryShareExceeded` or `Overloaded` while clients have not read other ones.
+        """
         limit = self.limits.max_response_bytes
         if size > limit:
             fitting, remedy = inputs * limit // size, suggest()
             if fitting:
                 remedy = replace(remedy, hint=f"About {fitting} of these {inputs} inputs fit.")
             raise ResponseTooLarge("Response too large", remedy, actual=size, maximum=limit, unit="bytes")
+        reserve_response(size)
 
     def check_explain_size(self, sizes: Sequence[int], *, maps: bool, path: str | None = None) -> None:
         """Raise `RequestTooLarge` for an input whose intermediate results exceed the limit.

@@ -17,6 +17,7 @@ from service.engine.backlog import Cost
 from service.engine.jobs import Entry, Job
 from service.engine.observer import LaneObserver, ModelObserver
 from service.engine.schema.tasks import EncodeTask, ExplainTask, TextVectors
+from service.engine.watchdog import Watchdog
 from service.engine.workers import Workers
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.request_log import current_caller
@@ -79,6 +80,11 @@ class Lane(Generic[TaskT, Result]):
     def near_capacity(self) -> bool:
         """True if the next request may be rejected."""
         return self.admission.backlog.near
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """The watchdog of the lane's workers, which also watches preparations."""
+        return self._workers.watchdog
 
     @property
     def has_queued_tasks(self) -> bool:

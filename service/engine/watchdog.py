@@ -1,11 +1,11 @@
-"""The watchdog of a lane: batches that run far beyond their expected time."""
+"""The watchdog of a lane: batches and preparations that run far beyond their expected time."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 STALL_FACTOR = 20.0
-"""A batch that takes this many times its expected time has stalled."""
+"""A batch or preparation that takes this many times its expected time has stalled."""
 MIN_STALL_S = 10.0
 """No batch has stalled earlier, in seconds: the first batch of a session also opens it."""
 

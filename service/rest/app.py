@@ -14,7 +14,7 @@ from service.auth import PUBLIC, Access
 from service.config import Settings
 from service.errors import Internal, NotFound, ServiceError
 from service.lifecycle import Lifecycle
-from service.limits import BodyBudget
+from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.cors import Cors
@@ -59,7 +59,7 @@ def make_app(
     settings: Settings,
     metrics: Metrics,
     access: Access = PUBLIC,
-    budget: BodyBudget | None = None,
+    budget: MemoryBudget | None = None,
     requests: RequestLog | None = None,
 ) -> ASGIApp:
     """Return the application of the REST port. `budget` and `requests` are shared with gRPC; None creates them."""

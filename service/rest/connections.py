@@ -6,15 +6,20 @@ from typing import Protocol
 
 from starlette.responses import Response
 
+from service.connections import Network
 from service.errors import ServiceError
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The response to a request, and for how long not to read the next one from its connection, in seconds."""
+    """The response to a request, and for how long not to read the next one from its connection, in seconds.
+
+    `is_known`: whether the request had an accepted key.
+    """
 
     response: Response
     pause_s: float = 0.0
+    is_known: bool = True
 
 
 class Shedder(Protocol):
@@ -41,10 +46,15 @@ class NoLoadShedding:
 class ConnectionLimits:
     """Limits of the connections of a server.
 
-    `max_connections`: None means no limit. `report`: called with the error and the request ID of each rejection in
-    this module.
+    `max_connections`: None means no limit. `per_address`: the limit for one address, except for `proxies`.
+    `on_rejected`: called with the error, the request ID and the address of each request that is rejected without the
+    application. `on_closed`: called with the reason and the address when the server closes a connection.
     """
 
     header_timeout_s: float
     max_connections: int | None = None
-    report: Callable[[ServiceError, str], None] = lambda error, request_id: None
+    per_address: int | None = None
+    proxies: tuple[Network, ...] = ()
+    stall_timeout_s: float = 30.0
+    on_rejected: Callable[[ServiceError, str, str], None] = lambda error, request_id, address: None
+    on_closed: Callable[[str, str], None] = lambda reason, address: None

@@ -16,11 +16,16 @@ class HostCheck:
     """
 
     def __init__(self, bind_host: str, allowed_hosts: str, remedy: str = "Add it to ATTENDANT_ALLOWED_HOSTS.") -> None:
-        """Create a check for the address that the server listens on; `allowed_hosts` is a comma-separated list."""
+        """Create a check for the address that the server listens on.
+
+        `allowed_hosts` is a comma-separated list: `*.example.org` allows all names below example.org, `*` every name.
+        """
         self._remedy = remedy
-        self._allowed = frozenset(name.strip().lower() for name in allowed_hosts.split(",") if name.strip())
+        names = {name.strip().lower() for name in allowed_hosts.split(",") if name.strip()}
+        self._allowed = frozenset(names)
+        self._suffixes = tuple(name.removeprefix("*") for name in names if name.startswith("*."))
         self._allows_loopback = is_loopback(bind_host)
-        self._is_active = bool(self._allowed) or self._allows_loopback
+        self._is_active = "*" not in names and (bool(names) or self._allows_loopback)
         self.accepted: set[bytes] = set()
         """Values of the header that were checked before."""
 
@@ -28,7 +33,8 @@ class HostCheck:
         """Raise `HostNotAllowed` unless the value of the header is allowed."""
         host = header.decode("latin-1")
         name = host_name(host)
-        if self._is_active and not (name in self._allowed or (self._allows_loopback and is_loopback(name))):
+        is_allowed = name in self._allowed or (bool(self._suffixes) and name.endswith(self._suffixes))
+        if self._is_active and not (is_allowed or (self._allows_loopback and is_loopback(name))):
             raise HostNotAllowed("not allowed", self._remedy, field="Host", actual=echo(host))
         if len(self.accepted) < MAX_ACCEPTED:
             self.accepted.add(header)

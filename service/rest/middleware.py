@@ -15,7 +15,15 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from service.auth import ApiKeys
-from service.errors import Cancelled, Draining, Internal, MethodNotAllowed, Overloaded, ServiceError
+from service.errors import (
+    Cancelled,
+    Draining,
+    Internal,
+    MemoryShareExceeded,
+    MethodNotAllowed,
+    Overloaded,
+    ServiceError,
+)
 from service.lifecycle import Lifecycle
 from service.request_log import (
     HEADER,
@@ -29,7 +37,7 @@ from service.request_log import (
 )
 from service.rest.codec import JSON, NATIVE
 from service.rest.hosts import HostCheck
-from service.rest.requests import PAUSE_S, allow_cancellation, was_disconnected
+from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
 from service.rest.responses import native_error
 from service.rest.routes import (
     cohere,
@@ -102,45 +110,30 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
         record.peer = (scope.get("client") or ("",))[0]
-        added_headers = [(HEADER_BYTES, record.request_id.encode())]
-        if record.traceparent:
-            added_headers.append((TRACE_BYTES, record.traceparent.encode()))
-        is_head = scope["method"] == "HEAD"
-        of_connection = scope
-        scope = {**scope, "record": record, "method": "GET" if is_head else scope["method"]}
-        status, size = 0, 0
-
-        async def send_response(message: Message) -> None:
-            nonlocal status, size
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if record.pause_s:
-                    of_connection[PAUSE_S] = record.pause_s
-                message["headers"] = [*message["headers"], *added_headers]
-                if self._lifecycle.draining:  # a kept connection would end here, in the middle of a request
-                    message["headers"].append((b"connection", b"close"))
-            elif is_head:
-                message["body"] = b""
-            else:
-                size += len(message.get("body", b""))
-            await send(message)
-
+        if self._requests is not None:
+            record.response = self._requests.reservation()
+        sender = ResponseSender(scope, send, record, self._lifecycle)
+        scope = {**scope, "record": record, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         if self._requests is None or record.api == health.API:
-            await self._respond(scope, receive, send_response, record, headers)
+            await self._respond(scope, receive, sender.send, record, headers)
             return
         set_current(record)
         metrics = self._requests.metrics
         metrics.in_flight.inc()
         try:
-            await self._respond(scope, receive, send_response, record, headers)
+            await self._respond(scope, receive, sender.send, record, headers)
+            if (drained := scope.get(DRAINED)) is not None:
+                await drained()
         finally:
             metrics.in_flight.dec()
+            if record.response is not None:
+                record.response.close()
             record.endpoint = record.endpoint or getattr(scope.get("route"), "path", OTHER).replace(":path}", "}")
-            finish_request(self._requests, record, status or Cancelled.http_status, size)
+            finish_request(self._requests, record, sender.status or Cancelled.http_status, sender.size)
 
     def _check_access(self, scope: Scope, headers: dict[bytes, bytes], record: RequestRecord) -> None:
-        host = headers.get(b"host", b"")
-        if host not in self._hosts.accepted:
+        host = headers.get(b"host")  # missing in HTTP/1.0 only, which no browser sends
+        if host is not None and host not in self._hosts.accepted:
             self._hosts.check(host)
         # Public paths are for reading: POST / is a route of the TEI API.
         is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
@@ -149,6 +142,10 @@ class RequestMiddleware:
             record.caller = self._keys.check(headers)
             if scope["method"] == "POST" and record.caller.quota is not None:
                 record.caller.quota.check()
+        record.is_known = record.api != health.API and not (self._keys is not None and is_public)
+        if record.response is not None and record.api != health.API:
+            record.response.holder = record.holder
+            record.response.grow(0)  # raises while unread responses use up the share of the caller
 
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
@@ -183,6 +180,37 @@ class RequestMiddleware:
             if response is not self._app:
                 raise
             log_exception(record)  # FastAPI has responded, and re-raises the error
+
+
+class ResponseSender:
+    """Sends the messages of a response, with the headers that all responses have, and without the body of HEAD."""
+
+    def __init__(self, scope: Scope, send: Send, record: RequestRecord, lifecycle: Lifecycle) -> None:
+        self.status = self.size = 0
+        self._scope = scope
+        self._send = send
+        self._record = record
+        self._lifecycle = lifecycle
+        self._headers = [(HEADER_BYTES, record.request_id.encode())]
+        if record.traceparent:
+            self._headers.append((TRACE_BYTES, record.traceparent.encode()))
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._scope[KNOWN] = self._record.is_known
+            if self._record.pause_s:
+                self._scope[PAUSE_S] = self._record.pause_s
+            message["headers"] = [*message["headers"], *self._headers]
+            if self._lifecycle.draining:  # a kept connection would end here, in the middle of a request
+                message["headers"].append((b"connection", b"close"))
+        elif self._scope["method"] == "HEAD":
+            message["body"] = b""
+        else:
+            self.size += len(message.get("body", b""))
+            if self._record.response is not None and not message.get("more_body", False):
+                self._record.response.set(self.size)
+        await self._send(message)
 
 
 def reason_of_cancellation(scope: Scope) -> ServiceError:
@@ -252,7 +280,7 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if record.api == openai.API and not error.retryable and error.http_status >= 500:
         headers["x-should-retry"] = "false"  # else OpenAI's clients retry every 5xx
-    if error.http_status in (408, 413) or isinstance(error, Overloaded):
+    if error.http_status in (408, 413) or isinstance(error, (MemoryShareExceeded, Overloaded)):
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})

@@ -80,6 +80,7 @@ class LoadShedder:
         try:
             if self._keys is not None:
                 record.caller = self._keys.check(headers)
+            record.is_known = True
             engine = self._lifecycle.models.find(target.model)
             record.model = engine.name
             reservation = engine.reserve(len(body), caller=record.caller)
@@ -92,7 +93,7 @@ class LoadShedder:
                 response.headers["connection"] = "close"
             self._cors.add_headers(headers, response)
             finish_request(self._requests, record, response.status_code, len(response.body))
-            return Rejection(response, record.pause_s)
+            return Rejection(response, record.pause_s, is_known=record.is_known)
         # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.
         # Without this reservation, all requests of a step are accepted here, and most of them rejected by the engine.
         loop = asyncio.get_running_loop()

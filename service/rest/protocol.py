@@ -5,6 +5,7 @@ Errors are sent in the order of the requests: a rejection never precedes the res
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import httptools
@@ -12,16 +13,27 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
 from service.rest.codec import JSON
 from service.rest.connections import ConnectionLimits, Shedder
-from service.rest.requests import BODY_COMPLETE, PAUSE_S, cancel_request
+from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel_request
 from service.rest.response_transport import ResponseTransport
 from service.rest.responses import native_error
 
+KEEP_ALIVE_S = 75
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 * 1024
+MAX_UNSENT_BYTES = 16 * 1024
+"""Unsent bytes of a connection from which on its writer waits. The response is in memory until all are sent."""
+HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]{0,5})?")
+"""A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
+SINGLE_HEADERS = {
+    name.lower().encode(): name
+    for name in ("Host", "Authorization", "X-API-Key", "Content-Type", "Content-Encoding", "X-Request-Timeout-Ms")
+}
+"""Headers of which a proxy in front and this server might read different ones, with their usual spelling."""
 LINGER_S = 1.0
 """Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
 
@@ -29,13 +41,14 @@ log = logging.getLogger("attendant.rest")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; `limits` and `load_shedder` are set by a subclass per server.
+    """One connection; `limits`, `load_shedder` and `table` are set by a subclass per server.
 
     Near capacity, a small request is buffered until it is complete, within the header timeout.
     """
 
     limits: ConnectionLimits
     load_shedder: Shedder
+    table: ConnectionTable["HttpProtocol"]
     _buffered: bytearray | None = None
     _header_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -43,18 +56,38 @@ class HttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _partial_bytes = 0
     _discards = False
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        limit = self.limits.max_connections
-        if limit is not None and len(self.connections) > limit:
+        transport.set_write_buffer_limits(MAX_UNSENT_BYTES, 0)
+        self.timeout_keep_alive = int(UNKNOWN_IDLE_S)
+        closed = self.table.add(self, self.address)
+        if closed is not None:
+            self.limits.on_closed("limit", closed.address)
+        if closed is self:
+            self.table.remove(self)
             self.connections.discard(self)
-            self._reject_connection(Overloaded("Too many connections", "Retry later.", maximum=limit, retry_after_s=1))
+            self._reject_connection(Overloaded("Too many connections", "Retry later.", retry_after_s=1))
             return
+        if closed is not None:
+            self.table.remove(closed)
+            closed.transport.abort()
         self._start_header_timer()
+
+    @property
+    def address(self) -> str:
+        """The IP address of the client."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is in progress."""
+        return self._running is not None and not self._running.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self.table.remove(self)
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:  # uvicorn marks only the last pipelined request
@@ -62,8 +95,23 @@ class HttpProtocol(HttpToolsProtocol):
             if not running.response_started:
                 cancel_request(running.scope)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        seconds = read_timeout_s(self.limits.stall_timeout_s, self.transport.get_write_buffer_size())
+        self._stall_timer = self.loop.call_later(seconds, self._close_stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    def _close_stalled(self) -> None:
+        self.limits.on_closed("stalled", self.address)
+        self.transport.abort()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope[DRAINED] = self.flow.drain  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +184,14 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self._running
         super().on_response_complete()
         if cycle is not None:
+            if cycle.scope.pop(KNOWN, False):  # type: ignore[misc]
+                self._set_known()
             self._pause(cycle.scope.pop(PAUSE_S, 0.0))  # type: ignore[misc]
+
+    def _set_known(self) -> None:
+        """Keep the connection for longer, and when there are too many."""
+        self.table.set_known(self)
+        self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _pause(self, seconds: float) -> None:
         """Do not read the next request for some seconds, unless it has been read."""
@@ -162,6 +217,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_header_timer()
             rejection = self.load_shedder.try_reject(self.parser.get_method(), self.url, dict(self.headers), body)
             if rejection is not None:
+                if rejection.is_known:
+                    self._set_known()
                 self._respond(rejection.response)
                 self._pause(rejection.pause_s)
                 return
@@ -175,18 +232,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _special_app(self) -> ASGIApp | None:
         """Return the app that answers this request head in place of the main app; None for a valid head."""
-        error: ServiceError | None = None
-        hosts, encoded = 0, False
-        for name, _ in self.headers:
-            hosts += name == b"host"
-            encoded = encoded or name == b"transfer-encoding"
-        if self._head_bytes > MAX_HEADER_BYTES:
-            error = _headers_too_large()
-        elif hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
-            error = MalformedRequest("missing or repeated", "Send it once.", field="Host")
-        elif encoded and (unsupported := self._transfer_encoding_error()) is not None:
-            error = unsupported
-        elif self.url == b"*":
+        error = self._head_error()
+        if error is None and self.url == b"*":
             self.url = b"/"
             if self.parser.get_method() == b"OPTIONS":
                 return Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})
@@ -196,6 +243,19 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.url) > MAX_HEADER_BYTES:
             self.url = b"/"  # uvicorn could not parse it
         return self._rejection(error)
+
+    def _head_error(self) -> ServiceError | None:
+        """Return what is wrong with the headers of a request."""
+        if self._head_bytes > MAX_HEADER_BYTES:
+            return _headers_too_large()
+        names = [name for name, _ in self.headers if name in SINGLE_HEADERS]
+        if len(names) > len(set(names)):
+            repeated = next(name for name in names if names.count(name) > 1)
+            return MalformedRequest("repeated", "Send it once.", field=SINGLE_HEADERS[repeated])
+        version, values = self.parser.get_http_version(), dict(self.headers)
+        if version == "1.0" and b"transfer-encoding" in values:
+            return MalformedRequest("not supported in HTTP/1.0", "Use HTTP/1.1.", field="Transfer-Encoding")
+        return _version_error(version) or _host_error(values.get(b"host"), version) or self._transfer_encoding_error()
 
     def _transfer_encoding_error(self) -> ServiceError | None:
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -265,7 +325,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _rejection(self, error: ServiceError) -> Response:
         new_request_id = request_id("")
-        self.limits.report(error, new_request_id)
+        self.limits.on_rejected(error, new_request_id, self.address)
         headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))
@@ -288,6 +348,20 @@ class HttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+def _version_error(version: str) -> ServiceError | None:
+    if version in ("1.0", "1.1"):
+        return None
+    return MalformedRequest(f"HTTP/{version} is not supported", "Use HTTP/1.1.")
+
+
+def _host_error(host: bytes | None, version: str) -> ServiceError | None:
+    if host is None:
+        return MalformedRequest("missing", "Send it.", field="Host") if version == "1.1" else None
+    if HOST.fullmatch(host) is None:
+        return MalformedRequest("invalid", "Send a name or an address, and a port if needed.", field="Host")
+    return None
 
 
 def _headers_too_large() -> ServiceError:

@@ -26,7 +26,8 @@ from service.errors import (
     UnsupportedMedia,
 )
 from service.lifecycle import Lifecycle
-from service.limits import BodyBudget, item_limits
+from service.limits import item_limits
+from service.memory import MemoryBudget, Reservation
 from service.rest.codec import JSON, TIMEOUT_HEADER
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 from service.rest.problems import invalid_body
@@ -40,9 +41,13 @@ MAX_NAME = 40
 HANDLING = "attendant.handling"
 """Scope key: the task that handles the request."""
 BODY_COMPLETE = "attendant.body_complete"
-PAUSE_S = "attendant.pause_s"
-"""For how long the connection is not read after the response, in seconds."""
 """Scope key: True once the whole body has arrived."""
+PAUSE_S = "attendant.pause_s"
+"""Scope key: for how long the connection is not read after the response, in seconds."""
+KNOWN = "attendant.known"
+"""Scope key: True if the request is one of a caller."""
+DRAINED = "attendant.drained"
+"""Scope key: a function that waits until the client has read the response, or has disconnected."""
 
 Body = TypeVar("Body", bound=BaseModel)
 Select = Callable[[Any], type[Body]]
@@ -52,10 +57,10 @@ Select = Callable[[Any], type[Body]]
 class RequestReader:
     """Reads the bodies of all REST routes."""
 
-    def __init__(self, lifecycle: Lifecycle, settings: Settings, budget: BodyBudget | None = None) -> None:
+    def __init__(self, lifecycle: Lifecycle, settings: Settings, budget: MemoryBudget | None = None) -> None:
         self._lifecycle = lifecycle
         self.settings = settings
-        self.budget = budget or BodyBudget(settings.max_pending_request_bytes)
+        self.budget = budget or MemoryBudget(settings.max_pending_request_bytes, "request bodies")
         self._limits_of = 0
         self._limits: dict[str, int] = {}
         self._max_bytes = settings.max_request_bytes
@@ -149,14 +154,15 @@ class RequestReader:
     async def _collect(self, request: Request) -> bytearray:
         """Return the body, whose chunks count against the budget while they arrive."""
         limit, body = self._max_bytes, bytearray()
+        memory = Reservation(self.budget, request.scope["record"].holder)
         try:
             async for chunk in request.stream():
                 if len(body) + len(chunk) > limit:
                     raise _too_large(limit)
-                self.budget.acquire(len(chunk))
+                memory.grow(len(body) + len(chunk))
                 body += chunk
         finally:
-            self.budget.release(len(body))
+            memory.close()
         return body
 
 

@@ -5,16 +5,18 @@ import contextlib
 import functools
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.connections import ConnectionTable, normal_address
 from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
 from service.rest.protocol import HttpProtocol
+from service.sockets import Peer, WatchedPort
 
-KEEP_ALIVE_S = 75
 TLS_SHUTDOWN_S = 1.0
 """Time to wait for a client that does not close its side of a TLS connection."""
 
@@ -32,7 +34,11 @@ class Server(uvicorn.Server):
         """`tls`: None serves without encryption. Handshakes must end within the header timeout."""
         self._tls = tls
         self._handshake_timeout_s = limits.header_timeout_s
-        bound = {"limits": limits, "load_shedder": load_shedder or NoLoadShedding()}
+        maximum = limits.max_connections or sys.maxsize
+        self.table: ConnectionTable[HttpProtocol] = ConnectionTable(
+            maximum, limits.per_address or maximum, limits.proxies, lambda connection: connection.is_busy
+        )
+        bound = {"limits": limits, "load_shedder": load_shedder or NoLoadShedding(), "table": self.table}
         super().__init__(
             uvicorn.Config(
                 app,
@@ -43,21 +49,33 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
             )
+        )
+        self._limits = limits
+        self._handshakes: ConnectionTable[Peer] = ConnectionTable(
+            maximum // 2, limits.per_address or maximum, limits.proxies
         )
         self._started = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
         """Return once connections are accepted."""
         self._task = asyncio.create_task(self.serve([bound]))
         await self._started.wait()
+        if self._tls is not None:
+            watched = WatchedPort(bound.getsockname()[1], self._handshakes, self._limits.on_closed)
+            self._watch = asyncio.create_task(watched.run(ignored=self._peers))
+
+    def _peers(self) -> set[Peer]:
+        """Return the clients whose TLS handshake is complete: uvloop reports a connection only then."""
+        clients = [connection.client for connection in self.table.connections]
+        return {(normal_address(client[0]), client[1]) for client in clients if client and client[1]}
 
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return len(self.server_state.connections)
+        return len(self.table)
 
     async def stop(self, grace_s: float) -> None:
         """Close idle connections at once, and the others after their response or `grace_s`, whichever is first."""
@@ -65,6 +83,8 @@ class Server(uvicorn.Server):
             self.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # it takes fractions too
             self.should_exit = True
             await self._task
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and set the event that `start` waits for."""

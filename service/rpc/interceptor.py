@@ -6,13 +6,16 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import Message
 
-from service.auth import Access
-from service.errors import Cancelled, Internal, QueueFull, RequestTooLarge, ServiceError, Unsupported
+from service.auth import API_KEY_HEADER, Access
+from service.callers import ANONYMOUS, Caller
+from service.connections import read_timeout_s
+from service.errors import Cancelled, Internal, MalformedRequest, QueueFull, RequestTooLarge, ServiceError, Unsupported
+from service.memory import Reservation
+from service.metrics import NO_MODEL
 from service.request_log import (
     HEADER,
     OTHER,
@@ -20,15 +23,19 @@ from service.request_log import (
     RequestLog,
     RequestRecord,
     request_id,
+    reserve_response,
     set_current,
     traceparent,
 )
+from service.rpc.connections import RpcConnections, parse_peer
 from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
 from service.rpc.receiving import Parser, Receiver
 from service.rpc.status import retry_after_ms, status_of
+from service.sockets import Peer
 from service.spelling import Spelling
 
 API = "grpc"
+KEY_HEADERS = ("authorization", API_KEY_HEADER)
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 Context = Any
@@ -58,33 +65,86 @@ class Method:
 OTHER_METHOD = Method(OTHER)
 
 
+@dataclass(slots=True)
+class Call:
+    """A call with its caller, or the error that rejects it.
+
+    `data`: its message, if it has only one. `response`: the memory of its response. `stall_timer`: closes the
+    connection if the client does not read the response.
+    """
+
+    method: Method
+    peer: Peer
+    connections: RpcConnections
+    caller: Caller = ANONYMOUS
+    admin: str = ""
+    error: ServiceError | None = None
+    data: bytes = b""
+    response: Reservation | None = None
+    stall_timer: asyncio.TimerHandle | None = None
+
+    def watch_reading(self, size: int) -> None:
+        """Close the connection unless the client reads `size` bytes, or all that follow in less time."""
+        self.stop_watching()
+        seconds = read_timeout_s(self.connections.stall_timeout_s, size)
+        loop = asyncio.get_running_loop()
+        self.stall_timer = loop.call_later(seconds, self.connections.close, self.peer, "stalled")
+
+    def stop_watching(self) -> None:
+        """Cancel the timer: the client has read everything so far."""
+        if self.stall_timer is not None:
+            self.stall_timer.cancel()
+
+    def finish(self, context: Context) -> None:
+        """Release what the call holds: it has ended, or its connection has."""
+        self.stop_watching()
+        if self.response is not None:
+            self.response.close()
+        if self.error is None:
+            self.connections.end_call(self.peer)
+
+
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
     """Wraps handlers of all four kinds.
 
     All become handlers of a request stream: grpc would receive the message of a unary request before it calls them.
     """
 
-    def __init__(self, requests: RequestLog, access: Access, receiver: Receiver, methods: Sequence[Method]) -> None:
+    def __init__(
+        self,
+        requests: RequestLog,
+        access: Access,
+        receiver: Receiver,
+        methods: Sequence[Method],
+        connections: RpcConnections,
+    ) -> None:
         self._access = access
         self._requests = requests
         self._metrics = requests.metrics
         self._keys = access.keys
         self._receiver = receiver
         self._methods = {method.name: method for method in methods}
+        self._connections = connections
+        self._wrapped: dict[str, Handler] = {}
+        self._not_found = grpc.stream_unary_rpc_method_handler(self._reject_unknown)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        handler = await continuation(handler_call_details)
         name = handler_call_details.method
-        method = self._methods.get(name, OTHER_METHOD)
-        if (name.startswith(OPEN_SERVICES) or method.is_probe) and handler is not None:
-            return handler
+        if (wrapped := self._wrapped.get(name)) is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
         if handler is None:
-            error = Unsupported("Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND")
-            return grpc.stream_unary_rpc_method_handler(self._reject(error, OTHER_METHOD))
+            return self._not_found
+        method = self._methods.get(name, OTHER_METHOD)
+        is_open = name.startswith(OPEN_SERVICES) or method.is_probe
+        self._wrapped[name] = handler if is_open else self._wrap(handler, method)
+        return self._wrapped[name]
+
+    def _wrap(self, handler: Handler, method: Method) -> Handler:
         parse = tolerant(handler.request_deserializer, method.layout)
         if handler.request_streaming and not handler.response_streaming:
             return grpc.stream_unary_rpc_method_handler(self._wrap_request_stream(handler.stream_unary, method, parse))
@@ -93,74 +153,115 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         elif handler.response_streaming:
             behavior = self._wrap_response_stream(handler.unary_stream, method, parse)
         else:
-            unary = self._wrap_unary(handler.unary_unary, method, parse)
-            return grpc.stream_unary_rpc_method_handler(unary)
+            return grpc.stream_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, method, parse))
         return grpc.stream_stream_rpc_method_handler(behavior)
 
-    def _reject(self, error: ServiceError, method: Method) -> Callable[[Requests, Context], Awaitable[Message]]:
-        """Return a behavior that rejects a call without receiving a message."""
-
-        async def call(requests: Requests, context: Context) -> Message:
-            async with self._observe(context, method):
-                raise error
-            raise AssertionError("the call was aborted")
-
-        return call
+    async def _reject_unknown(self, requests: Requests, context: Context) -> bytes:
+        """Reject a call of an unknown method, without receiving a message."""
+        call = self._accept(context, OTHER_METHOD)
+        call.error = call.error or Unsupported(
+            "Method not found", "See the files in proto/.", reason="METHOD_NOT_FOUND"
+        )
+        async with self._observe(context, call):
+            pass
+        raise AssertionError("the call was aborted")
 
     def _wrap_unary(
         self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
     ) -> Callable[[Requests, Context], Awaitable[bytes]]:
-        async def call(requests: Requests, context: Context) -> bytes:
-            async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
-                reject_malformed(request)
-                return await self._serialize(await behavior(request, context), record)
+        async def respond(requests: Requests, context: Context) -> bytes:
+            call = await self._receive(requests, context, method)
+            async with self._observe(context, call) as record, self._parsed(call, parse, record) as request:
+                data = await self._serialize(await behavior(request, context), record)
+                call.watch_reading(len(data))
+                return data
             raise AssertionError("the call was aborted")
 
-        return call
+        return respond
 
     def _wrap_response_stream(
         self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
     ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
-        async def call(requests: Requests, context: Context) -> AsyncIterator[bytes]:
-            async with self._observe(context, method) as record, self._receiver.message(requests, parse) as request:
-                reject_malformed(request)
-                async for response in self._responses(behavior(request, context), record):
+        async def respond(requests: Requests, context: Context) -> AsyncIterator[bytes]:
+            call = await self._receive(requests, context, method)
+            async with self._observe(context, call) as record, self._parsed(call, parse, record) as request:
+                async for response in self._responses(behavior(request, context), call, record):
                     yield response
 
-        return call
+        return respond
 
     def _wrap_request_stream(
         self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
     ) -> Callable[[Requests, Context], Awaitable[bytes]]:
-        async def call(requests: Requests, context: Context) -> bytes:
+        async def respond(requests: Requests, context: Context) -> bytes:
+            call = self._accept(context, method)
             async with (
-                self._observe(context, method) as record,
-                contextlib.aclosing(self._receiver.stream(requests, parse)) as messages,
+                self._observe(context, call) as record,
+                contextlib.aclosing(self._receiver.stream(requests, parse, record.holder)) as messages,
             ):
-                return await self._serialize(await behavior(messages, context), record)
+                data = await self._serialize(await behavior(messages, context), record)
+                call.watch_reading(len(data))
+                return data
             raise AssertionError("the call was aborted")
 
-        return call
+        return respond
 
     def _wrap_stream(
         self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
     ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
-        async def call(requests: Requests, context: Context) -> AsyncIterator[bytes]:
+        async def respond(requests: Requests, context: Context) -> AsyncIterator[bytes]:
+            call = self._accept(context, method)
             async with (
-                self._observe(context, method) as record,
-                contextlib.aclosing(self._receiver.stream(requests, parse)) as messages,
+                self._observe(context, call) as record,
+                contextlib.aclosing(self._receiver.stream(requests, parse, record.holder)) as messages,
             ):
-                async for response in self._responses(behavior(messages, context), record):
+                async for response in self._responses(behavior(messages, context), call, record):
                     yield response
 
+        return respond
+
+    def _accept(self, context: Context, method: Method) -> Call:
+        """Check the key of a call: before anything else, so that nobody without one learns which methods exist."""
+        call = Call(method, parse_peer(context.peer()), self._connections)
+        try:
+            if method.needs_admin:
+                call.admin = self._access.check_admin(key_headers(context.invocation_metadata()), method.name)
+            elif self._keys is not None:
+                call.caller = self._keys.check(key_headers(context.invocation_metadata()))
+        except ServiceError as error:
+            call.error = error.with_traceback(None)
         return call
 
+    async def _receive(self, requests: Requests, context: Context, method: Method) -> Call:
+        """Accept a call and receive its only message. A call that ends before costs no record and no log line."""
+        call = self._accept(context, method)
+        if call.error is None:
+            try:
+                call.data = await self._receiver.receive(requests, call.peer)
+            except ServiceError as error:
+                call.error = error.with_traceback(None)
+            except asyncio.CancelledError:
+                self._connections.count_reset(call.peer)
+                self._metrics.count_request(method.api, method.name, Cancelled.code, NO_MODEL)
+                raise
+        return call
+
+    @contextlib.asynccontextmanager
+    async def _parsed(self, call: Call, parse: Parser, record: RequestRecord) -> AsyncIterator[Any]:
+        data, call.data = call.data, b""
+        async with self._receiver.parsed(data, parse, record.holder) as request:
+            reject_malformed(request)
+            yield request
+
     async def _responses(
-        self, responses: AsyncGenerator[Message, None], record: RequestRecord
+        self, responses: AsyncGenerator[Message, None], call: Call, record: RequestRecord
     ) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(responses):
             async for response in responses:
-                yield await self._serialize(response, record)
+                data = await self._serialize(response, record)
+                call.watch_reading(len(data))
+                yield data
+                call.stop_watching()
 
     async def _serialize(self, response: Message, record: RequestRecord) -> bytes:
         data = await serialize(response)
@@ -168,25 +269,40 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         self._metrics.response_bytes.labels(record.api, record.model).observe(len(data))
         return data
 
-    @contextlib.asynccontextmanager
-    async def _observe(self, context: Context, method: Method) -> AsyncIterator[RequestRecord]:
+    def _open_record(self, context: Context, call: Call) -> RequestRecord:
+        """Return the record of a call, whose response counts until the client has read it or the call ends."""
         metadata = dict(context.invocation_metadata() or ())
         record = RequestRecord(
-            method.api,
+            call.method.api,
             request_id(_text(metadata, HEADER)),
             traceparent(_text(metadata, TRACE_HEADER)),
-            endpoint=method.name,
+            endpoint=call.method.name,
+            peer=call.peer[0],
+            tracestate=_text(metadata, "tracestate"),
+            caller=call.caller,
+            admin=call.admin,
         )
-        record.peer, record.tracestate = peer_address(context.peer()), _text(metadata, "tracestate")
+        if (response := self._requests.reservation()) is not None:
+            response.holder = record.holder
+            call.response = record.response = response
+        if call.error is None:
+            self._connections.start_call(call.peer)
+        # A client that does not read its response delays the end of the call. The callback forms a reference cycle of
+        # ten small objects.
+        context.add_done_callback(call.finish)
         set_current(record)
+        return record
+
+    @contextlib.asynccontextmanager
+    async def _observe(self, context: Context, call: Call) -> AsyncIterator[RequestRecord]:
+        record = self._open_record(context, call)
         self._metrics.in_flight.inc()
         error: ServiceError | None = Cancelled()
         try:
             context.set_trailing_metadata(identity(record))
-            if method.needs_admin:
-                record.admin = self._access.check_admin(encoded(context.invocation_metadata()), method.name)
-            elif self._keys is not None:  # before anything else: nobody without a key learns which methods exist
-                record.caller = self._keys.check(encoded(context.invocation_metadata()))
+            if call.error is not None:
+                raise call.error
+            reserve_response(0)  # raises while unread responses use up the share of the caller
             yield record
             error = None
         except ServiceError as raised:
@@ -206,8 +322,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if error is not None:
             log_internal(error, record)
             error.__cause__ = None
-            if method.spelling is not None:
-                error.spell(method.spelling)
+            if call.method.spelling is not None:
+                error.spell(call.method.spelling)
             await asyncio.sleep(error.pause_s)  # the calls of a connection cannot be paused alone
             await abort(context, error, record)
 
@@ -227,17 +343,16 @@ def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     return (request, (TRACE_HEADER, record.traceparent)) if record.traceparent else (request,)
 
 
-def peer_address(peer: str) -> str:
-    """Return the IP address of a peer, which gRPC describes as `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`."""
-    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def encoded(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
-    """Return metadata as the headers of REST."""
-    return {
-        name.encode(): value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-        for name, value in metadata or ()
-    }
+def key_headers(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
+    """Return the metadata that may have a key, as headers of REST. Raises `MalformedRequest` for a repeated one."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in metadata or ():
+        if name not in KEY_HEADERS:
+            continue
+        if name.encode() in headers:
+            raise MalformedRequest("repeated", "Send it once.", field=name)
+        headers[name.encode()] = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    return headers
 
 
 def _text(metadata: dict[str, str | bytes], key: str) -> str:

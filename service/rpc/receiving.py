@@ -1,78 +1,224 @@
 """Receiving and parsing of request messages under limits of time and memory.
 
 grpc receives a message as a whole, so its size is known only afterwards. What is being received is therefore limited by
-the number of calls: each may hold a message of the maximum size.
+turns: each may hold a message of the maximum size.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from service.config import Settings
 from service.errors import MalformedRequest, RequestTimeout
-from service.limits import BodyBudget
+from service.memory import MemoryBudget
 from service.rpc.messages import Rejected
+from service.sockets import Peer
 
 THREAD_FROM_BYTES = 64 * 1024
 """Larger messages are parsed in a thread: checking 8 MiB takes 14 ms."""
 CONTENDED_TIMEOUT_S = 1.0
-"""Time to receive a message while other calls wait for their turn, so that idle calls cannot hold them up."""
+"""Time to receive a message while there are more than `MAX_IDLE_CALLS` calls without one, or other calls wait."""
+MAX_IDLE_CALLS = 1024
+LEND_AFTER_S = 0.005
+LENT_BYTES = 4 * 1024
+"""A turn is lent to other calls after `LEND_AFTER_S` in which its connection received less than `LENT_BYTES`."""
+RECALL_BYTES = 64 * 1024
+RECALL_PERIOD_S = 0.05
+"""A call without its turn needs one again once its connection has received `RECALL_BYTES`."""
 
 Parser = Callable[[bytes], Any]
 
 
-class Receiver:
-    """Receives the messages of all calls. `budget` counts received messages until their call ends."""
+class _Call:
+    """A call whose message has not arrived. `received`: what its connection had received at time `since`."""
 
-    def __init__(self, settings: Settings, budget: BodyBudget) -> None:
+    __slots__ = ("peer", "received", "since", "started", "timeout")
+
+    def __init__(self, peer: Peer, timeout: asyncio.Timeout) -> None:
+        self.peer = peer
+        self.timeout = timeout
+        self.started = asyncio.get_running_loop().time()
+        self.received: int | None = None
+        self.since = 0.0
+
+    def end_by(self, when: float) -> None:
+        """Bring the timeout forward."""
+        if not self.timeout.expired():
+            self.timeout.reschedule(min(when, self.timeout.when() or when))
+
+
+class Receiver:
+    """Receives the messages of all calls. `budget` counts received messages until their call ends.
+
+    Turns go to the connection with the fewest calls that have one or had to lend it. A call whose connection receives
+    nothing lends its turn, so that calls without a message hold up none.
+    """
+
+    def __init__(
+        self, settings: Settings, budget: MemoryBudget, bytes_received: Callable[[Peer], int | None] = lambda peer: None
+    ) -> None:
         self._budget = budget
         self._timeout_ms = settings.body_timeout_ms
-        concurrent = max(1, settings.max_pending_request_bytes // settings.max_grpc_message_bytes)
-        self._turns = asyncio.Semaphore(concurrent)
-        self._receiving: set[asyncio.Timeout] = set()
+        self._free = max(1, settings.max_pending_request_bytes // settings.max_grpc_message_bytes)
+        self._bytes_received = bytes_received
+        self._calls: dict[_Call, None] = {}  # oldest first
+        self._holders: dict[_Call, None] = {}
+        self._lent: dict[_Call, None] = {}
+        self._held: Counter[Peer] = Counter()
+        self._waiters: dict[Peer, deque[asyncio.Future[None]]] = {}
+        self._watch: asyncio.Task[None] | None = None
 
-    @contextlib.asynccontextmanager
-    async def message(self, requests: AsyncIterator[bytes], parse: Parser) -> AsyncIterator[Any]:
-        """Receive the only message of a call, and count its bytes until the block exits.
+    @property
+    def free_turns(self) -> int:
+        """The number of turns that no call has."""
+        return self._free
 
-        Raises `RequestTimeout`, `Overloaded`, or `MalformedRequest` without a message.
-        """
+    async def receive(self, requests: AsyncIterator[bytes], peer: Peer) -> bytes:
+        """Return the only message of a call. Raises `RequestTimeout`, or `MalformedRequest` without a message."""
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                data = await self._receive(requests)
+            async with asyncio.timeout(self._timeout_ms / 1000) as timeout:
+                call = _Call(peer, timeout)
+                self._calls[call] = None
+                try:
+                    self._end_idle_calls(call.started)
+                    await self._take_turn(call)
+                    return await anext(requests)
+                finally:
+                    self._return_turn(call)
+                    del self._calls[call]
         except TimeoutError:
             raise RequestTimeout(
                 "Message not received in time", "Retry the call.", maximum=self._timeout_ms, unit="ms"
             ) from None
         except StopAsyncIteration:
             raise MalformedRequest("Call without a message", "Send one.") from None
-        self._budget.acquire(len(data))
+
+    @contextlib.asynccontextmanager
+    async def parsed(self, data: bytes, parse: Parser, holder: str) -> AsyncIterator[Any]:
+        """Parse a message, and count its bytes until the block exits. Raises as `MemoryBudget.acquire` does."""
+        self._budget.acquire(holder, len(data))
         try:
             yield await _parse(data, parse)
         finally:
-            self._budget.release(len(data))
+            self._budget.release(holder, len(data))
 
-    async def stream(self, requests: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[Any, None]:
+    async def stream(self, requests: AsyncIterator[bytes], parse: Parser, holder: str) -> AsyncGenerator[Any, None]:
         """Yield the messages of a stream, and count the bytes of each one until the next one is requested."""
         async for data in requests:
-            self._budget.acquire(len(data))
-            try:
-                yield await _parse(data, parse)
-            finally:
-                self._budget.release(len(data))
+            async with self.parsed(data, parse, holder) as message:
+                yield message
 
-    async def _receive(self, requests: AsyncIterator[bytes]) -> bytes:
-        if self._turns.locked():
-            soon = asyncio.get_running_loop().time() + CONTENDED_TIMEOUT_S
-            for timeout in self._receiving:
-                timeout.reschedule(min(soon, timeout.when() or soon))
-        async with self._turns, asyncio.timeout(self._timeout_ms / 1000) as timeout:
-            self._receiving.add(timeout)
-            try:
-                return await anext(requests)
-            finally:
-                self._receiving.discard(timeout)
+    def _end_idle_calls(self, now: float) -> None:
+        """While there are too many calls, give the oldest ones little time."""
+        excess = len(self._calls) - MAX_IDLE_CALLS
+        if excess > 0:
+            for call, _ in zip(self._calls, range(excess), strict=False):
+                call.end_by(max(now, call.started + CONTENDED_TIMEOUT_S))
+
+    async def _take_turn(self, call: _Call) -> None:
+        if self._free and not self._waiters:
+            self._free -= 1
+            self._held[call.peer] += 1
+        else:
+            await self._wait_for_turn(call)
+        self._holders[call] = None
+
+    async def _wait_for_turn(self, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        for holder in self._holders:
+            holder.end_by(loop.time() + CONTENDED_TIMEOUT_S)
+        waiter: asyncio.Future[None] = loop.create_future()
+        queue = self._waiters.setdefault(call.peer, deque())
+        queue.append(waiter)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_turns())
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # it got the turn in the same step
+                self._release(call.peer)
+            elif waiter in queue:
+                queue.remove(waiter)
+                if not queue:
+                    del self._waiters[call.peer]
+            raise
+
+    def _return_turn(self, call: _Call) -> None:
+        if call in self._holders:
+            del self._holders[call]
+            self._release(call.peer)
+        elif call in self._lent:
+            del self._lent[call]
+            self._count_held(call.peer, -1)
+
+    def _release(self, peer: Peer) -> None:
+        self._count_held(peer, -1)
+        self._free += 1
+        self._grant()
+
+    def _count_held(self, peer: Peer, change: int) -> None:
+        self._held[peer] += change
+        if not self._held[peer]:
+            del self._held[peer]
+
+    def _grant(self) -> None:
+        """Give free turns to the connections that have the fewest."""
+        while self._free and self._waiters:
+            peer = min(self._waiters, key=lambda other: self._held[other])
+            queue = self._waiters[peer]
+            waiter = queue.popleft()
+            if not queue:
+                del self._waiters[peer]
+            if waiter.done():  # cancelled in this step of the loop
+                continue
+            self._free -= 1
+            self._count_held(peer, 1)
+            waiter.set_result(None)
+
+    async def _watch_turns(self) -> None:
+        """Lend turns while calls wait for one, and recall them."""
+        loop = asyncio.get_running_loop()
+        recall_at = 0.0
+        while self._waiters or self._lent:
+            now = loop.time()
+            received = {peer: self._bytes_received(peer) for peer in {call.peer for call in self._holders}}
+            if self._waiters:
+                self._lend(received, now)
+            if now >= recall_at:
+                recall_at = now + RECALL_PERIOD_S
+                self._recall({peer: self._bytes_received(peer) for peer in {call.peer for call in self._lent}}, now)
+            await asyncio.sleep(LEND_AFTER_S if self._waiters else RECALL_PERIOD_S)
+        self._watch = None
+
+    def _lend(self, received: Mapping[Peer, int | None], now: float) -> None:
+        """Take the turns of calls whose connections receive nothing."""
+        for call in list(self._holders):
+            total = received[call.peer]
+            if total is None:
+                continue
+            if call.received is None or total - call.received >= LENT_BYTES:
+                call.received, call.since = total, now
+            elif now - call.since >= LEND_AFTER_S:
+                del self._holders[call]
+                self._lent[call] = None
+                self._free += 1
+        self._grant()
+
+    def _recall(self, received: Mapping[Peer, int | None], now: float) -> None:
+        """Give calls whose connections receive data their turns again, or end them if no turn is free."""
+        for call in list(self._lent):
+            total = received[call.peer]
+            if total is not None and total - (call.received or 0) < RECALL_BYTES:
+                continue
+            if self._free:
+                self._free -= 1
+                del self._lent[call]
+                self._holders[call] = None
+                call.received, call.since = total, now
+            else:
+                call.end_by(now)
 
 
 async def _parse(data: bytes, parse: Parser) -> Any | Rejected:

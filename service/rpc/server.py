@@ -12,13 +12,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from service.auth import PUBLIC, Access
 from service.config import Settings
 from service.lifecycle import Lifecycle
-from service.limits import BodyBudget
+from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
 from service.request_log import RequestLog
 from service.rpc import inference, tei
 from service.rpc.codec import PROTO
+from service.rpc.connections import HEADROOM, RpcConnections, parse_peer
 from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
@@ -28,6 +29,7 @@ from service.tei.description import API as TEI_API
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
+MAX_METADATA_BYTES = 16 * 1024
 MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
 SERVICES = (SERVICE, inference.SERVICE, *(service.full_name for service in tei.SERVICES.values()))
@@ -71,23 +73,30 @@ class RpcServer:
         settings: Settings,
         metrics: Metrics,
         access: Access = PUBLIC,
-        budget: BodyBudget | None = None,
+        budget: MemoryBudget | None = None,
         requests: RequestLog | None = None,
     ) -> None:
         for method in METHODS:
             if not method.is_probe:
                 metrics.create_requests(method.api, [method.name])
         requests = requests or RequestLog.of(settings, metrics)
-        receiver = Receiver(settings, budget or BodyBudget(settings.max_pending_request_bytes))
+        self._connections = RpcConnections(settings, requests)
+        self._watch: asyncio.Task[None] | None = None
+        metrics.grpc_connections.set_function(lambda: len(self._connections))
+        budget = budget or MemoryBudget(settings.max_pending_request_bytes, "request bodies")
+        receiver = Receiver(settings, budget, self._connections.bytes_received)
         # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
-            interceptors=[Interceptor(requests, access, receiver, METHODS)],
+            interceptors=[Interceptor(requests, access, receiver, METHODS, self._connections)],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
+                # Above the soft limit, which is 8 KiB by default, gRPC rejects a part of the calls.
+                ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
-                ("grpc.max_allowed_incoming_connections", settings.max_connections),
+                ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.max_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", 0),
@@ -102,7 +111,7 @@ class RpcServer:
             inference.InferenceServicer(lifecycle, metrics, requests), self._server
         )
         tei.add_servicers(lifecycle, self._server)
-        self._health = HealthServicer()
+        self._health = HealthServicer(self._connections)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)
 
@@ -121,6 +130,7 @@ class RpcServer:
             raise OSError(f"{address} is in use or not a local address") from None
         await self.set_serving(False)
         await self._server.start()
+        self._watch = asyncio.create_task(self._connections.watch(port))
         return port
 
     async def set_serving(self, serving: bool) -> None:
@@ -137,6 +147,8 @@ class RpcServer:
         """Accept no new calls; cancel those that run longer than `grace_s`."""
         self._health.stop()
         await self._server.stop(grace_s)
+        if self._watch is not None:
+            self._watch.cancel()
 
 
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped base
@@ -146,13 +158,15 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
     another server. An open stream would report NOT_SERVING for all servers of the proxy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connections: RpcConnections) -> None:
         super().__init__()
+        self._connections = connections
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
         """Send the health and its changes."""
+        self._connections.note_probe(parse_peer(context.peer()))
         end = self._stopping if self._draining.is_set() else self._draining
         watch = asyncio.create_task(super().Watch(request, context))
         ended = asyncio.create_task(end.wait())
@@ -163,6 +177,17 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
         finally:
             watch.cancel()
             ended.cancel()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        """Return the health."""
+        self._connections.note_probe(parse_peer(context.peer()))
+        return await super().Check(request, context)
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
+        """Return the health of the server as a whole, named "", and of each service."""
+        self._connections.note_probe(parse_peer(context.peer()))
+        statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
 
     async def enter_graceful_shutdown(self) -> None:
         """Set all statuses to NOT_SERVING for good."""

@@ -1,13 +1,15 @@
 """Concurrent processing of a request stream: bounded window, responses in request order, an error per request."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from service.errors import Internal, ServiceError
+from service.memory import Reservation
 from service.metrics import NO_MODEL
-from service.request_log import RequestLog, RequestRecord, set_current
+from service.request_log import RequestLog, RequestRecord, current_response, set_current, set_response
 from service.rpc.interceptor import log_internal
 
 WINDOW = 16
@@ -27,15 +29,17 @@ async def respond_in_order(
     """
     slots = asyncio.Semaphore(window)
     tasks: asyncio.Queue[asyncio.Task[Response] | None] = asyncio.Queue()  # bounded by the slots
+    memory: deque[Reservation] = deque()  # of the responses to the requests in progress, in their order
 
-    async def run(request: Request) -> Response:
+    async def run(request: Request, reservation: Reservation | None) -> Response:
+        set_response(reservation)
         return await respond(request)
 
     async def read() -> None:
         try:
             async for request in requests:
                 await slots.acquire()
-                tasks.put_nowait(asyncio.create_task(run(request)))
+                tasks.put_nowait(asyncio.create_task(run(request, _fork(memory))))
         finally:
             tasks.put_nowait(None)
 
@@ -43,6 +47,8 @@ async def respond_in_order(
     try:
         while (task := await tasks.get()) is not None:
             yield await task
+            if memory:
+                memory.popleft().close()
             slots.release()
         await reader
     finally:
@@ -53,6 +59,16 @@ async def respond_in_order(
         for unfinished in left:
             unfinished.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        for reservation in memory:
+            reservation.close()
+
+
+def _fork(memory: deque[Reservation]) -> Reservation | None:
+    """Append the reservation of another response of the current call, and return it; None without a limit."""
+    if (reservation := current_response()) is None:
+        return None
+    memory.append(reservation.fork())
+    return memory[-1]
 
 
 @dataclass(frozen=True)
@@ -69,8 +85,9 @@ async def run_in_stream(
     """Return the result of one request of a stream, or its error. Each request must have a task of its own."""
     error: ServiceError
     record = RequestRecord(
-        call.api, call.request_id, call.traceparent, endpoint=call.endpoint, peer=call.peer, caller=call.caller
-    )
+        call.api, call.request_id, call.traceparent, endpoint=call.endpoint, peer=call.peer, caller=call.caller,
+        response=current_response(),
+    )  # fmt: skip
     set_current(record)
     try:
         return await work()

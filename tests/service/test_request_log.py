@@ -13,7 +13,7 @@ import pytest
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.request_log import sampled_trace, traceparent
-from service.rpc.interceptor import peer_address
+from service.rpc.connections import parse_peer
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -140,10 +140,16 @@ def test_only_sampled_traces_become_exemplars(flags: str, trace_id: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("peer", "address"), [("ipv4:10.0.0.7:40000", "10.0.0.7"), ("ipv6:%5B::1%5D:9", "::1"), ("", "")]
+    ("peer", "parsed"),
+    [
+        ("ipv4:10.0.0.7:40000", ("10.0.0.7", 40000)),
+        ("ipv6:%5B::1%5D:9", ("::1", 9)),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:9", ("10.0.0.7", 9)),
+        ("", ("", 0)),
+    ],
 )
-def test_address_of_a_grpc_peer(peer: str, address: str) -> None:
-    assert peer_address(peer) == address
+def test_address_of_a_grpc_peer(peer: str, parsed: tuple[str, int]) -> None:
+    assert parse_peer(peer) == parsed
 
 
 def test_slow_requests_are_logged_whatever_the_access_log(tiny_artifact: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from service.engine.admission import count_characters
 from service.engine.schema.encode import Input
 
+UNIT_S = 5e-7
 INLINE_COST = 4096
 INPUT = 48
 """Tokenizing an input, and building its result."""

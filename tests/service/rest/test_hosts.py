@@ -3,10 +3,13 @@
 import httpx
 import pytest
 
+from service.config import ConfigError, load_settings
 from service.engine.model_loader import LoadedModel
 from service.errors import HostNotAllowed
+from service.rest.app import make_app
 from service.rest.hosts import HostCheck, host_name, is_loopback
 from tests.service.conftest import GOLDEN, open_harness
+from tests.service.rest.test_server import serving
 
 ORIGIN = "https://attendant.example"
 
@@ -44,6 +47,40 @@ def test_listed_names_are_allowed() -> None:
     check = HostCheck("127.0.0.1", "attendant.example, Other.example")
     for host in ("attendant.example:443", "other.example", "localhost"):
         check.check(host.encode())
+
+
+def test_patterns_and_wildcards() -> None:
+    check = HostCheck("127.0.0.1", "*.example")
+    for host in ("a.example", "b.a.example:443", "localhost"):
+        check.check(host.encode())
+    for host in ("example", "badexample", "a.example.org"):
+        with pytest.raises(HostNotAllowed):
+            check.check(host.encode())
+    HostCheck("127.0.0.1", "*").check(b"any.example")
+
+
+@pytest.mark.parametrize(
+    "hosts", ["a*.example", "*example", "**", '""', "a..b", "*.", "münchen.example", "a.example:80"]
+)
+def test_lists_that_match_nothing_are_errors(hosts: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"ATTENDANT_ALLOWED_HOSTS: .* is not a host name or an address without a port"
+    ):
+        load_settings([], {"ATTENDANT_ALLOWED_HOSTS": hosts})
+
+
+async def test_probe_of_http_1_0_needs_no_host(model: LoadedModel) -> None:
+    """The browser of a victim of DNS rebinding always sends one."""
+    async with open_harness(model) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
+        for request, status in (
+            (b"GET /readyz HTTP/1.0\r\n\r\n", 200),
+            (b"GET /readyz HTTP/1.0\r\nHost: evil.example\r\n\r\n", 403),
+            (b"GET /readyz HTTP/1.0\r\nHost: \r\n\r\n", 403),
+        ):
+            async with serving(app) as (reader, writer):
+                writer.write(request)
+                assert (await reader.readline()).split()[1] == str(status).encode()
 
 
 def test_any_name_is_allowed_beyond_loopback_without_a_list() -> None:

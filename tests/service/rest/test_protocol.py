@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -11,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.errors import Overloaded, ServiceError
-from service.limits import BodyBudget
+from service.errors import Overloaded
+from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.app import make_admin_app, make_app
@@ -79,6 +80,14 @@ HEADS = {
     "no Host": (b"GET /x HTTP/1.1\r\n\r\n", 400),
     "two Hosts": (b"GET /x HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     "HTTP/1.0 without Host": (b"GET /x HTTP/1.0\r\n\r\n", 200),
+    "two keys": (POST + b"Authorization: Bearer a\r\nauthorization: Bearer b\r\nContent-Length: 0\r\n\r\n", 400),
+    "two content types": (POST + b"Content-Type: a/b\r\nContent-Type: a/c\r\nContent-Length: 0\r\n\r\n", 400),
+    "HTTP/2.0": (b"GET /x HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
+    "HTTP/1.0, chunked": (b"POST /x HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "user in Host": (b"GET /x HTTP/1.1\r\nHost: localhost:80@evil.com\r\n\r\n", 400),
+    "path in Host": (b"GET /x HTTP/1.1\r\nHost: localhost/evil.com\r\n\r\n", 400),
+    "two ports in Host": (b"GET /x HTTP/1.1\r\nHost: localhost:80:80\r\n\r\n", 400),
+    "IPv6 Host": (b"GET /x HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", 200),
     "gzip, chunked": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
     "gzip": (POST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
     "two codings": (POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
@@ -239,42 +248,65 @@ async def test_head_and_options_are_answered_under_overload(model: LoadedModel, 
                                           "/v1/models/a": 404}.get(path, 200)  # fmt: skip
 
 
-async def test_connections_over_the_limit_get_503() -> None:
-    """Closing a connection frees its slot."""
-    rejections: list[str] = []
+async def test_connections_over_the_limit_get_503_while_all_others_are_busy() -> None:
+    """An idle one makes room for a new one."""
+    rejections: list[tuple[str, str]] = []
+    closed: list[str] = []
 
-    def report(error: ServiceError, request_id: str) -> None:
-        rejections.append(error.label)
-
-    async with serving(echo, max_connections=2, report=report) as (reader, writer):
+    async with serving(
+        echo,
+        max_connections=2,
+        on_rejected=lambda error, _, address: rejections.append((error.label, address)),
+        on_closed=lambda reason, _: closed.append(reason),
+    ) as (reader, writer):
         address = writer.get_extra_info("peername")
         second = await asyncio.open_connection(*address)
         for stream in (writer, second[1]):
-            stream.write(POST + b"Content-Length: 1\r\n\r\na")
-        assert [(await read_response(stream))[0] for stream in (reader, second[0])] == [200, 200]
+            stream.write(POST + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        for source in (reader, second[0]):
+            assert (await source.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
         third = await asyncio.open_connection(*address)
         third[1].write(POST + b"Content-Length: 1\r\n\r\na")
         status, headers, body = await read_response(third[0])
         assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
-        assert b"Too many connections (limit 2). Retry later." in body
+        assert b"Too many connections. Retry later." in body
         assert await asyncio.wait_for(third[0].read(), 20) == b""
-        second[1].close()
-        await second[1].wait_closed()
-        status = 503
-        async with asyncio.timeout(20):
-            while status == 503:  # until the server has noticed that the second connection is closed
-                fourth = await asyncio.open_connection(*address)
-                fourth[1].write(POST + b"Content-Length: 1\r\n\r\na")
-                status = (await read_response(fourth[0]))[0]
-        assert status == 200
-        for _, stream in (third, fourth):
+        writer.write(b"ab")
+        assert (await read_response(reader))[0] == 200
+        fourth = await asyncio.open_connection(*address)
+        fourth[1].write(POST + b"Content-Length: 1\r\n\r\na")
+        assert (await read_response(fourth[0]))[0] == 200
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        second[1].write(b"ab")
+        assert (await read_response(second[0]))[0] == 200
+        for _, stream in (second, third, fourth):
             stream.close()
-    assert set(rejections) == {"overload"}
+    assert rejections == [("overload", "127.0.0.1")]
+    assert closed == ["limit", "limit"]
+
+
+async def test_stalled_client_loses_its_connection_and_frees_the_memory(model: LoadedModel) -> None:
+    """A response of 8 MB does not fit the buffers of the sockets."""
+    closed: list[str] = []
+    body = orjson.dumps({"inputs": ["bank " * 200] * 32, "outputs": ["tokens"]})
+    head = (
+        b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    async with open_harness(model) as harness:
+        requests = harness.requests
+        budget = requests.responses
+        assert budget is not None
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics, requests=requests)
+        async with serving(app, stall_timeout_s=-1.0, on_closed=lambda reason, _: closed.append(reason)) as (_, writer):
+            writer.write(head % len(body) + body)
+            await until(lambda: budget.used > 2**23)
+            await until(lambda: budget.used == 0)
+    assert closed == ["stalled"]
 
 
 async def test_rejected_connection_is_counted_as_a_request() -> None:
     metrics = Metrics(CollectorRegistry())
-    RequestLog(metrics, "none").reject_connection(Overloaded("Too many connections"), "one")
+    RequestLog(metrics, "none").reject_connection(Overloaded("Too many connections"), "one", "127.0.0.1")
     labels = {"api": "rest", "endpoint": "_OTHER", "code": "503", "model": "none"}
     assert metrics.registry.get_sample_value("attendant_requests_total", labels) == 1
 
@@ -301,7 +333,7 @@ async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
     head = (
         b"POST /v1/encode HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
-    budget = BodyBudget(len(body) + 10)
+    budget = MemoryBudget(len(body) + 10, "request bodies")
     async with open_harness(model) as harness:
         app = make_app(harness.lifecycle, Settings(), harness.metrics, budget=budget)
         async with serving(app) as (reader, writer):

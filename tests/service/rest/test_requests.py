@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from service.config import Settings
 from service.errors import Overloaded, ServiceError
-from service.limits import BodyBudget
+from service.memory import MemoryBudget
 from service.rest import requests
 from service.rest.codec import StrictModel
 from service.rest.problems import invalid_body
@@ -165,13 +165,13 @@ def test_openai_input_items_must_have_the_type_of_the_first_item(document: Any, 
 
 def test_body_budget_counts_bytes_until_they_are_released() -> None:
     """The error has a retry delay."""
-    budget = BodyBudget(100)
-    budget.acquire(60)
+    budget = MemoryBudget(100, "request bodies")
+    budget.acquire("a", 60)
     with pytest.raises(Overloaded) as raised:
-        budget.acquire(60)
+        budget.acquire("b", 60)
     assert (budget.used, raised.value.http_status, raised.value.retry_after_s) == (60, 503, 1)
-    budget.release(60)
-    budget.acquire(100)
+    budget.release("a", 60)
+    budget.acquire("b", 100)
 
 
 async def test_body_budget_is_released_after_requests(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ async def test_body_budget_is_released_after_requests(harness: ServiceHarness, m
     for body in ({"inputs": GOLDEN}, {"inputs": 5}, {"inputs": "a" * Settings().max_request_bytes}):
         await harness.post("/v1/encode", body)
     assert [reader.budget.used for reader in readers] == [0, 0, 0]
-    readers[0].budget.acquire(Settings().max_pending_request_bytes)
+    readers[0].budget.acquire("other", Settings().max_pending_request_bytes)
     response = await harness.post("/v1/encode", {"inputs": GOLDEN})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["message"].startswith("Too much memory in use for request bodies (")

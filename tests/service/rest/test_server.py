@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -16,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeRequest, EncodeResponse
-from service.errors import ServiceError
 from service.rest.app import make_app
 from service.rest.connections import ConnectionLimits, Rejection, Shedder
 from service.rest.overload import LoadShedder
@@ -42,12 +42,12 @@ async def serving(
     header_timeout_s: float = 10,
     load_shedder: Shedder | None = None,
     max_connections: int | None = None,
-    report: Callable[[ServiceError, str], None] = lambda error, request_id: None,
+    **limits: Any,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Serve `app` and open a connection to it."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, report), load_shedder)
+    server = Server(app, ConnectionLimits(header_timeout_s, max_connections, **limits), load_shedder)
     await server.start(bound)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     try:
@@ -109,12 +109,12 @@ def server_context() -> ssl.SSLContext:
 
 @asynccontextmanager
 async def serving_tls(
-    limits: ConnectionLimits, context: ssl.SSLContext | None = None
+    limits: ConnectionLimits, context: ssl.SSLContext | None = None, app: ASGIApp = HELLO
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve `HELLO` with TLS, and yield the address."""
+    """Serve `app` with TLS, and yield the address."""
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    server = Server(HELLO, limits, tls=context or server_context())
+    server = Server(app, limits, tls=context or server_context())
     await server.start(bound)
     try:
         yield bound.getsockname()
@@ -129,10 +129,29 @@ async def test_slow_handshake_closes_the_connection() -> None:
         writer.close()
 
 
+async def test_incomplete_handshakes_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop and asyncio report a connection only after its handshake, so these are found among the sockets."""
+    monkeypatch.setattr("service.sockets.PERIOD_S", 0.05)
+    client = ssl._create_unverified_context()
+    closed: list[str] = []
+    limits = ConnectionLimits(20, max_connections=8, on_closed=lambda reason, _: closed.append(reason))
+    async with serving_tls(limits, app=echo) as address:
+        idle = [await asyncio.open_connection(*address) for _ in range(8)]
+        reader, writer = await asyncio.open_connection(*address, ssl=client)
+        await until(lambda: len(closed) == 4)
+        await asyncio.sleep(0.2)
+        writer.write(post(b"a"))
+        assert await read_response(reader) == (200, b"echo a")
+        for _, stream in [*idle, (reader, writer)]:
+            stream.close()
+    assert closed == ["limit"] * 4
+
+
 async def test_connections_over_the_limit_are_rejected_with_tls() -> None:
     client = ssl._create_unverified_context()
-    async with serving_tls(ConnectionLimits(10, max_connections=1)) as address:
+    async with serving_tls(ConnectionLimits(10, max_connections=1), app=echo) as address:
         _, first = await asyncio.open_connection(*address, ssl=client)
+        first.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n")
         reader, second = await asyncio.open_connection(*address, ssl=client)
         assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 503 ")
         for writer in (first, second):
@@ -230,7 +249,7 @@ async def test_running_request_is_cancelled_with_its_pipelined_successor(monkeyp
 
 
 async def test_idle_connection_is_closed_after_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.rest.server.KEEP_ALIVE_S", 1)
+    monkeypatch.setattr("service.rest.protocol.UNKNOWN_IDLE_S", 1)
     async with serving(echo) as (reader, writer):
         writer.write(post(b"a"))
         assert await read_response(reader) == (200, b"echo a")

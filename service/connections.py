@@ -1,0 +1,136 @@
+"""Which connections of a server stay when there are too many: a policy for REST and gRPC."""
+
+import ipaddress
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Set
+from typing import Generic, TypeVar
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+UNKNOWN_IDLE_S = 30.0
+"""Time after which an idle connection is closed that has sent no request of a caller."""
+
+CROWDED = 0.75
+MIN_READ_BYTES_PER_S = 64 * 1024
+
+Key = TypeVar("Key")
+
+
+def read_timeout_s(stall_timeout_s: float, size: int) -> float:
+    """Return the time that a client may take to read `size` bytes, in seconds."""
+    return stall_timeout_s + size / MIN_READ_BYTES_PER_S
+
+
+def parse_networks(value: str) -> tuple[Network, ...]:
+    """Return the networks of a comma-separated list of addresses and networks; raises ValueError."""
+    networks = []
+    for item in filter(None, map(str.strip, value.split(","))):
+        try:
+            networks.append(ipaddress.ip_network(item))
+        except ValueError:
+            raise ValueError(f'"{item}" is not an IP address or a network such as 10.0.0.0/8') from None
+    return tuple(networks)
+
+
+def normal_address(address: str) -> str:
+    """Return an IP address, that of IPv4 for an IPv4 client of an IPv6 socket; other text unchanged."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)
+
+
+class ConnectionTable(Generic[Key]):
+    """The open connections of one server.
+
+    A connection is known once a request of a caller arrived on it, with an accepted key if the server has keys. When
+    there are too many, an idle connection makes room for a new one: the oldest unknown one, else one from the address
+    with most connections. So neither idle connections nor those of one address lock out other clients.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        per_address: int,
+        proxies: Collection[Network] = (),
+        is_busy: Callable[[Key], bool] = lambda key: False,
+    ) -> None:
+        """`per_address` does not apply to `proxies`. `is_busy`: whether a connection has a request in progress."""
+        self._limit = limit
+        self._per_address = per_address
+        self._proxies = proxies
+        self._is_busy = is_busy
+        self._addresses: dict[Key, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._unknown: dict[Key, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    @property
+    def is_crowded(self) -> bool:
+        """True close to the limit."""
+        return len(self._addresses) > CROWDED * self._limit
+
+    @property
+    def connections(self) -> Set[Key]:
+        """The open connections."""
+        return self._addresses.keys()
+
+    def add(self, key: Key, address: str) -> Key | None:
+        """Add a connection. Return the one to close in its place, which may be the new one; None if all may stay."""
+        address = normal_address(address)
+        self._addresses[key] = address
+        self._counts[address] += 1
+        self._unknown[key] = time.monotonic()
+        count = self._counts[address]
+        if count > self._per_address and not self._is_proxy(address):
+            return next((other for other in self._idle(self._unknown) if self._addresses[other] == address), key)
+        if len(self._addresses) <= self._limit:
+            return None
+        oldest = next(self._idle(self._unknown), None)
+        if oldest is not None and oldest != key:
+            return oldest
+        largest, most = self._counts.most_common(1)[0]
+        if most <= count:
+            return key
+        return next((other for other in self._idle(self._addresses) if self._addresses[other] == largest), key)
+
+    def keep(self, key: Key) -> None:
+        """Note that an unknown connection may be idle. It still makes room for others."""
+        if key in self._unknown:
+            self._unknown[key] = math.inf
+
+    def set_known(self, key: Key) -> None:
+        """Note that a request of a caller arrived on a connection."""
+        self._unknown.pop(key, None)
+
+    def remove(self, key: Key) -> None:
+        """Remove a connection that is closed."""
+        address = self._addresses.pop(key, None)
+        self._unknown.pop(key, None)
+        if address is not None:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
+
+    def expired(self) -> list[Key]:
+        """Return the idle connections that have been unknown for longer than `UNKNOWN_IDLE_S`."""
+        before = time.monotonic() - UNKNOWN_IDLE_S
+        return [key for key in self._idle(self._unknown) if self._unknown[key] < before]
+
+    def _idle(self, keys: Collection[Key]) -> Iterator[Key]:
+        return (key for key in keys if not self._is_busy(key))
+
+    def _is_proxy(self, address: str) -> bool:
+        if not self._proxies:
+            return False
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(parsed in network for network in self._proxies)

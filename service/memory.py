@@ -1,0 +1,99 @@
+"""Memory of the requests and responses in transit, which all APIs share."""
+
+import threading
+from collections import Counter
+
+from service.errors import MemoryShareExceeded, Overloaded, ServiceError
+
+RETRY_AFTER_S = 1.0
+
+
+class MemoryBudget:
+    """Bytes in transit, counted by holder: the caller of a request, or its address for a caller without a name.
+
+    A holder may use as many bytes as are free, so that none locks out others: alone at most half of the limit. While
+    nothing is in use, a request or response of any size is accepted.
+    """
+
+    def __init__(self, limit: int, noun: str) -> None:
+        """`noun`: what the memory is used for, in error messages."""
+        self._limit = limit
+        self._noun = noun
+        self._by_holder: Counter[str] = Counter()
+        self.lock = threading.RLock()
+        self.used = 0
+
+    def acquire(self, holder: str, size: int) -> None:
+        """Count bytes. Raises `MemoryShareExceeded` over the share of the holder, and `Overloaded` over the limit."""
+        with self.lock:
+            own = self._by_holder[holder] + size
+            if self.used + size > self._limit and self.used:
+                raise Overloaded(
+                    f"Too much memory in use for {self._noun}", "Retry later.",
+                    actual=self.used + size, maximum=self._limit, unit="bytes", retry_after_s=RETRY_AFTER_S,
+                )  # fmt: skip
+            if own > self._limit - self.used and self.used:
+                raise MemoryShareExceeded(
+                    f"Too much memory in use for {self._noun} of this caller", "Retry when others are finished.",
+                    actual=own, maximum=self._limit - self.used, unit="bytes", retry_after_s=RETRY_AFTER_S,
+                )  # fmt: skip
+            self.count(holder, size)
+
+    def release(self, holder: str, size: int) -> None:
+        """Stop counting bytes."""
+        self.count(holder, -size)
+
+    def count(self, holder: str, size: int) -> None:
+        """Count bytes that exist already, whatever the limit; a negative size releases them."""
+        with self.lock:
+            self.used += size
+            self._by_holder[holder] += size
+            if not self._by_holder[holder]:
+                del self._by_holder[holder]
+
+
+class Reservation:
+    """The memory of one body, or of one response from before its inference until the client has read it.
+
+    Thread-safe: a thread may still prepare a request that was cancelled.
+    """
+
+    __slots__ = ("_budget", "_closed", "holder", "size")
+
+    def __init__(self, budget: MemoryBudget, holder: str = "") -> None:
+        self._budget = budget
+        self._closed = False
+        self.holder = holder
+        self.size = 0
+
+    def fork(self) -> "Reservation":
+        """Return the reservation of another response of this call."""
+        return Reservation(self._budget, self.holder)
+
+    def grow(self, size: int) -> None:
+        """Reserve at least `size` bytes. Raises as `MemoryBudget.acquire` does, for 0 if the share is used up."""
+        with self._budget.lock:
+            if self._closed or size < self.size:
+                return
+            before = self.size
+            self._budget.release(self.holder, before)  # alone, a response of any size is accepted
+            try:
+                self._budget.acquire(self.holder, size)
+            except ServiceError:
+                self._budget.count(self.holder, before)
+                raise
+            self.size = size
+
+    def set(self, size: int) -> None:
+        """Count a response that exists in place of the estimate."""
+        with self._budget.lock:
+            if not self._closed:
+                self._budget.count(self.holder, size - self.size)
+                self.size = size
+
+    def close(self) -> None:
+        """Release the memory."""
+        with self._budget.lock:
+            self._closed = True
+            self._budget.release(self.holder, self.size)
+            self.size = 0

@@ -1,0 +1,98 @@
+"""The connections of the gRPC server, which has no hook for them: found and closed through the process's sockets."""
+
+from collections import Counter
+from collections.abc import Set
+from urllib.parse import unquote
+
+from service.config import Settings
+from service.connections import ConnectionTable, normal_address, parse_networks
+from service.request_log import RequestLog
+from service.sockets import Peer, WatchedPort
+
+HEADROOM = 1.5
+"""grpc accepts this many times the limit: it rejects connections above that, whoever opens them."""
+MAX_RESETS_PER_S = 500
+"""Calls of one connection that may end before their message arrives: clients that time out do this, but rarely."""
+
+
+class RpcConnections:
+    """Closes connections that lock out others, and knows which connections have calls of callers."""
+
+    def __init__(self, settings: Settings, requests: RequestLog) -> None:
+        self._limit = settings.max_connections
+        self._table: ConnectionTable[Peer] = ConnectionTable(
+            self._limit,
+            settings.connections_per_address,
+            parse_networks(settings.trusted_proxies),
+            lambda peer: self._calls[peer] > 0,
+        )
+        self._requests = requests
+        self._calls: Counter[Peer] = Counter()
+        self._resets: Counter[Peer] = Counter()
+        self._seen: dict[Peer, bool] = {}
+        """Connections with calls, which may not have been found yet: whether a call was one of a caller."""
+        self._port: WatchedPort | None = None
+        self.stall_timeout_s = settings.response_stall_timeout_ms / 1000
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    async def watch(self, port: int) -> None:
+        """Watch the connections of this port until cancelled."""
+        self._port = WatchedPort(port, self._table, self._report)
+        await self._port.run(on_scan=self._update)
+
+    def _update(self, opened: Set[Peer], closed: Set[Peer]) -> None:
+        for peer in closed:
+            self._seen.pop(peer, None)
+        for peer in opened:
+            if (known := self._seen.get(peer)) is not None:
+                self._table.set_known(peer) if known else self._table.keep(peer)
+        if len(self._seen) > HEADROOM * self._limit:  # connections that came and went between two scans
+            self._seen = {peer: known for peer, known in self._seen.items() if peer in self._table.connections}
+        for peer, resets in self._resets.items():
+            if resets > MAX_RESETS_PER_S:
+                self.close(peer, "resets")
+        self._resets.clear()
+
+    def start_call(self, peer: Peer) -> None:
+        """Note a call of a caller."""
+        self._calls[peer] += 1
+        self._seen[peer] = True
+        self._table.set_known(peer)
+
+    def end_call(self, peer: Peer) -> None:
+        """Note the end of a call."""
+        self._calls[peer] -= 1
+        if self._calls[peer] <= 0:
+            del self._calls[peer]
+
+    def note_probe(self, peer: Peer) -> None:
+        """Note a health check, which needs no key: the connection may stay idle, but makes room for others."""
+        self._seen.setdefault(peer, False)
+        self._table.keep(peer)
+
+    def count_reset(self, peer: Peer) -> None:
+        """Count a call that ended before its message arrived."""
+        self._resets[peer] += 1
+
+    def bytes_received(self, peer: Peer) -> int | None:
+        """Return how many bytes a client has sent; None if that is unknown."""
+        return None if self._port is None else self._port.sockets.bytes_received(peer)
+
+    def close(self, peer: Peer, reason: str) -> None:
+        """Close a connection. Its calls end."""
+        if self._port is not None:
+            self._port.close(peer, reason)
+
+    def _report(self, reason: str, address: str) -> None:
+        self._requests.close_connection("grpc", reason, address)
+
+
+def parse_peer(peer: str) -> Peer:
+    """Return the address and port of a peer, which grpc describes as `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`.
+
+    Other kinds have no port.
+    """
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return normal_address(host.strip("[]")), int(port) if port.isdigit() else 0
