@@ -44,6 +44,10 @@ def total(per_minute: float, minutes: int = 480) -> str:
     return f"0+{per_minute}x{minutes}"
 
 
+def ready(*values: int) -> dict[str, str]:
+    return {f'attendant_ready{{{NAMESPACE}, pod="attendant-{n}"}}': f"{value}x60" for n, value in enumerate(values)}
+
+
 def model(pod: str, digest: str = "sha256:a", precision: str = "bfloat16", name: str = "m") -> str:
     labels = f'model="{name}", digest="{digest}", precision="{precision}", provider="openvino"'
     return f"attendant_model_info{{{pod}, {labels}}}"
@@ -77,6 +81,14 @@ REQUESTS = (
         {OK: total(100), FAILED: "0x60 100+100x60"},
         {OK: total(100), EXPIRED: total(50), SHORT: total(50)},
     ),
+    # Messages of a stream are rejected without a request that fails.
+    Case(
+        "AttendantErrorBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {OK: total(100), FAILED: total(2), SHORT: total(50), DRAINING: total(50)},
+        {OK: total(100), EXPIRED: total(50), SHORT: total(60)},
+    ),
     Case(
         "AttendantErrorBudgetBurnSteady",
         one_namespace("page"),
@@ -93,6 +105,14 @@ REQUESTS = (
         {OK: total(100), FAILED: total(0.08), DRAINING: total(0)},
     ),
     Case("AttendantLatencyBudgetBurnFast", one_namespace("page"), 70, slow(0.2), slow(0.1)),
+    # An overlay names a bucket that does not exist.
+    Case(
+        "AttendantLatencyBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {f"{DURATION}_count{{{ENCODE_OK}}}": total(100)},
+        slow(0),
+    ),
     Case("AttendantLatencyBudgetBurnSlow", one_namespace("ticket"), 400, slow(0.08), slow(0.9, per_minute=0.2)),
     Case(
         "AttendantShedRateHigh",
@@ -133,6 +153,14 @@ SERVICE = (
         10,
         {f"attendant_ready{{{POD}}}": "1x60", AVAILABLE: "2x60"},
         {f"attendant_ready{{{POD}}}": "1x60", f"attendant_ready{{{OTHER_POD}}}": "1x60", AVAILABLE: "2x60"},
+    ),
+    # No scrape succeeds in one of two namespaces.
+    Case(
+        "AttendantMonitoringLost",
+        one_namespace("page"),
+        10,
+        {f'up{{{POD}, job="attendant"}}': "0x60", 'attendant_ready{namespace="b"}': "1x60"},
+        {f'up{{{POD}, job="attendant"}}': "0x60", f'up{{{OTHER_POD}, job="attendant"}}': "1x60", **ready(1)},
     ),
     Case(
         "AttendantLaneFailed",
@@ -175,6 +203,14 @@ SERVICE = (
             f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(99),
         },
     ),
+    # No batch has succeeded, or none has failed.
+    Case(
+        "AttendantInferenceErrors",
+        one_namespace("ticket", pod="attendant-0", lane="fast"),
+        30,
+        {f'attendant_inference_errors_total{{{POD}, lane="fast"}}': total(2)},
+        {f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(99)},
+    ),
     Case(
         "AttendantNonFiniteOutputs",
         one_namespace("ticket", pod="attendant-0", lane="explain"),
@@ -205,6 +241,14 @@ SERVICE = (
         # A single replica, or a light load.
         {f"attendant_tokens_total{{{POD}}}": total(60_000), 'attendant_tokens_total{namespace="b", pod="0"}': total(60),
          'attendant_tokens_total{namespace="b", pod="1"}': total(0)},
+    ),
+    # One replica has not had a request yet, or is not ready.
+    Case(
+        "AttendantReplicaImbalance",
+        one_namespace("ticket"),
+        40,
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), **ready(1, 1)},
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), **ready(1, 0)},
     ),
     Case(
         "AttendantModelDigestSkew",
@@ -245,6 +289,14 @@ SERVICE = (
         10,
         {f'up{{{POD}, job="attendant"}}': "0x60"},
         {f'up{{{POD}, job="attendant"}}': "1x60", f'up{{{POD}, job="other"}}': "0x60"},
+    ),
+    # The job name that the operator gives without a jobLabel.
+    Case(
+        "AttendantScrapeDown",
+        one_namespace("ticket", pod="attendant-0", job="attendant/attendant"),
+        10,
+        {f'up{{{POD}, job="attendant/attendant"}}': "0x60"},
+        {f'up{{{POD}, job="monitoring/other"}}': "0x60"},
     ),
 )  # fmt: skip
 
