@@ -36,7 +36,7 @@ NO_LANE = "none"
 NO_MODEL = "none"
 """The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
-CALLER_OUTCOMES = ("ok", "rejected", "error")
+CALLER_OUTCOMES = ("ok", "rejected", "cancelled", "error")
 HTTP_CODES = ("200", "500", "503", "504")
 GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
@@ -180,7 +180,8 @@ class Metrics:
         )
         self.caller_requests = Counter(
             "attendant_caller_requests",
-            "Requests by caller: ok, rejected (by the server's limits or the caller's quota), or error.",
+            "Requests by caller: ok, rejected (by the server's limits or the caller's quota), cancelled (by the "
+            "caller) or error.",
             ["caller", "outcome"],
             registry=registry,
         )

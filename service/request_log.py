@@ -185,6 +185,15 @@ def current_admin() -> str:
     return "" if record is None else record.admin
 
 
+def caller_outcome(http_status: int) -> str:
+    """Return the outcome of a request in the caller's metrics, one of `CALLER_OUTCOMES`."""
+    if http_status in (429, 503):
+        return "rejected"
+    if http_status == Cancelled.http_status:
+        return "cancelled"
+    return "error" if http_status >= 400 else "ok"
+
+
 class RequestLog:
     """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
 
@@ -218,8 +227,7 @@ class RequestLog:
         """Count a request and log it. `code` is the HTTP status or the name of the gRPC status."""
         self.metrics.count_request(record.api, record.endpoint, code, record.model)
         if record.caller is not ANONYMOUS:
-            outcome = "rejected" if http_status in (429, 503) else "error" if http_status >= 400 else "ok"
-            self.metrics.count_caller(record.caller.name, outcome, record.tokens)
+            self.metrics.count_caller(record.caller.name, caller_outcome(http_status), record.tokens)
         is_stream = record.endpoint.endswith("Stream")  # which is open for as long as its client likes
         is_slow = not is_stream and time.perf_counter() - record.started > self._slow_s
         if http_status < 400 and record.lane != NO_LANE and not is_stream:

@@ -22,7 +22,9 @@ ENCODE_OK = f'{POD}, api="rest", lane="fast"'
 SHED = f'attendant_rejected_requests_total{{{POD}, reason="queue_full", api="rest", lane="fast"}}'
 QUEUE = f'attendant_stage_duration_seconds_bucket{{{POD}, stage="queue", lane="fast"'
 LAG = f"attendant_event_loop_lag_seconds_bucket{{{POD}"
-AVAILABLE = f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}'
+DEPLOYMENT = f'{NAMESPACE}, deployment="attendant"'
+AVAILABLE = f"kube_deployment_status_replicas_available{{{DEPLOYMENT}}}"
+DESIRED = f"kube_deployment_spec_replicas{{{DEPLOYMENT}}}"
 HPA = f'{NAMESPACE}, horizontalpodautoscaler="attendant"'
 
 
@@ -42,6 +44,35 @@ class Case:
 def total(per_minute: float, minutes: int = 480) -> str:
     """Return a counter with a constant increase per minute."""
     return f"0+{per_minute}x{minutes}"
+
+
+def phases(*steps: tuple[float, int]) -> str:
+    """Return a counter whose increase per minute changes. Each step is an increase per minute and its minutes."""
+    value, parts = 0.0, []
+    for per_minute, minutes in steps:
+        parts.append(f"{value}+{per_minute}x{minutes - 1}")
+        value += per_minute * minutes
+    return " ".join(parts)
+
+
+def requests(code: str, api: str = "rest") -> str:
+    return f'attendant_requests_total{{{POD}, api="{api}", endpoint="/v1/encode", code="{code}"}}'
+
+
+def caller(outcome: str) -> str:
+    return f'attendant_caller_requests_total{{{POD}, caller="search", outcome="{outcome}"}}'
+
+
+def handshakes(port: str) -> str:
+    return f'attendant_tls_handshake_failures_total{{{POD}, port="{port}", reason="rejected_by_client"}}'
+
+
+def closed(reason: str) -> str:
+    return f'attendant_closed_connections_total{{{POD}, api="grpc", reason="{reason}"}}'
+
+
+def ready(*values: int) -> dict[str, str]:
+    return {f'attendant_ready{{{NAMESPACE}, pod="attendant-{n}"}}': f"{value}x60" for n, value in enumerate(values)}
 
 
 def model(pod: str, digest: str = "sha256:a", precision: str = "bfloat16", name: str = "m") -> str:
@@ -77,6 +108,14 @@ REQUESTS = (
         {OK: total(100), FAILED: "0x60 100+100x60"},
         {OK: total(100), EXPIRED: total(50), SHORT: total(50)},
     ),
+    # Messages of a stream are rejected without a request that fails.
+    Case(
+        "AttendantErrorBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {OK: total(100), FAILED: total(2), SHORT: total(50), DRAINING: total(50)},
+        {OK: total(100), EXPIRED: total(50), SHORT: total(60)},
+    ),
     Case(
         "AttendantErrorBudgetBurnSteady",
         one_namespace("page"),
@@ -93,6 +132,14 @@ REQUESTS = (
         {OK: total(100), FAILED: total(0.08), DRAINING: total(0)},
     ),
     Case("AttendantLatencyBudgetBurnFast", one_namespace("page"), 70, slow(0.2), slow(0.1)),
+    # An overlay names a bucket that does not exist.
+    Case(
+        "AttendantLatencyBudgetBurnFast",
+        one_namespace("page"),
+        70,
+        {f"{DURATION}_count{{{ENCODE_OK}}}": total(100)},
+        slow(0),
+    ),
     Case("AttendantLatencyBudgetBurnSlow", one_namespace("ticket"), 400, slow(0.08), slow(0.9, per_minute=0.2)),
     Case(
         "AttendantShedRateHigh",
@@ -107,6 +154,109 @@ REQUESTS = (
         470,
         {OK: total(95.1), FULL: total(4.9), SHED: total(4.9)},
         {OK: total(99.1), FULL: total(0.9), SHED: total(0.9)},
+    ),
+)
+
+CLIENTS = (
+    # Clients give up, and no request has ever succeeded.
+    Case(
+        "AttendantMostRequestsFail",
+        one_namespace("page"),
+        30,
+        {requests("499"): total(30), requests("CANCELLED", "grpc"): total(30)},
+        {OK: total(60), requests("499"): total(40)},
+    ),
+    # Invalid keys. A few requests are no outage.
+    Case(
+        "AttendantMostRequestsFail",
+        one_namespace("page"),
+        30,
+        {OK: total(50), requests("401"): total(30), requests("UNAUTHENTICATED", "grpc"): total(30)},
+        {requests("401"): total(5)},
+    ),
+    # Short deadlines, which the objective does not count. A caller over its quota that ignores Retry-After.
+    Case(
+        "AttendantMostRequestsFail",
+        one_namespace("page"),
+        30,
+        {EXPIRED: total(100), SHORT: total(100)},
+        {OK: total(10), FULL: total(1000), requests("404"): total(8)},
+    ),
+    Case(
+        "AttendantClientErrorsHigh",
+        one_namespace("ticket", code="422"),
+        90,
+        {OK: total(70), requests("422"): total(30)},
+        # Server errors and rejections have their own alerts. The first 404 came 10 minutes ago.
+        {OK: total(70), FAILED: total(30), FULL: total(70), requests("404"): f"_x80 {total(70)}"},
+    ),
+    # A quota, without any accepted request.
+    Case(
+        "AttendantCallerRequestsFail",
+        one_namespace("ticket", caller="search"),
+        50,
+        {caller("rejected"): total(10)},
+        {caller("ok"): total(60), caller("rejected"): total(20), caller("cancelled"): total(20)},
+    ),
+    Case(
+        "AttendantTlsHandshakesFail",
+        one_namespace("page"),
+        30,
+        {handshakes("rest"): total(20)},
+        {handshakes("rest"): total(5), handshakes("admin"): total(20)},
+    ),
+    # gRPC still works, or only some clients fail.
+    Case(
+        "AttendantTlsHandshakesFail",
+        one_namespace("page"),
+        30,
+        {handshakes("rest"): total(20), OK: total(1), requests("OK", "grpc"): total(100)},
+        {handshakes("rest"): total(20), OK: total(100)},
+    ),
+    # Load that decreases within hours, and too little load.
+    Case(
+        "AttendantTrafficLost",
+        one_namespace("page"),
+        350,
+        {OK: phases((600, 150), (0, 330))},
+        {
+            OK: phases((1200, 90), *((1200 / 2**n, 30) for n in range(8)), (0, 150)),
+            'attendant_requests_total{namespace="b", pod="b-0", code="200"}': phases((30, 150), (0, 330)),
+        },
+    ),
+    # A job of 2 hours that runs every day.
+    Case(
+        "AttendantTrafficLost",
+        one_namespace("page"),
+        1600,
+        {OK: phases((600, 1560), (0, 60))},
+        {OK: phases((600, 120), (0, 1320), (600, 120), (0, 60))},
+    ),
+    Case(
+        "AttendantApiTrafficLost",
+        one_namespace("ticket", api="grpc"),
+        200,
+        {OK: total(600), requests("OK", "grpc"): phases((600, 150), (0, 60))},
+        {OK: total(600), requests("OK", "grpc"): phases((30, 150), (0, 60))},
+    ),
+    Case(
+        "AttendantConnectionsRejected",
+        one_namespace("page", api="grpc"),
+        30,
+        {closed("limit"): total(12)},
+        {closed("limit"): total(3), closed("idle"): total(100), closed("stalled"): total(100)},
+    ),
+    # A server without the series of one API.
+    *(
+        Case(
+            "AttendantConnectionsNearLimit",
+            one_namespace("ticket", pod="attendant-0", api=api),
+            20,
+            {connections: "1900x60", f'attendant_connection_limit{{{POD}, api="{api}"}}': "2048x60"},
+            {connections: "1500x60", f'attendant_connection_limit{{{POD}, api="{api}"}}': "2048x60"},
+        )
+        for api, name in (("rest", "http"), ("grpc", "grpc"))
+        for connections in (f"attendant_{name}_connections{{{POD}}}",)
     ),
 )
 
@@ -125,6 +275,16 @@ SERVICE = (
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "0x60"},
         {f"attendant_ready{{{POD}}}": "0x60", f"attendant_ready{{{OTHER_POD}}}": "1x60"},
     ),
+    # Without kube-state-metrics, and for a Deployment whose pods Prometheus does not find.
+    Case("AttendantFewReplicasReady", one_namespace("page"), 20, ready(0, 1, 0), ready(0, 1)),
+    Case("AttendantFewReplicasReady", one_namespace("page"), 20, {DESIRED: "10x60"}, {DESIRED: "0x60"}),
+    Case(
+        "AttendantFewReplicasReady",
+        one_namespace("page"),
+        20,
+        {DESIRED: "10x60", AVAILABLE: "1x60"},
+        {DESIRED: "2x60", AVAILABLE: "1x60"},
+    ),
     # Prometheus finds no replicas, with and without kube-state-metrics, or only one of two.
     Case("AttendantMonitoringLost", {"severity": "page"}, 10, {OK: total(1)}, {f"attendant_ready{{{POD}}}": "1x60"}),
     Case(
@@ -133,6 +293,14 @@ SERVICE = (
         10,
         {f"attendant_ready{{{POD}}}": "1x60", AVAILABLE: "2x60"},
         {f"attendant_ready{{{POD}}}": "1x60", f"attendant_ready{{{OTHER_POD}}}": "1x60", AVAILABLE: "2x60"},
+    ),
+    # No scrape succeeds in one of two namespaces.
+    Case(
+        "AttendantMonitoringLost",
+        one_namespace("page"),
+        10,
+        {f'up{{{POD}, job="attendant"}}': "0x60", 'attendant_ready{namespace="b"}': "1x60"},
+        {f'up{{{POD}, job="attendant"}}': "0x60", f'up{{{OTHER_POD}, job="attendant"}}': "1x60", **ready(1)},
     ),
     Case(
         "AttendantLaneFailed",
@@ -175,6 +343,14 @@ SERVICE = (
             f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(99),
         },
     ),
+    # No batch has succeeded, or none has failed.
+    Case(
+        "AttendantInferenceErrors",
+        one_namespace("ticket", pod="attendant-0", lane="fast"),
+        30,
+        {f'attendant_inference_errors_total{{{POD}, lane="fast"}}': total(2)},
+        {f'attendant_batch_size_count{{{POD}, lane="fast"}}': total(99)},
+    ),
     Case(
         "AttendantNonFiniteOutputs",
         one_namespace("ticket", pod="attendant-0", lane="explain"),
@@ -205,6 +381,14 @@ SERVICE = (
         # A single replica, or a light load.
         {f"attendant_tokens_total{{{POD}}}": total(60_000), 'attendant_tokens_total{namespace="b", pod="0"}': total(60),
          'attendant_tokens_total{namespace="b", pod="1"}': total(0)},
+    ),
+    # One replica has not had a request yet, or is not ready.
+    Case(
+        "AttendantReplicaImbalance",
+        one_namespace("ticket"),
+        40,
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), **ready(1, 1)},
+        {f"attendant_tokens_total{{{POD}}}": total(60_000), **ready(1, 0)},
     ),
     Case(
         "AttendantModelDigestSkew",
@@ -246,6 +430,29 @@ SERVICE = (
         {f'up{{{POD}, job="attendant"}}': "0x60"},
         {f'up{{{POD}, job="attendant"}}': "1x60", f'up{{{POD}, job="other"}}': "0x60"},
     ),
+    # The job name that the operator gives without a jobLabel.
+    Case(
+        "AttendantScrapeDown",
+        one_namespace("ticket", pod="attendant-0", job="attendant/attendant"),
+        10,
+        {f'up{{{POD}, job="attendant/attendant"}}': "0x60"},
+        {f'up{{{POD}, job="monitoring/other"}}': "0x60"},
+    ),
+    Case(
+        "AttendantLogLinesDropped",
+        one_namespace("ticket", pod="attendant-0"),
+        12,
+        {f"attendant_log_lines_dropped_total{{{POD}}}": "0x8 1x20"},
+        {f"attendant_log_lines_dropped_total{{{POD}}}": "100x60"},
+    ),
+    Case(
+        "AttendantOpenFilesNearLimit",
+        one_namespace("ticket", pod="attendant-0"),
+        20,
+        {f"process_open_fds{{{POD}}}": "900x60", f"process_max_fds{{{POD}}}": "1024x60", **ready(1)},
+        # Not a process of this server.
+        {f"process_open_fds{{{OTHER_POD}}}": "900x60", f"process_max_fds{{{OTHER_POD}}}": "1024x60", **ready(1)},
+    ),
 )  # fmt: skip
 
 MEMORY = f'container_memory_working_set_bytes{{{POD}, container="server"}}'
@@ -262,12 +469,38 @@ CLUSTER = (
         "AttendantNoReadyReplicas",
         one_namespace("page"),
         10,
-        {f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "0x60"},
+        {AVAILABLE: "0x60"},
         {
-            f'kube_deployment_status_replicas_available{{{NAMESPACE}, deployment="attendant"}}': "1x60",
+            AVAILABLE: "1x60",
             'kube_deployment_status_replicas_available{namespace="b", deployment="grafana"}': "0x60",
             f"attendant_ready{{{POD}}}": "1x60",
         },
+    ),
+    Case(
+        "AttendantReplicasMissing",
+        one_namespace("ticket", deployment="attendant"),
+        50,
+        {DESIRED: "10x60", AVAILABLE: "9x60"},
+        {DESIRED: "10x60", AVAILABLE: "9x30 10x30"},
+    ),
+    # All replicas of the previous version are available.
+    *(
+        Case(
+            "AttendantReplicasMissing",
+            one_namespace("ticket", deployment="attendant"),
+            50,
+            {DESIRED: "2x60", AVAILABLE: "2x60"} | stuck,
+            {DESIRED: "2x60", AVAILABLE: "2x60"} | dict.fromkeys(stuck, "0x60"),
+        )
+        for stuck in (
+            {
+                f'kube_deployment_status_condition{{{DEPLOYMENT}, condition="Progressing", status="false"}}': "1x60",
+            },
+            {
+                f"kube_deployment_status_observed_generation{{{DEPLOYMENT}}}": "1x60",
+                f"kube_deployment_metadata_generation{{{DEPLOYMENT}}}": "2x60",
+            },
+        )
     ),
     Case(
         "AttendantRestartLoop",
@@ -320,4 +553,4 @@ CLUSTER = (
     ),
 )
 
-CASES = (*REQUESTS, *SERVICE, *CLUSTER)
+CASES = (*REQUESTS, *CLIENTS, *SERVICE, *CLUSTER)

@@ -17,7 +17,9 @@ RULES = MONITORING / "rules.yaml"
 DASHBOARD = MONITORING / "dashboard.json"
 FOREIGN = ("kube_", "container_", "DCGM_")
 """Metric prefixes of kube-state-metrics, cAdvisor and the DCGM exporter."""
-PROCESS = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+PROCESS = {
+    "up", "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds", "process_max_fds",
+}  # fmt: skip
 """Metrics that come from Prometheus and its client library."""
 METRIC = re.compile(r"\b(?:[a-z_]+:)?(?:attendant|kube|container|process|DCGM)_[A-Za-z0-9_]+(?::[a-z0-9_]+)?|\bup\b")
 

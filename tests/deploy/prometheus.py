@@ -85,8 +85,9 @@ def snake_case(name: str) -> str:
 
 
 def short_rules() -> str:
-    """Return the shipped rules with short windows and a short evaluation interval."""
-    return re.sub(r"\[\d+[mhd]\]", f"[{WINDOW}]", RULES.read_text()).replace("interval: 30s", "interval: 1s")
+    """Return the shipped rules with short windows, short offsets and a short evaluation interval."""
+    rules = re.sub(r"\[\d+[mhd]\]", f"[{WINDOW}]", RULES.read_text())
+    return re.sub(r"offset \d+[mhd]", "offset 1s", rules).replace("interval: 30s", "interval: 1s")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -270,6 +272,26 @@ def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.
         assert sample(metrics, "attendant_reloads_total", subject="api_keys", result=result) == 1
 
 
+def cancel_requests(server: RunningServer, key: str) -> None:
+    """Send one request over REST and one over gRPC, and cancel them before the server responds."""
+    host, port = server.rest.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/encode HTTP/1.1\r\nHost: {host}\r\nx-api-key: {key}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        time.sleep(0.1)  # a request whose head has not arrived is not counted
+    ended = threading.Event()
+
+    def messages() -> Iterator[pb.EncodeStreamRequest]:
+        yield pb.EncodeStreamRequest(id="1", request=pb.EncodeRequest(inputs=[pb.Input(text="money")]))
+        ended.wait()
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = EncoderServiceStub(channel).EncodeStream(messages(), metadata=(("x-api-key", key),))  # type: ignore[no-untyped-call]
+        assert next(call).id == "1"
+        call.cancel()
+        ended.set()
+
+
 def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     limited = named_key("limited", "few", 1, 1)
@@ -299,7 +321,13 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
         rejected = httpx.post(f"{running.rest}/v1/encode", json={"inputs": "money"}, headers={"x-api-key": "few"})
         assert (rejected.status_code, rejected.json()["error"]["reason"]) == (429, "QUOTA_EXCEEDED")
         assert 5 <= int(rejected.headers["retry-after"]) <= 20
+        cancel_requests(running, "new")
+        cancelled = 'attendant_caller_requests_total{caller="search",outcome="cancelled"} 2.0'
+        while cancelled not in httpx.get(f"{running.admin}/metrics").text and time.monotonic() < deadline + 10:
+            time.sleep(0.1)
         text = httpx.get(f"{running.admin}/metrics").text
+        assert cancelled in text
+        assert 'attendant_caller_requests_total{caller="search",outcome="error"} 0.0' in text
         assert 'attendant_caller_requests_total{caller="limited",outcome="rejected"} 2.0' in text
         assert 'attendant_caller_requests_total{caller="search",outcome="ok"}' in text
         for code in (401, 429):

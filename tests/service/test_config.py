@@ -247,7 +247,7 @@ def test_options_have_descriptions_and_units(name: str) -> None:
     assert (field.description or "").endswith(".")
     if isinstance(field.default, int) and not isinstance(field.default, bool):
         assert re.search(
-            r"_(ms|bytes|tokens|inputs|documents|token|port|per_input|per_request|connections|streams)$|^(threads|gpu_device)$",
+            r"_(ms|bytes|tokens|inputs|documents|token|port|per_input|per_request|per_address|connections|streams)$|^(threads|gpu_device)$",
             name,
         )
 

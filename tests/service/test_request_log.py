@@ -10,9 +10,10 @@ import grpc
 import httpx
 import pytest
 
+from service.metrics import CALLER_OUTCOMES
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.request_log import sampled_trace, traceparent
+from service.request_log import caller_outcome, sampled_trace, traceparent
 from service.rpc.connections import parse_peer
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
 
@@ -113,6 +114,15 @@ def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
         for _ in range(2000):
             assert client.post("/v1/encode", json={}).status_code == 422
     assert len(lines) == 2000
+
+
+def test_outcomes_of_callers() -> None:
+    """A caller's own cancellations are not its errors. gRPC codes have the HTTP status of the same error."""
+    outcomes = {status: caller_outcome(status) for status in (200, 400, 404, 422, 429, 499, 500, 503, 504)}
+    assert set(outcomes.values()) == set(CALLER_OUTCOMES)
+    assert [status for status, outcome in outcomes.items() if outcome == "rejected"] == [429, 503]
+    assert [status for status, outcome in outcomes.items() if outcome == "cancelled"] == [499]
+    assert [status for status, outcome in outcomes.items() if outcome == "ok"] == [200]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests by caller",
-            "Requests per second by caller of their API key. Rejected ones exceed a limit of the server or a quota.",
+            "Requests per second by caller of their API key. Rejected requests exceed a server limit or a quota. "
+            "Cancelled requests were cancelled by the caller.",
             "reqps",
             [Query(rate("attendant_caller_requests_total", "caller, outcome"), "{{caller}} {{outcome}}")],
         ),

@@ -231,5 +231,5 @@ async def test_callers_are_listed(server: Server) -> None:
     (caller,) = (await server.send("GET", "/admin/callers", headers=bearer(ADMIN))).json()["callers"]
     assert caller == {
         "name": "search", "weight": 3, "tokens_per_second": 1000, "retry_after_s": 0.0, "queued_tokens": 0,
-        "ok_requests": 1, "rejected_requests": 0, "error_requests": 0, "tokens": 3,
+        "ok_requests": 1, "rejected_requests": 0, "cancelled_requests": 0, "error_requests": 0, "tokens": 3,
     }  # fmt: skip
