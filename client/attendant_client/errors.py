@@ -5,9 +5,15 @@ from typing import Any
 
 RETRYABLE = frozenset(
     (
-        "QUEUE_FULL", "QUOTA_EXCEEDED", "MEMORY_SHARE_EXCEEDED", "OVERLOADED", "STARTING", "DRAINING", "BACKEND_FAILED",
+        "QUEUE_FULL",
+        "QUOTA_EXCEEDED",
+        "MEMORY_SHARE_EXCEEDED",
+        "OVERLOADED",
+        "STARTING",
+        "DRAINING",
+        "BACKEND_FAILED",
         "UNAVAILABLE",
-    )  # fmt: skip
+    )
 )
 """Transient reasons: the same request may succeed on a retry."""
 

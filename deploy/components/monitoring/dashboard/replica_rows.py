@@ -114,11 +114,13 @@ REPLICAS = Row(
         ),
         Panel(
             "Memory",
-            "Resident memory of the process, and working set and limit of the container. The kernel kills a container "
-            "at its limit. Sources of the latter two: cAdvisor and kube-state-metrics.",
+            "Resident memory of the process, the part reserved for responses, and working set and limit of the "
+            "container. The kernel kills a container at its limit. Sources of the last two: cAdvisor and "
+            "kube-state-metrics.",
             "bytes",
             [
                 Query(metric("process_resident_memory_bytes"), "resident {{pod}}"),
+                Query(metric("attendant_pending_response_bytes"), "responses {{pod}}"),
                 Query(largest("container_memory_working_set_bytes", 'container!=""'), "working set {{pod}}"),
                 Query(largest("kube_pod_container_resource_limits", 'resource="memory"'), "limit {{pod}}"),
             ],

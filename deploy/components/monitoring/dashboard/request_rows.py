@@ -119,11 +119,12 @@ TRAFFIC = Row(
         ),
         Panel(
             "Requests in progress",
-            "Requests from headers received to response sent, and open REST connections.",
+            "Requests from headers received to response sent, and open connections.",
             "short",
             [
                 Query(f"sum by (pod) ({metric('attendant_requests_in_flight')})", "{{pod}}"),
-                Query(f"sum by (pod) ({metric('attendant_http_connections')})", "{{pod}} connections"),
+                Query(f"sum by (pod) ({metric('attendant_http_connections')})", "{{pod}} REST connections"),
+                Query(f"sum by (pod) ({metric('attendant_grpc_connections')})", "{{pod}} gRPC connections"),
             ],
         ),
         Panel(
