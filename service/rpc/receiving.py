@@ -63,7 +63,8 @@ class Receiver:
         self._timeout_ms = settings.body_timeout_ms
         self._free = max(1, settings.max_pending_request_bytes // settings.max_grpc_message_bytes)
         self._bytes_received = bytes_received
-        self._calls: dict[_Call, None] = {}  # oldest first
+        self._count = 0
+        self._calls: dict[Peer, dict[_Call, None]] = {}  # oldest first
         self._holders: dict[_Call, None] = {}
         self._lent: dict[_Call, None] = {}
         self._held: Counter[Peer] = Counter()
@@ -80,14 +81,17 @@ class Receiver:
         try:
             async with asyncio.timeout(self._timeout_ms / 1000) as timeout:
                 call = _Call(peer, timeout)
-                self._calls[call] = None
+                self._add(call)
                 try:
-                    self._end_idle_calls(call.started)
                     await self._take_turn(call)
-                    return await anext(requests)
+                    data = await anext(requests)
                 finally:
                     self._return_turn(call)
-                    del self._calls[call]
+                    self._remove(call)
+            if timeout.expired():  # in the step in which the message arrived: the next await would be cancelled
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            return data
         except TimeoutError:
             raise RequestTimeout(
                 "Message not received in time", "Retry the call.", maximum=self._timeout_ms, unit="ms"
@@ -110,12 +114,22 @@ class Receiver:
             async with self.parsed(data, parse, holder) as message:
                 yield message
 
-    def _end_idle_calls(self, now: float) -> None:
-        """While there are too many calls, give the oldest ones little time."""
-        excess = len(self._calls) - MAX_IDLE_CALLS
-        if excess > 0:
-            for call, _ in zip(self._calls, range(excess), strict=False):
-                call.end_by(max(now, call.started + CONTENDED_TIMEOUT_S))
+    def _add(self, call: _Call) -> None:
+        """Count a call. While there are too many, the oldest ones of its connection get little time."""
+        self._count += 1
+        calls = self._calls.setdefault(call.peer, {})
+        calls[call] = None
+        if self._count > MAX_IDLE_CALLS:
+            excess = len(calls) - MAX_IDLE_CALLS // len(self._calls)
+            for idle, _ in zip(calls, range(excess), strict=False):
+                idle.end_by(max(call.started, idle.started + CONTENDED_TIMEOUT_S))
+
+    def _remove(self, call: _Call) -> None:
+        self._count -= 1
+        calls = self._calls[call.peer]
+        del calls[call]
+        if not calls:
+            del self._calls[call.peer]
 
     async def _take_turn(self, call: _Call) -> None:
         if self._free and not self._waiters:
