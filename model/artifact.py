@@ -5,6 +5,7 @@ from the manifest, is missing, or is not listed. Every file is opened once: late
 after another artifact was moved to the directory. This module imports neither torch nor onnxruntime.
 """
 
+import errno
 import hashlib
 import json
 import mmap
@@ -260,10 +261,14 @@ def _read(root: Path, name: str) -> bytes:
 
 
 def _open(root: Path, name: str) -> int:
-    """Open a regular file of `root`. Links are rejected: their target can change before a file is opened."""
+    """Open a regular file of `root`.
+
+    Symbolic links are rejected: their target can change before a file is opened. Hard links are not: who can write to
+    a file through another name has the permission to write to it through this one.
+    """
     path = root / name
-    if "\0" in name or root not in path.resolve().parents:
-        raise ArtifactError(f"{path}: outside of the artifact. Export again.")
+    if "\0" in name or root not in Path(os.path.realpath(path)).parents:  # Path.resolve raises for a loop of links
+        raise ArtifactError(f"{path}: outside of the artifact. Export again, or copy it without links: cp -rL.")
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -274,11 +279,12 @@ def _open(root: Path, name: str) -> int:
             raise ArtifactError(f"{root}: not an artifact ({MANIFEST} is missing). {remedy}") from None
         raise ArtifactError(f"{path}: missing. Export again.") from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ArtifactError(f"{path}: a symbolic link. Copy the artifact without links: cp -rL.") from None
         raise ArtifactError(f"{path}: cannot be read ({error.strerror}). Check its type and permissions.") from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
+        raise ArtifactError(f"{path}: not a regular file. Copy or export the artifact again.")
     return descriptor
 
 
