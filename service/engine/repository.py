@@ -18,7 +18,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
 from service.errors import DefaultModelRequired, LoadFailed, NotFound, Unsupported, echo
 from service.exporter import ExportError
-from service.file_watch import FileWatch
+from service.file_watch import FileWatch, read_settled
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact, source_state
 from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file, read_models_file
@@ -170,7 +170,10 @@ class ModelRepository:
         path = self._require_file()
         log.info("model load requested model=%s admin=%s", echo(name), admin)
         try:
-            entries = parse_models_file(path, await asyncio.to_thread(read_models_file, path))
+            entries = await read_settled(
+                lambda: parse_models_file(path, read_models_file(path)),
+                lambda entries: [*entries] == [*self._entries.values()],
+            )
             change = asyncio.create_task(self._apply(entries, name))
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)
