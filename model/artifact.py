@@ -25,6 +25,7 @@ from model.console import EX_CONFIG
 from model.manifest import FORMAT_VERSION, VARIANTS, FileRecord, Manifest, ManifestVersion
 from model.mapped_tensor import MappedTensor
 from model.measurements import GoldenVectors, Report
+from model.model_name import is_model_name
 from model.records import TensorRecord
 
 MANIFEST = "manifest.json"
@@ -230,7 +231,7 @@ def _export_command(root: Path, manifest: Any) -> str:
     revision, name = str(manifest.get("revision")), str(manifest.get("name"))
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         words += ["--revision", revision]
-    if source and name != Path(str(manifest.get("source"))).name:
+    if source and name != Path(str(manifest.get("source"))).name and is_model_name(name):
         words += ["--name", name]
     for variant in VARIANTS:
         if isinstance(graphs, dict) and variant in graphs:

@@ -36,7 +36,8 @@ from model.golden_vectors import compute_golden_vectors
 from model.license import restricts_commercial_use
 from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, Head, LayersRecord, Manifest, Variant
 from model.measurements import GraphReport, ParityRecord, Report
-from model.model_source import ModelSource, locate
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+from model.model_source import ModelSource, SourceError, locate
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import measure_parity
 from model.prompts import resolve_roles
@@ -100,6 +101,11 @@ def export(  # noqa: PLR0913  # the options of the command
     check_directory(out)
     progress(f"locating {source}")
     located = locate(source, revision, progress)
+    name = name or located.name
+    if not is_model_name(name):
+        raise SourceError(
+            f"{source}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Set --name, or rename the directory."
+        )
     if not overwrite:
         check_same_source(out, located)
     check_space(out, located)
@@ -119,7 +125,7 @@ def export(  # noqa: PLR0913  # the options of the command
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"
         root.mkdir()
-        manifest = _write(root, checkpoint, located, name or located.name, progress, variants)
+        manifest = _write(root, checkpoint, located, name, progress, variants)
         progress("verifying the artifact")
         Artifact.open(root)
         _replace(out, root, Path(scratch) / "old")

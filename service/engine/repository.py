@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError
+from model.artifact import MANIFEST, Artifact, ArtifactError
 from model.license import restricts_commercial_use
 from model.manifest import Manifest
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.source_name import SourceError
 from service.config import PREFIX, ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
@@ -277,6 +278,8 @@ class ModelRepository:
         return prepare_artifact(entry.source, cache_directory(self._settings.cache_dir))
 
     def _load(self, entry: ModelEntry, directory: Path) -> LoadedModel:
+        if entry.name is None:
+            _check_name(directory, Artifact.read_manifest(directory)[0].name)
         loaded = LoadedModel.load(self._settings, entry.option(directory))
         manifest = loaded.artifact.manifest
         if restricts_commercial_use(manifest.license):
@@ -338,3 +341,12 @@ class ModelRepository:
 def without_measures(manifest: Manifest) -> Manifest:
     """Return the part of a manifest that determines what is computed: `attendant evaluate --save` adds measures."""
     return manifest.model_copy(update={"evaluations": ()})
+
+
+def _check_name(directory: Path, name: str) -> None:
+    """Raise `ArtifactError` unless a model can be served under the name in its manifest."""
+    if not is_model_name(name):
+        raise ArtifactError(
+            f"{directory / MANIFEST}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Serve it under another name: "
+            f"--models NAME={directory}"
+        )
