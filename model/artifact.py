@@ -8,6 +8,7 @@ after another artifact was moved to the directory. This module imports neither t
 import errno
 import hashlib
 import json
+import math
 import mmap
 import os
 import re
@@ -39,6 +40,7 @@ WEIGHTS = "weights.bin"
 DEFAULT_SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
 """The source of the model that the commands call "default"."""
 CHUNK_BYTES = 2**20
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ArtifactError(Exception):
@@ -92,6 +94,7 @@ class Artifact:
         manifest, digest = cls.read_manifest(root, expected_digest)
         artifact = cls(root.resolve(), manifest, digest)
         artifact._reject_unlisted_files()
+        artifact._check_tensors()
         for name in artifact.manifest.files:
             for _ in artifact._read_chunks(name):
                 pass
@@ -151,7 +154,12 @@ class Artifact:
         except ValueError:
             golden = None
         heads = {head.type for head in self.manifest.heads}
-        if golden is None or {name.removesuffix("_query") for name in golden.heads} != heads:
+        vocabulary = self.manifest.architecture.vocab_size
+        if (
+            golden is None
+            or {name.removesuffix("_query") for name in golden.heads} != heads
+            or any(not golden_head.has_ids_below(vocabulary) for golden_head in golden.heads.values())
+        ):
             raise ArtifactError(f"{self.root / GOLDEN}: invalid golden vectors. Export again.")
         return golden
 
@@ -183,6 +191,16 @@ class Artifact:
         for name in _referenced_files(self.manifest):
             if name not in self.manifest.files:
                 raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
+
+    def _check_tensors(self) -> None:
+        """Raise ArtifactError for a tensor beyond the end of its file: a map of it would be another size or fail."""
+        for name, tensor in self.manifest.tensors():
+            end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+            if end > (size := self.manifest.files[tensor.file].size):
+                raise ArtifactError(
+                    f"{self.root / MANIFEST}: {name}: beyond the end of {tensor.file} ({end} bytes, limit {size}). "
+                    "Export again."
+                )
 
 
 def write_manifest(root: Path, manifest: Manifest) -> str:
@@ -227,7 +245,7 @@ def _export_command(root: Path, manifest: Any) -> str:
     # A Hugging Face model ID has a commit; the default model is verified by its weights.
     if source == DEFAULT_SOURCE and str(manifest.get("revision")).startswith("sha256:"):
         source = "default"
-    words = ["attendant-model", "export", source or "SOURCE", "-o", str(root)]
+    words = ["attendant-model", "export", str(source or "SOURCE"), "-o", str(root)]
     revision, name = str(manifest.get("revision")), str(manifest.get("name"))
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         words += ["--revision", revision]

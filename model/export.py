@@ -11,6 +11,7 @@ import torch
 
 from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import CheckpointError
 from model.console import EX_SOFTWARE
 from model.description import EmbeddingSettings, describe_classifier, describe_other_heads
 from model.encoder import Encoder, HiddenStatesEncoder
@@ -110,7 +111,13 @@ def export(  # noqa: PLR0913  # the options of the command
         check_same_source(out, located)
     check_space(out, located)
     progress(f"reading {located.source}")
-    checkpoint = load_checkpoint(located.directory, settings)
+    try:
+        checkpoint = load_checkpoint(located.directory, settings)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"{located.directory}: a configuration file has an invalid value ({problem}). Download the model again."
+        ) from error
     embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
     checkpoint = replace(checkpoint, embedding_config=embedding)
     check_tokenizer(checkpoint)

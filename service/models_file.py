@@ -84,10 +84,10 @@ def parse_models_file(path: Path, content: bytes) -> Sequence[ModelEntry]:
         parsed = ModelsFile.model_validate(tomllib.loads(content.decode()))
     except UnicodeDecodeError:
         raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{OPTION}: {path} is not TOML ({error}). Correct it.") from None
     except ValidationError as invalid:
         raise ConfigError(f"{OPTION}: {path}: {_describe(invalid)}. See docs/models-file.md.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{OPTION}: {path} is not TOML ({error}). Correct it.") from None
     counts = Counter(_names(parsed.models))
     repeated = next((name for name, count in counts.items() if count > 1), None)
     if repeated is not None:

@@ -231,7 +231,7 @@ def load_config(path: Path) -> TrainConfig:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TrainError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TrainError(f"{path}: not TOML ({error}). Correct it.") from None
     try:
         config = TrainConfig.model_validate(document)
