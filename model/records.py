@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """The size of a part of a model. Larger ones are mistakes, for which there is no memory."""
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TensorType = Literal["float32", "float16", "bfloat16"]
 
 
