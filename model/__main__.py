@@ -29,6 +29,7 @@ from model.description import (
 from model.examples.command import EXAMPLES, write_example
 from model.known_models import list_models
 from model.manifest import POOLINGS, VARIANTS, Absent, Manifest
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.sample_texts import read_texts, sample_sentences
 
 DEFAULT_EVAL_TEXTS = 2000
@@ -89,7 +90,7 @@ def _parser() -> Parser:
     )
     export.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
     export.add_argument("--revision", help="branch, tag or commit of a Hugging Face model ID")
-    export.add_argument("--name", help="model name (default: last part of the source)")
+    export.add_argument("--name", type=_model_name, help="model name (default: last part of the source)")
     export.add_argument(
         "--variant", dest="variants", action="append", default=[], choices=VARIANTS, help="additional graph; repeatable"
     )
@@ -133,6 +134,13 @@ def _parser() -> Parser:
     verify = add_command("verify", "verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     return parser
+
+
+def _model_name(text: str) -> str:
+    """Return a name; argparse reports the error."""
+    if not is_model_name(text):
+        raise argparse.ArgumentTypeError(f"{NAME_FORMAT} ({text[:MAX_CHARACTERS]!r})")
+    return text
 
 
 def _train(config: Path, out: Path) -> int:

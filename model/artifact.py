@@ -5,8 +5,10 @@ from the manifest, is missing, or is not listed. Every file is opened once: late
 after another artifact was moved to the directory. This module imports neither torch nor onnxruntime.
 """
 
+import errno
 import hashlib
 import json
+import math
 import mmap
 import os
 import re
@@ -24,6 +26,7 @@ from model.console import EX_CONFIG
 from model.manifest import FORMAT_VERSION, VARIANTS, FileRecord, Manifest, ManifestVersion
 from model.mapped_tensor import MappedTensor
 from model.measurements import GoldenVectors, Report
+from model.model_name import is_model_name
 from model.records import TensorRecord
 
 MANIFEST = "manifest.json"
@@ -37,6 +40,7 @@ WEIGHTS = "weights.bin"
 DEFAULT_SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
 """The source of the model that the commands call "default"."""
 CHUNK_BYTES = 2**20
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ArtifactError(Exception):
@@ -90,6 +94,7 @@ class Artifact:
         manifest, digest = cls.read_manifest(root, expected_digest)
         artifact = cls(root.resolve(), manifest, digest)
         artifact._reject_unlisted_files()
+        artifact._check_tensors()
         for name in artifact.manifest.files:
             for _ in artifact._read_chunks(name):
                 pass
@@ -149,7 +154,12 @@ class Artifact:
         except ValueError:
             golden = None
         heads = {head.type for head in self.manifest.heads}
-        if golden is None or {name.removesuffix("_query") for name in golden.heads} != heads:
+        vocabulary = self.manifest.architecture.vocab_size
+        if (
+            golden is None
+            or {name.removesuffix("_query") for name in golden.heads} != heads
+            or any(not golden_head.has_ids_below(vocabulary) for golden_head in golden.heads.values())
+        ):
             raise ArtifactError(f"{self.root / GOLDEN}: invalid golden vectors. Export again.")
         return golden
 
@@ -181,6 +191,16 @@ class Artifact:
         for name in _referenced_files(self.manifest):
             if name not in self.manifest.files:
                 raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
+
+    def _check_tensors(self) -> None:
+        """Raise ArtifactError for a tensor beyond the end of its file: a map of it would be another size or fail."""
+        for name, tensor in self.manifest.tensors():
+            end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+            if end > (size := self.manifest.files[tensor.file].size):
+                raise ArtifactError(
+                    f"{self.root / MANIFEST}: {name}: beyond the end of {tensor.file} ({end} bytes, limit {size}). "
+                    "Export again."
+                )
 
 
 def write_manifest(root: Path, manifest: Manifest) -> str:
@@ -225,11 +245,11 @@ def _export_command(root: Path, manifest: Any) -> str:
     # A Hugging Face model ID has a commit; the default model is verified by its weights.
     if source == DEFAULT_SOURCE and str(manifest.get("revision")).startswith("sha256:"):
         source = "default"
-    words = ["attendant-model", "export", source or "SOURCE", "-o", str(root)]
+    words = ["attendant-model", "export", str(source or "SOURCE"), "-o", str(root)]
     revision, name = str(manifest.get("revision")), str(manifest.get("name"))
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         words += ["--revision", revision]
-    if source and name != Path(str(manifest.get("source"))).name:
+    if source and name != Path(str(manifest.get("source"))).name and is_model_name(name):
         words += ["--name", name]
     for variant in VARIANTS:
         if isinstance(graphs, dict) and variant in graphs:
@@ -260,10 +280,14 @@ def _read(root: Path, name: str) -> bytes:
 
 
 def _open(root: Path, name: str) -> int:
-    """Open a regular file of `root`. Links are rejected: their target can change before a file is opened."""
+    """Open a regular file of `root`.
+
+    Symbolic links are rejected: their target can change before a file is opened. Hard links are not: who can write to
+    a file through another name has the permission to write to it through this one.
+    """
     path = root / name
-    if "\0" in name or root not in path.resolve().parents:
-        raise ArtifactError(f"{path}: outside of the artifact. Export again.")
+    if "\0" in name or root not in Path(os.path.realpath(path)).parents:  # Path.resolve raises for a loop of links
+        raise ArtifactError(f"{path}: outside of the artifact. Export again, or copy it without links: cp -rL.")
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -274,11 +298,12 @@ def _open(root: Path, name: str) -> int:
             raise ArtifactError(f"{root}: not an artifact ({MANIFEST} is missing). {remedy}") from None
         raise ArtifactError(f"{path}: missing. Export again.") from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ArtifactError(f"{path}: a symbolic link. Copy the artifact without links: cp -rL.") from None
         raise ArtifactError(f"{path}: cannot be read ({error.strerror}). Check its type and permissions.") from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ArtifactError(f"{path}: not a regular file with a single link. Copy the artifact without links.")
+        raise ArtifactError(f"{path}: not a regular file. Copy or export the artifact again.")
     return descriptor
 
 

@@ -208,14 +208,20 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
     reader = ConfigReader(config)
     encoder_config, first_position = family.read_config(reader), family.first_position(reader)
     reader.reject_unknown()
-    encoder = Encoder(encoder_config).eval()
+    if encoder_config.num_hidden_layers > len(tensors):
+        raise CheckpointError(
+            f"config.json: more layers than the weights have tensors ({encoder_config.num_hidden_layers}, "
+            f"limit {len(tensors)}). Correct it."
+        )
+    with torch.device("meta"):  # takes no memory, whatever config.json says
+        parameters = Encoder(encoder_config).state_dict()
     prefix = family.find_prefix(tensors)
     if prefix is None:
         first = family.published_name("embeddings.word_embeddings.weight")
         raise CheckpointError(f"Weights: tensor {first} is missing. Download the model again.")
     remaining = dict(family.parts(tensors, prefix))
     state = {}
-    for name, parameter in encoder.state_dict().items():
+    for name, parameter in parameters.items():
         source = family.published_name(name)
         tensor = remaining.pop(source, None)
         if tensor is None:
@@ -242,6 +248,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
             f"Weights: unknown tensor {unknown[0]} for model_type {family.name} ({len(unknown)} in total). "
             "Check the sizes in config.json; otherwise the architecture is not supported."
         )
+    encoder = Encoder(encoder_config).eval()
     encoder.load_state_dict(state)
     return encoder
 

@@ -108,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any]:
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing. Download the model again.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error}). Correct it, or download the model again.") from None
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: not a JSON object. Download the model again.")

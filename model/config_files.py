@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from model.checkpoint_files import CheckpointError, read_json
 
+MAX_NAME = 255
 MODULES = "modules.json"
 CONFIG = "config_sentence_transformers.json"
 ROUTER = "router_config.json"
@@ -224,7 +225,7 @@ class ModelFiles:
         try:
             entries = json.loads((self.directory / MODULES).read_text(encoding="utf-8"))
             modules = [(str(entry["type"]).rsplit(".", 1)[-1], str(entry["path"])) for entry in entries]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, RecursionError, TypeError, KeyError):
             raise CheckpointError(f"{MODULES}: not a list of modules with type and path. Correct it.") from None
         for index, entry in enumerate(entries):
             file = ConfigFile(f"{MODULES}[{index}]", entry, MODULES)
@@ -240,6 +241,8 @@ class ModelFiles:
     def _locate(self, modules: Iterable[tuple[str, str]], file: str) -> Iterator[Module]:
         for kind, name in modules:
             path = self.directory / name
+            if len(name) > MAX_NAME:
+                raise CheckpointError(f"{file}: path too long ({len(name)} characters, limit {MAX_NAME}). Correct it.")
             if not path.resolve().is_relative_to(self.directory.resolve()):
                 raise CheckpointError(f"{file}: path {name!r} is outside of the model directory. Correct it.")
             yield Module(kind, path)

@@ -11,6 +11,7 @@ import torch
 
 from model.artifact import GOLDEN, REPORT, TOKENIZER, WEIGHTS, Artifact, describe_file, write_manifest
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint_files import CheckpointError
 from model.console import EX_SOFTWARE
 from model.description import EmbeddingSettings, describe_classifier, describe_other_heads
 from model.encoder import Encoder, HiddenStatesEncoder
@@ -36,7 +37,8 @@ from model.golden_vectors import compute_golden_vectors
 from model.license import restricts_commercial_use
 from model.manifest import FORMAT_VERSION, Absent, ExplainRecord, GraphRecord, Head, LayersRecord, Manifest, Variant
 from model.measurements import GraphReport, ParityRecord, Report
-from model.model_source import ModelSource, locate
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+from model.model_source import ModelSource, SourceError, locate
 from model.onnx_graph import GraphSignature, describe_graph, write_graph
 from model.parity import measure_parity
 from model.prompts import resolve_roles
@@ -100,11 +102,22 @@ def export(  # noqa: PLR0913  # the options of the command
     check_directory(out)
     progress(f"locating {source}")
     located = locate(source, revision, progress)
+    name = name or located.name
+    if not is_model_name(name):
+        raise SourceError(
+            f"{source}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Set --name, or rename the directory."
+        )
     if not overwrite:
         check_same_source(out, located)
     check_space(out, located)
     progress(f"reading {located.source}")
-    checkpoint = load_checkpoint(located.directory, settings)
+    try:
+        checkpoint = load_checkpoint(located.directory, settings)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"{located.directory}: a configuration file has an invalid value ({problem}). Download the model again."
+        ) from error
     embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
     checkpoint = replace(checkpoint, embedding_config=embedding)
     check_tokenizer(checkpoint)
@@ -119,7 +132,7 @@ def export(  # noqa: PLR0913  # the options of the command
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"
         root.mkdir()
-        manifest = _write(root, checkpoint, located, name or located.name, progress, variants)
+        manifest = _write(root, checkpoint, located, name, progress, variants)
         progress("verifying the artifact")
         Artifact.open(root)
         _replace(out, root, Path(scratch) / "old")

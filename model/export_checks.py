@@ -40,7 +40,7 @@ def check_same_source(out: Path, source: ModelSource) -> None:
     try:
         manifest = json.loads((out / MANIFEST).read_bytes())
         existing = manifest["source"], manifest["revision"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, RecursionError, TypeError, KeyError):
         raise OutputError(
             f"{out}: has a damaged {MANIFEST}, so its model is unknown. Choose another directory, or set --overwrite."
         ) from None

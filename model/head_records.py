@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.records import Record, TensorRecord
+from model.records import Record, Size, TensorRecord, TokenId
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 """How two vectors are compared. A distance counts negatively, so that larger is always more similar."""
@@ -23,11 +23,11 @@ class PairTemplateRecord(Record):
     The tokens are `prefix_ids`, those of the text `head + query + middle + document + tail`, and `suffix_ids`.
     """
 
-    prefix_ids: tuple[int, ...]
+    prefix_ids: tuple[TokenId, ...]
     head: str
     middle: str
     tail: str
-    suffix_ids: tuple[int, ...]
+    suffix_ids: tuple[TokenId, ...]
 
 
 class ClassificationHead(Record):
@@ -41,7 +41,7 @@ class ClassificationHead(Record):
     type: Literal["classification"] = "classification"
     graph: str
     pooling: ClassifierPooling
-    skipped_token_id: int | None
+    skipped_token_id: TokenId | None
     labels: Annotated[tuple[str, ...], Field(min_length=1)]
     activation: ScoreActivation
     template: PairTemplateRecord | None = None
@@ -68,7 +68,7 @@ class MaskedLMHead(Record):
     layer_graph: str | None
     decoder: TensorRecord
     bias: TensorRecord | None
-    mask_token_id: int | None
+    mask_token_id: TokenId | None
 
 
 class SparseHead(Record):
@@ -87,9 +87,9 @@ class SparseHead(Record):
     bias: TensorRecord | None
     pooling: SparsePooling
     activation: SparseActivation
-    skipped_token_ids: tuple[int, ...]
+    skipped_token_ids: tuple[TokenId, ...]
     query_weights: TensorRecord | None = None
-    max_active: int | None = None
+    max_active: Size | None = None
     similarity: Similarity = "dot"
 
 
@@ -100,15 +100,15 @@ class SideRecord(Record):
     the marker included.
     """
 
-    marker: int | None = None
-    max_tokens: int | None = None
+    marker: TokenId | None = None
+    max_tokens: Size | None = None
 
 
 class ExpansionRecord(Record):
     """Tokens that fill up a query to `length` (Khattab and Zaharia 2020). Tokens attend to them only if `attended`."""
 
-    token_id: int
-    length: int
+    token_id: TokenId
+    length: Size
     attended: bool
 
 
@@ -121,12 +121,12 @@ class MultiVectorHead(Record):
 
     type: Literal["multi_vector"] = "multi_vector"
     graph: str
-    dimensions: int
+    dimensions: Size
     skips_first: bool
     query: SideRecord = SideRecord()
     document: SideRecord = SideRecord()
     expansion: ExpansionRecord | None = None
-    skipped_token_ids: tuple[int, ...] = ()
+    skipped_token_ids: tuple[TokenId, ...] = ()
     score: Literal["mean", "sum"] = "mean"
 
     @property

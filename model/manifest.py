@@ -13,7 +13,7 @@ from model.head_records import (
     SparseHead,
     TokenClassificationHead,
 )
-from model.records import Record, TensorRecord
+from model.records import Count, Record, Size, TensorRecord
 
 FORMAT_VERSION = 8
 
@@ -37,20 +37,19 @@ KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection"
 ASSUMED = "assumed"
 """Origin of a setting that neither a file of the model nor an option contains."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ManifestVersion(BaseModel):
     """The format version alone: other formats have other fields."""
 
-    format_version: int
+    format_version: Count
 
 
 class FileRecord(Record):
     """Digest and size in bytes of a file."""
 
     sha256: str
-    size: int
+    size: Count
 
 
 class Absent(Record):
@@ -89,7 +88,7 @@ class LayersRecord(Record):
     """
 
     norm: Literal["layer_norm", "rms_norm"]
-    norm_eps: float
+    norm_eps: FiniteFloat
     residual_in_norm: bool
     layers: tuple[LayerRecord, ...]
 
@@ -115,9 +114,9 @@ class EmbeddingHead(Record):
     include_prompt: bool
     dense: tuple[DenseRecord, ...]
     normalize: bool
-    dimensions: int
+    dimensions: Size
     similarity: Similarity
-    truncate_dim: int | None = None
+    truncate_dim: Size | None = None
 
 
 Head = Annotated[
@@ -130,11 +129,11 @@ class Architecture(Record):
     """The encoder: its family (`model_type` in config.json), and sizes by their names in config.json."""
 
     family: str
-    num_hidden_layers: int
-    num_attention_heads: int
-    hidden_size: int
-    vocab_size: int
-    type_vocab_size: int
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_attention_heads: Size
+    hidden_size: Size
+    vocab_size: Size
+    type_vocab_size: Annotated[int, Field(ge=0, le=2**24)]
     attention: Attention
 
 
@@ -219,9 +218,9 @@ class Manifest(Record):
     license: str | None
     notices: tuple[str, ...]
     architecture: Architecture
-    max_input_tokens: int
+    max_input_tokens: Size
     truncation_side: TruncationSide = "right"
-    role_max_tokens: dict[RetrievalRole, int] = Field(default_factory=dict)
+    role_max_tokens: dict[RetrievalRole, Size] = Field(default_factory=dict)
     special_tokens_in_text: bool = False
     heads: Annotated[tuple[Head, ...], Field(min_length=1)]
     prompts: dict[str, str]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from model.records import Record
+from model.records import Count, Record
 
 GoldenOutput = Literal[
     "embedding", "classification", "token_classification", "masked_lm", "sparse", "multi_vector", "multi_vector_query"
@@ -60,8 +60,8 @@ class GoldenHead(Record):
     base64.
     """
 
-    texts: tuple[int, ...]
-    sizes: tuple[int, ...]
+    texts: tuple[Count, ...]
+    sizes: tuple[Count, ...]
     values: str
     ids: str | None = None
 
@@ -73,6 +73,11 @@ class GoldenHead(Record):
         if len(self.texts) != len(self.sizes) or counts != {sum(self.sizes)} or not np.isfinite(values).all():
             raise ValueError("values do not match the sizes, or are not finite")
         return self
+
+    def has_ids_below(self, limit: int) -> bool:
+        """Return whether all ids are entries of a vocabulary of this size."""
+        ids = _decode(self.ids or "", "<i4")
+        return not ids.size or bool(ids.min() >= 0 and ids.max() < limit)
 
     def split_values(self) -> list[NDArray[np.float32]]:
         """Return the values of each text."""

@@ -72,7 +72,7 @@ def _read_name(directory: Path) -> str | None:
         return None
     try:
         return str(json.loads((directory / "config.json").read_text(encoding="utf-8"))["_name_or_path"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, RecursionError, TypeError, KeyError):
         return None
 
 

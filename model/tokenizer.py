@@ -19,6 +19,8 @@ from model.tokenized_input import NO_SEGMENT, TokenizedInput, TokenizerInput
 
 RARE_TEXTS = ("a" * 2000, "\U00012000 \U00013000 \U00010380 \ua66e")
 """Texts of one long word, and of letters that few vocabularies have: a tokenizer with an unknown token produces it."""
+MAX_TOKEN_ID = 2**24
+"""No vocabulary is larger. The library loops over all ids up to the largest."""
 
 
 class Tokenizer:
@@ -43,6 +45,7 @@ class Tokenizer:
         if spelled_token is not None:
             definition = _mark_as_text(definition, spelled_token)
         self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
+        check_template(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         sample = self._tokenizer.encode_batch(["a"])[0]
@@ -60,7 +63,7 @@ class Tokenizer:
         if not special_tokens_in_text:
             self._prompts = frozenset(prompt for prompt in prompts if self._spells_special_token(prompt))
             if self._prompts:
-                self._with_special_tokens = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+                self._with_special_tokens = tokenizers.Tokenizer.from_str(write_definition(self._tokenizer))
             # Only the post-processor may add special tokens; text that spells them is tokenized as text.
             self._tokenizer.encode_special_tokens = True
             self._split_spelled_special_tokens()
@@ -219,6 +222,25 @@ class Tokenizer:
             sequence_ids=[None] * before + [0] * len(token_ids) + [None] * after,
             offsets=[(0, 0)] * size,
         )
+
+
+def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
+    """Return the contents of tokenizer.json. Raises ValueError for an id for which the library would loop for hours."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > MAX_TOKEN_ID:
+        raise ValueError(f"tokenizer.json: token id too large ({largest}, limit {MAX_TOKEN_ID})")
+    return str(tokenizer.to_str())
+
+
+def check_template(tokenizer: tokenizers.Tokenizer) -> None:
+    """Raise ValueError for a template with a special token that it does not define, for which the library panics."""
+    processor = json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else {}
+    for step in (processor, *processor.get("processors", ())):
+        if step.get("type") == "TemplateProcessing":
+            pieces = [piece["SpecialToken"]["id"] for piece in step["single"] + step["pair"] if "SpecialToken" in piece]
+            missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
+            if missing is not None:
+                raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
 
 
 def _mark_as_text(definition: bytes, token_id: int) -> bytes:

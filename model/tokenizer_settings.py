@@ -16,6 +16,7 @@ from model.checkpoint_files import CheckpointError, reject_pointer
 from model.config_files import ADDED_TOKENS, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, ModelFiles
 from model.manifest import TruncationSide
 from model.sentence_transformers_config import TransformerSettings
+from model.tokenizer import check_template, write_definition
 from model.tokenizer_conversion import convert_tokenizer
 
 WORDPIECE, BYTE_LEVEL, UNIGRAM, GENERIC = "wordpiece", "byte level", "unigram", "generic"
@@ -183,7 +184,7 @@ def read_tokenizer(
         definition = path.read_bytes()
         try:
             values = json.loads(definition)
-            Tokenizer.from_str(definition.decode())
+            check_template(Tokenizer.from_str(definition.decode()))
         except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
             raise CheckpointError(f"{TOKENIZER}: invalid ({error}). Download the model again.") from None
     else:
@@ -277,7 +278,7 @@ def _add_lowercase(values: dict[str, Any]) -> None:
 def _add_tokens(definition: str, options: TokenizerSettings) -> str:
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.add_tokens([token for token in options.added_tokens() if token.content])
-    return str(tokenizer.to_str())
+    return write_definition(tokenizer)
 
 
 def _drop_token_types(values: dict[str, Any]) -> None:

@@ -25,8 +25,6 @@ NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63}):(?P<digest>[0-9a-fA-F]{64})"
     r"(?::(?P<weight>[0-9]{1,3}))?(?::(?P<quota>[0-9]{1,12}))?"
 )
-LIKE_NAMED = re.compile(r"[^:]*:(sha256:)?[0-9a-fA-F]{32,}.*", re.IGNORECASE)
-"""A line that cannot be meant as a key."""
 API_KEY_HEADER = "x-api-key"
 """Another header for the key. For others than the header Authorization, browsers ask with a preflight request."""
 FORMAT = "name:sha256[:weight[:tokens_per_second]]"
@@ -162,11 +160,13 @@ def read_file(path: Path, option: str = OPTION) -> bytes:
 def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
+    A file that was cut must not make a key of what is left of a line. Such a line has no newline, or a colon.
     A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
     whose message contains no key.
     """
     try:
         lines = [line.strip() for line in content.decode().splitlines()]
+        last_complete = len(lines) if content.endswith((b"\n", b"\r")) else len(lines) - 1
     except UnicodeDecodeError:
         raise ConfigError(f"{option}: {path} is not UTF-8. Check the file.") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line and not line.startswith("#")]
@@ -182,10 +182,12 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
             caller = _read_caller(match, place, previous, option)
             _check_terms(caller, callers.setdefault(caller.name, caller), place)
             caller, digest = callers[caller.name], bytes.fromhex(match["digest"])
-        elif LIKE_NAMED.fullmatch(line):
-            raise ConfigError(f"{place} is not {FORMAT}. Correct it.")
+        elif ":" in line:
+            raise ConfigError(f"{place} has a colon, but is not {FORMAT}. Correct it, or use a key without a colon.")
         elif not KEY.fullmatch(line):
             raise ConfigError(f"{place} is not ASCII without spaces. Use another key.")
+        elif number > last_complete:
+            raise ConfigError(f"{place} has no newline at its end, so the key may be cut. Add one, or use {FORMAT}.")
         else:
             caller, digest = unnamed, hashlib.sha256(line.encode()).digest()
         if entries.setdefault(digest, caller).name != caller.name:

@@ -13,6 +13,8 @@ from service.metrics import Metrics
 PERIOD_S = 1.0
 """Time between two reads. Reading finds every kind of change: a mounted Secret is replaced by changing a symbolic link
 to its directory, which a watch of the file would miss, and network file systems report no changes."""
+SETTLE_S = 1.0
+"""Time after which changed content must be the same: until then, a program may be writing it."""
 MAX_RETRY_S = 60.0
 """Longest time between two attempts to apply the same content. It doubles from `PERIOD_S`."""
 
@@ -20,6 +22,20 @@ log = logging.getLogger("attendant.reload")
 
 
 Content = TypeVar("Content")
+
+
+async def read_settled(read: Callable[[], Content], known: Callable[[Content], bool]) -> Content:
+    """Return the content of files: what is `known`, or what two reads in a row return. `read` runs in a thread.
+
+    A half-written file may be valid: without its last lines, it has fewer keys, models or intermediate certificates.
+    """
+    content = await asyncio.to_thread(read)
+    while not known(content):
+        await asyncio.sleep(SETTLE_S)
+        before, content = content, await asyncio.to_thread(read)
+        if content == before:
+            break
+    return content
 
 
 class FileWatch(Generic[Content]):
@@ -71,7 +87,7 @@ class FileWatch(Generic[Content]):
         """Apply the content if it has changed. What failed before is retried after `PERIOD_S`, then less often."""
         content = None
         try:
-            content = await asyncio.to_thread(self._read)
+            content = await read_settled(self._read, lambda content: content in (self._applied, self._failed))
             if content != self._applied:
                 if content == self._failed and time.monotonic() < self._retry_at:
                     return

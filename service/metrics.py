@@ -14,6 +14,8 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
+from model.model_name import RESERVED
+
 SERIES_PER_MODEL = 2000
 PROCESS_SERIES = 300
 
@@ -33,7 +35,7 @@ STAGES = ("tokenize", "queue", "inference", "postprocess")
 FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
-NO_MODEL = "none"
+NO_MODEL = RESERVED
 """The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
 CALLER_OUTCOMES = ("ok", "rejected", "cancelled", "error")

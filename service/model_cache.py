@@ -169,7 +169,7 @@ def _recorded(directory: Path) -> tuple[str, str] | None:
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         return str(manifest["source"]), str(manifest["revision"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
         return None
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-NAME = re.compile(r"[^\s,=]+")
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+
 DIGEST = re.compile(r"(?:sha256:)?[0-9a-fA-F]{64}")
 
 
@@ -31,8 +32,9 @@ def parse_models(value: str) -> list[ModelOption]:
     models: dict[str, ModelOption] = {}
     for item in _items(value):
         name, separator, location = (part.strip() for part in item.partition("="))
-        if not separator or not NAME.fullmatch(name) or not location:
-            raise ModelOptionError(f'"{item}" is not name=directory. Separate models by commas; names have no spaces.')
+        if not separator or not name or not location:
+            raise ModelOptionError(f'"{item}" is not name=directory. Separate models by commas.')
+        _check_name(name)
         if name in models:
             raise ModelOptionError(f'"{name}" is set twice. Rename one.')
         directory, marker, digest = location.rpartition("@sha256:")
@@ -57,8 +59,7 @@ def parse_aliases(value: str, names: Iterable[str | None]) -> dict[str | None, t
     used = {name for name in names if name is not None}
     for item in _items(value):
         alias, separator, target = (part.strip() for part in item.partition("="))
-        if not NAME.fullmatch(alias):
-            raise ModelOptionError(f'"{item}" is not an alias or alias=name. Names have no spaces.')
+        _check_name(alias)
         name = target if separator else names[0]
         if name not in aliases:
             raise ModelOptionError(f'"{target}" in "{item}" is not a name in ATTENDANT_MODELS. Add it there.')
@@ -67,6 +68,11 @@ def parse_aliases(value: str, names: Iterable[str | None]) -> dict[str | None, t
         used.add(alias)
         aliases[name] += (alias,)
     return aliases
+
+
+def _check_name(name: str) -> None:
+    if not is_model_name(name):
+        raise ModelOptionError(f"a name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Choose another name.")
 
 
 def _items(value: str) -> list[str]:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from model.model_name import NAME_FORMAT, check_model_name
 from service.config import ConfigError, Settings
 from service.errors import echo
-from service.model_options import DIGEST, NAME, ModelOption
+from service.model_options import DIGEST, ModelOption
 
 OPTION = "ATTENDANT_MODELS_FILE"
-NAME_FORMAT = "must have no spaces, commas or equals signs"
 DIGEST_FORMAT = "must be sha256: and 64 hexadecimal digits"
 
-Name = Annotated[str, StringConstraints(pattern=rf"^(?:{NAME.pattern})$")]
+Name = Annotated[str, AfterValidator(check_model_name)]
 Digest = Annotated[str, StringConstraints(pattern=rf"^(?:{DIGEST.pattern})$")]
 
 
@@ -84,10 +84,10 @@ def parse_models_file(path: Path, content: bytes) -> Sequence[ModelEntry]:
         parsed = ModelsFile.model_validate(tomllib.loads(content.decode()))
     except UnicodeDecodeError:
         raise ConfigError(f"{OPTION}: {path} is not UTF-8. Check the file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{OPTION}: {path} is not TOML ({error}). Correct it.") from None
     except ValidationError as invalid:
         raise ConfigError(f"{OPTION}: {path}: {_describe(invalid)}. See docs/models-file.md.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{OPTION}: {path} is not TOML ({error}). Correct it.") from None
     counts = Counter(_names(parsed.models))
     repeated = next((name for name, count in counts.items() if count > 1), None)
     if repeated is not None:
@@ -111,7 +111,7 @@ def _describe(invalid: ValidationError) -> str:
         "missing": "missing",
         "extra_forbidden": f"unknown key (known: {', '.join(table.model_fields)})",
         "tuple_type": "must be a list",
-        "string_pattern_mismatch": f"{DIGEST_FORMAT if path.endswith('digest') else NAME_FORMAT} "
-        f"({echo(str(error['input']))})",
+        "string_pattern_mismatch": f"{DIGEST_FORMAT} ({echo(str(error['input']))})",
+        "value_error": f"{NAME_FORMAT} ({echo(str(error['input']))})",
     }.get(error["type"], error["msg"].replace("Input should", "must"))
     return f"{path}: {problem}"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 import stat
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ SUBJECT = "tls"
 Contents = tuple[bytes, bytes, bytes | None]
 """The certificate, its key and the client CAs, if any."""
 ALPN_PROTOCOLS = ("http/1.1",)
-PEM_START = b"-----BEGIN CERTIFICATE-----"
+PEM_MARK = re.compile(rb"-----(BEGIN|END) [A-Z0-9 ]+-----")
 
 log = logging.getLogger("attendant.tls")
 
@@ -80,16 +81,15 @@ class Credentials:
     admin_context: ssl.SSLContext
 
     @classmethod
-    def load(cls, files: TlsFiles) -> "Credentials":
-        """Read and check the files. Raises `ConfigError` that names the option, the file and the problem."""
+    def load(cls, files: TlsFiles, contents: Contents) -> "Credentials":
+        """Use the contents of the files. Raises `ConfigError` that names the option, the file and the problem."""
         from cryptography.exceptions import UnsupportedAlgorithm
 
-        contents = files.read()
         try:
             credentials = cls._check(files, *contents)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigError(f"{CERT_OPTION}: cannot parse {files.cert} ({error}). Replace it.") from None
-        if files.read() != contents:  # the contexts, which OpenSSL loads by path, may be newer than what was checked
+        if files.read() != contents:  # OpenSSL loads the contexts by path, so they may be newer
             raise ConfigError(f"{CERT_OPTION}: {files.cert} changed while it was read. Try again.")
         return credentials
 
@@ -124,7 +124,7 @@ class Tls:
         self._metrics = metrics
         self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER, "rest", metrics, max_handshakes)
         self.admin_context = CurrentContext(ssl.PROTOCOL_TLS_SERVER, "admin", metrics, max_handshakes)
-        self._use(Credentials.load(files))
+        self._use(Credentials.load(files, files.read()))
 
     @property
     def requires_client_certificates(self) -> bool:
@@ -138,7 +138,7 @@ class Tls:
 
         async def apply(contents: Contents) -> None:
             trusted = self.credentials.client_cas
-            credentials = await asyncio.to_thread(Credentials.load, self._files)
+            credentials = await asyncio.to_thread(Credentials.load, self._files, contents)
             self._use(credentials)
             log.info("TLS files reloaded %s", format_expiry(credentials.expiry))
             if trusted - credentials.client_cas:
@@ -175,7 +175,9 @@ def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.C
         certificates = x509.load_pem_x509_certificates(content)
     except ValueError:
         certificates = []
-    if not certificates or len(certificates) != content.count(PEM_START):  # the last one may be half-written
+    marks = [line.strip() for line in content.splitlines() if line.startswith(b"-")]
+    is_cut = len(marks) % 2 > 0 or not all(map(PEM_MARK.fullmatch, marks))
+    if not certificates or is_cut:
         raise ConfigError(f"{option}: no valid PEM certificates in {path}. Check the file.")
     return certificates
 

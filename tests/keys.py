@@ -10,7 +10,7 @@ PATH = Path("keys")
 
 def make_keys(*lines: str) -> ApiKeys:
     """Return the keys of a file with these lines."""
-    return ApiKeys(parse_keys(PATH, "\n".join(lines).encode()))
+    return ApiKeys(parse_keys(PATH, "".join(f"{line}\n" for line in lines).encode()))
 
 
 def named_key(name: str, key: str, *terms: int) -> str:

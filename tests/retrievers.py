@@ -19,7 +19,7 @@ from tests.model.tiny_tokenizers import BUILDERS
 from tests.scratch import make_directory
 
 SPLADE = "splade"
-INFERENCE_FREE = "inference-free splade"
+INFERENCE_FREE = "inference-free-splade"
 MASKED_LMS = ("jina_embeddings_v3", "modernbert")
 """Cases of `SPLADE_CASES` to publish without sparse head: with Unigram, and with BPE and a final norm."""
 SPECIAL_TOKENS = {
@@ -71,5 +71,13 @@ def export_retriever(kind: str, settings: SettingOptions = FROM_FILES) -> Path:
     out = make_directory() / "artifact"
     source = str(publish_retriever(kind))
     variants = Variants(explain=kind not in (*COLBERT_CASES, LOGIT_SCORE))  # their tests need no attention maps
-    export(source, out, revision=None, name=kind, progress=lambda step: None, variants=variants, settings=settings)
+    export(
+        source,
+        out,
+        revision=None,
+        name=kind.replace(", ", "-").replace(" ", "-"),
+        progress=lambda step: None,
+        variants=variants,
+        settings=settings,
+    )
     return out

@@ -4,9 +4,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
+from model.model_name import check_model_name
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]
@@ -57,7 +58,7 @@ class TokenizerOptions(Section):
 class ModelOptions(Section):
     """The model to start from, or the sizes of a new encoder, named as in Hugging Face's config.json."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, AfterValidator(check_model_name)]
     license: str | None = None
     init: str | None = Field(None, description='"default", a directory of a published model, or a hub ID.')
     init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Blocks of init to keep; () is all.")
@@ -230,7 +231,7 @@ def load_config(path: Path) -> TrainConfig:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise TrainError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TrainError(f"{path}: not TOML ({error}). Correct it.") from None
     try:
         config = TrainConfig.model_validate(document)

@@ -23,6 +23,8 @@ from service.engine.tokenizer import ServingTokenizer
 from service.engine.weight_check import check_tokens, check_weights
 from service.model_options import ModelOption
 
+MAX_PROBLEM = 300
+
 log = logging.getLogger("attendant.model")
 
 
@@ -48,6 +50,19 @@ class LoadedModel:
         """
         option = option or settings.served_models[0]
         artifact = Artifact.open(option.directory, option.digest)
+        try:
+            return cls._load(settings, option, artifact)
+        except (ArtifactError, ConfigError):
+            raise
+        except Exception as error:  # tokenizers and runtimes raise any type for invalid files
+            log.debug("model load failed directory=%s", artifact.root, exc_info=True)
+            problem = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_PROBLEM]
+            raise ArtifactError(
+                f"{artifact.root}: cannot be loaded ({problem}). Export again. ATTENDANT_LOG_LEVEL=debug logs details."
+            ) from None
+
+    @classmethod
+    def _load(cls, settings: Settings, option: ModelOption, artifact: Artifact) -> "LoadedModel":
         options = BackendOptions(
             settings.provider,
             settings.precision,

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError
+from model.artifact import MANIFEST, Artifact, ArtifactError
 from model.license import restricts_commercial_use
 from model.manifest import Manifest
+from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.source_name import SourceError
 from service.config import PREFIX, ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
@@ -18,7 +19,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.models import Models
 from service.errors import DefaultModelRequired, LoadFailed, NotFound, Unsupported, echo
 from service.exporter import ExportError
-from service.file_watch import FileWatch
+from service.file_watch import FileWatch, read_settled
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact, source_state
 from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file, read_models_file
@@ -170,7 +171,10 @@ class ModelRepository:
         path = self._require_file()
         log.info("model load requested model=%s admin=%s", echo(name), admin)
         try:
-            entries = parse_models_file(path, await asyncio.to_thread(read_models_file, path))
+            entries = await read_settled(
+                lambda: parse_models_file(path, read_models_file(path)),
+                lambda entries: [*entries] == [*self._entries.values()],
+            )
             change = asyncio.create_task(self._apply(entries, name))
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)
@@ -274,6 +278,8 @@ class ModelRepository:
         return prepare_artifact(entry.source, cache_directory(self._settings.cache_dir))
 
     def _load(self, entry: ModelEntry, directory: Path) -> LoadedModel:
+        if entry.name is None:
+            _check_name(directory, Artifact.read_manifest(directory)[0].name)
         loaded = LoadedModel.load(self._settings, entry.option(directory))
         manifest = loaded.artifact.manifest
         if restricts_commercial_use(manifest.license):
@@ -335,3 +341,12 @@ class ModelRepository:
 def without_measures(manifest: Manifest) -> Manifest:
     """Return the part of a manifest that determines what is computed: `attendant evaluate --save` adds measures."""
     return manifest.model_copy(update={"evaluations": ()})
+
+
+def _check_name(directory: Path, name: str) -> None:
+    """Raise `ArtifactError` unless a model can be served under the name in its manifest."""
+    if not is_model_name(name):
+        raise ArtifactError(
+            f"{directory / MANIFEST}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Serve it under another name: "
+            f"--models NAME={directory}"
+        )

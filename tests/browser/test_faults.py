@@ -200,7 +200,7 @@ def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
 @pytest.fixture(scope="module")
 def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("keys") / "keys"
-    path.write_text(KEY)
+    path.write_text(f"{KEY}\n")
     running = start_server(model_dir=default_artifact, api_keys_file=path)
     yield running
     assert stop_server(running) == 0

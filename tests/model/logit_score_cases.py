@@ -9,7 +9,7 @@ import tokenizers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.tiny_tokenizers import BUILDERS
 
-LOGIT_SCORE = "logit score"
+LOGIT_SCORE = "logit-score"
 MAX_INPUT_TOKENS = 160
 TEMPLATE = """
 {%- set ns = namespace(instruct="Find what answers", query="", document="") -%}

@@ -117,10 +117,22 @@ def test_artifact_rejects_symlink_to_another_listed_file(artifact: Path) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_artifact_rejects_hard_link(artifact: Path, tmp_path: Path, name: str) -> None:
-    """The file can be modified through its other name."""
-    os.link(artifact / name, tmp_path / "elsewhere")
-    with pytest.raises(ArtifactError, match=f"{name}: not a regular file with a single link"):
+def test_artifact_rejects_loop_of_symlinks(artifact: Path, name: str) -> None:
+    (artifact / name).unlink()
+    (artifact / name).symlink_to(name)
+    with pytest.raises(ArtifactError, match=f"{name}: a symbolic link"):
+        Artifact.open(artifact)
+
+
+def test_artifact_accepts_hard_links(artifact: Path, tmp_path: Path) -> None:
+    """As `cp -al` and deduplication make them. A change through the other name is found like any other."""
+    (tmp_path / "backup").mkdir()
+    for path in artifact.iterdir():
+        os.link(path, tmp_path / "backup" / path.name)
+    opened = Artifact.open(artifact)
+    assert Artifact.open(tmp_path / "backup").digest == opened.digest
+    (tmp_path / "backup" / "weights.bin").write_bytes(bytes(opened.manifest.files["weights.bin"].size))
+    with pytest.raises(ArtifactError, match=r"weights\.bin: SHA-256 mismatch"):
         Artifact.open(artifact)
 
 

@@ -21,6 +21,7 @@ from model.export import Variants, export
 from model.manifest import Manifest
 from model.model_source import locate
 from model.tokenized_input import TokenizerInput
+from service import file_watch
 from service.auth import Access, ApiKeys
 from service.config import Settings
 from service.engine.engine import Engine
@@ -38,6 +39,12 @@ from tests.manifests import static_record
 GOLDEN = "money bank grows"
 POISON = "zebra"
 """A word whose hidden states are NaN in the poisoned model."""
+
+
+@pytest.fixture(autouse=True)
+def fast_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed files of this process need not stay the same for a second."""
+    monkeypatch.setattr(file_watch, "SETTLE_S", 0)
 
 
 @pytest.fixture(scope="session")

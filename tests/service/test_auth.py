@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from service.auth import ADMIN_OPTION, ApiKeys, parse_keys
+from service.auth import ADMIN_OPTION, NAMED, ApiKeys, parse_keys
 from service.callers import ANONYMOUS
 from service.config import ConfigError
 from service.errors import Unauthenticated
@@ -73,6 +73,16 @@ def test_file_has_one_key_per_line(tmp_path: Path) -> None:
 def test_file_without_keys_is_rejected(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match="ATTENDANT_API_KEYS_FILE"):
         load_keys(tmp_path, content)
+
+
+def test_last_line_needs_a_newline_unless_it_has_a_digest(tmp_path: Path) -> None:
+    """Mounted Secrets often end without a newline. A key could be the beginning of another one, or of a name."""
+    keys = load_keys(tmp_path, named_key("team", "key").encode())
+    assert keys is not None
+    assert keys.check(bearer("key")).name == "team"
+    for content in (b"key", b"other\nkey"):
+        with pytest.raises(ConfigError, match=r"line \d of .* has no newline at its end, so the key may be cut\. Add"):
+            load_keys(tmp_path, content)
 
 
 def test_missing_file_is_rejected(tmp_path: Path) -> None:
@@ -223,8 +233,10 @@ def test_admin_keys_have_no_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["a:" + "0" * 63], r"line 1 of .* is not name:sha256"),
-        (["ok", "a b:" + "0" * 64], r"line 2 of .* is not name:sha256"),
+        (["a:" + "0" * 63], r"line 1 of .* has a colon, but is not name:sha256"),
+        (["ok", "a b:" + "0" * 64], r"line 2 of .* has a colon, but is not name:sha256"),
+        (["bob:"], r"line 1 of .* has a colon, but is not name:sha256.*\. Correct it, or use a key without a colon"),
+        ([named_key("bob", "k", 1) + ":"], r"line 1 of .* has a colon, but is not name:sha256"),
         ([named_key("a", "k", 0)], "weight 0"),
         ([named_key("a", "k", 101)], "weight 101"),
         ([named_key("a", "k", 1, 0)], "quota of 0"),
@@ -239,6 +251,29 @@ def test_invalid_callers_are_rejected(lines: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         make_keys(*lines)
     assert not re.search(r"[0-9a-f]{32}", str(raised.value))
+
+
+CUT = (
+    f"# \u00fcber\n{named_key('alice', 'one')}\na-plain-key\n{named_key('bob', 'two', 10)}\n\n"
+    f"{named_key('alice', 'three')}\nanother.plain_key\r\n{named_key('carol', 'four', 10, 5000)}\nlast-key\n"
+).encode()
+"""Lines of every kind."""
+
+
+def test_cut_file_has_no_other_keys() -> None:
+    """A file that loses a caller is invalid unless it was cut after a complete line, which nobody can see."""
+    whole = parse_keys(Path("keys"), CUT)
+    digests, line_ends = {digest for digest, _ in whole.entries}, 0
+    for end in range(len(CUT)):
+        try:
+            table = parse_keys(Path("keys"), CUT[:end])
+        except ConfigError:
+            continue
+        assert {digest for digest, _ in table.entries} <= digests
+        last = CUT[:end].replace(b"\r", b"\n").rpartition(b"\n")[2].decode()
+        assert not last or NAMED.fullmatch(last) or last.startswith("#"), last
+        line_ends += not last
+    assert line_ends > 5
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -52,6 +52,14 @@ async def test_each_change_is_applied_once(source: Source) -> None:
     assert source.reloads == [2, 0]
 
 
+async def test_content_that_is_being_written_is_not_applied(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = iter(["one, t", "one, two", "one, two, th", "one, two, three", "one, two, three"])
+    monkeypatch.setattr(source, "read", lambda: next(versions))
+    source.watch = FileWatch("tls", source.metrics, "one", source.read, source.apply)
+    await source.watch.check()
+    assert (source.applied, source.reloads) == (["one, two, three"], [1, 0])
+
+
 async def test_missing_content_is_reported_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     source.content = "missing"
     for _ in range(3):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from model.model_name import NAME_FORMAT
 from service.config import ConfigError, Settings, load_settings
 from service.model_options import ModelOption
 
@@ -28,7 +29,8 @@ def test_models_have_names_digests_and_aliases() -> None:
 
 
 MODELS, ALIASES = "ATTENDANT_MODELS: ", "ATTENDANT_MODEL_ALIASES: "
-NOT_A_MODEL = " is not name=directory. Separate models by commas; names have no spaces."
+NOT_A_MODEL = " is not name=directory. Separate models by commas."
+NOT_A_NAME = f"a name {NAME_FORMAT} ({{}}). Choose another name."
 NOT_A_DIGEST = 'the digest of "a" is not sha256: and 64 hexadecimal digits. Copy it from attendant-model verify.'
 UNKNOWN = '"f" in "e=f" is not a name in ATTENDANT_MODELS. Add it there.'
 TAKEN = '"c" is the name of a model or of another alias too. Rename one.'
@@ -40,7 +42,7 @@ TAKEN = '"c" is the name of a model or of another alias too. Rename one.'
         ({"models": "a"}, f'{MODELS}"a"{NOT_A_MODEL}'),
         ({"models": "a="}, f'{MODELS}"a="{NOT_A_MODEL}'),
         ({"models": "=a"}, f'{MODELS}"=a"{NOT_A_MODEL}'),
-        ({"models": "a b=c"}, f'{MODELS}"a b=c"{NOT_A_MODEL}'),
+        ({"models": "a b=c"}, MODELS + NOT_A_NAME.format("'a b'")),
         ({"models": "a=b,a=c"}, f'{MODELS}"a" is set twice. Rename one.'),
         ({"models": "a=b@sha256:12"}, MODELS + NOT_A_DIGEST),
         ({"models": f"a=@sha256:{DIGEST}"}, MODELS + NOT_A_DIGEST),
@@ -48,7 +50,7 @@ TAKEN = '"c" is the name of a model or of another alias too. Rename one.'
         ({"model_aliases": "e=f"}, ALIASES + UNKNOWN),
         ({"models": "a=b,c=d", "model_aliases": "c"}, ALIASES + TAKEN),
         ({"model_aliases": "c,c"}, ALIASES + TAKEN),
-        ({"model_aliases": "=c"}, f'{ALIASES}"=c" is not an alias or alias=name. Names have no spaces.'),
+        ({"model_aliases": "=c"}, ALIASES + NOT_A_NAME.format("''")),
     ],
 )
 def test_invalid_list_is_an_error_of_its_option(options: dict[str, str], message: str) -> None:

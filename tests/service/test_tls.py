@@ -126,6 +126,23 @@ def test_invalid_files_are_rejected(tmp_path: Path, metrics: Metrics, contents: 
     assert "\n" not in str(raised.value)
 
 
+def test_chain_that_is_cut_within_a_certificate_is_rejected(tmp_path: Path, metrics: Metrics) -> None:
+    """Also within the first line of a certificate: without its intermediate, clients would reject the server."""
+    intermediate = CA.issue("intermediate", is_ca=True)
+    server = intermediate.issue("server")
+    chain = server.pem + intermediate.pem
+    for end in range(len(server.pem) + 1, len(chain) - 1):
+        _, files = make_files(tmp_path / str(end), cert=chain[:end], key=server.key_pem)
+        with pytest.raises(ConfigError, match="CERT_FILE: no valid PEM certificates in "):
+            Tls(files, metrics, 10)
+
+
+def test_certificate_and_key_may_be_one_file(tmp_path: Path, metrics: Metrics) -> None:
+    both = b"Bag Attributes: none\n" + SERVER.pem + SERVER.key_pem
+    _, files = make_files(tmp_path, cert=both, key=both)
+    assert Tls(files, metrics, 10).requires_client_certificates
+
+
 @pytest.mark.parametrize("name", VALID)
 def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -> None:
     secret, files = make_files(tmp_path)

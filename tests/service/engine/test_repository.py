@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact import GOLDEN, WEIGHTS
 from model.manifest import EvaluationRecord
+from service import file_watch
 from service.config import Settings
 from service.engine import loading_memory
 from service.engine.repository import ModelRepository
@@ -71,6 +72,19 @@ async def test_requests_during_changes_are_neither_lost_nor_mixed(serving: Servi
     stop.set()
     await asyncio.gather(*senders)
     assert set(found) == digests
+
+
+async def test_half_written_file_removes_no_model(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut after a line, the file is valid. Neither the watch nor a request to load a model uses it."""
+    monkeypatch.setattr(file_watch, "SETTLE_S", 0.5)
+    new = models_file(serving.root, "a=one", "b=two", "c=three")
+    for apply in (serving.watch.check, lambda: serving.repository.load("b", "admin")):
+        serving.path.write_text(new.rpartition("[[models]]")[0])
+        change = asyncio.create_task(apply())
+        await asyncio.sleep(0.1)
+        serving.path.write_text(new)
+        await change
+        assert [*serving.served] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
