@@ -160,7 +160,8 @@ def read_file(path: Path, option: str = OPTION) -> bytes:
 def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
-    A file that was cut must not make a key of what is left of a line. Such a line has no newline, or a colon.
+    A file that was cut must not make a key of what is left of a line with a name. Such a line has a colon, or no
+    newline in a file with names.
     A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
     whose message contains no key.
     """
@@ -186,8 +187,8 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
             raise ConfigError(f"{place} has a colon, but is not {FORMAT}. Correct it, or use a key without a colon.")
         elif not KEY.fullmatch(line):
             raise ConfigError(f"{place} is not ASCII without spaces. Use another key.")
-        elif number > last_complete:
-            raise ConfigError(f"{place} has no newline at its end, so the key may be cut. Add one, or use {FORMAT}.")
+        elif number > last_complete and (has_names or previous.keys() - {ANONYMOUS_NAME}):
+            raise ConfigError(f"{place} has no newline, so it may be the rest of a line with a name. Add one.")
         else:
             caller, digest = unnamed, hashlib.sha256(line.encode()).digest()
         if entries.setdefault(digest, caller).name != caller.name:
