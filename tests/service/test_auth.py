@@ -327,6 +327,7 @@ def cancel_requests(server: RunningServer, key: str) -> None:
         call = EncoderServiceStub(channel).EncodeStream(messages(), metadata=(("x-api-key", key),))  # type: ignore[no-untyped-call]
         assert next(call).id == "1"
         call.cancel()
+        time.sleep(0.2)  # the end of the messages, if it arrived first, would end the call with OK
         ended.set()
 
 
