@@ -2,13 +2,22 @@
 
 import json
 import logging
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from service.logs import MAX_QUEUED_LINES, JsonFormatter, TextFormatter, count_dropped_lines, set_up_logging
+from service.logs import (
+    MAX_QUEUED_LINES,
+    JsonFormatter,
+    LineLimit,
+    TextFormatter,
+    count_dropped_lines,
+    set_up_logging,
+)
 
 
 @pytest.fixture
@@ -72,3 +81,31 @@ def test_dropped_lines_are_counted(root: logging.Logger, monkeypatch: pytest.Mon
         root.warning("line")
     written.set()
     assert 1 <= len(dropped) <= MAX_QUEUED_LINES
+
+
+def test_lines_that_cannot_be_written_are_counted() -> None:
+    """The disk is full."""
+    program = (
+        "import logging, sys\n"
+        "from service.logs import count_dropped_lines, set_up_logging\n"
+        "set_up_logging('warning', 'text')\n"
+        "dropped = []\n"
+        "count_dropped_lines(lambda: dropped.append(1))\n"
+        "for _ in range(5): logging.warning('line')\n"
+        "logging.shutdown()\n"
+        "print(len(dropped))\n"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=True)
+    assert int(done.stdout) >= 5  # and one that tells their number
+
+
+def test_lines_of_a_kind_are_limited() -> None:
+    limit = LineLimit(per_s=0.0, burst=2)
+    assert [limit.admit("401") for _ in range(4)] == [0, 0, None, None]
+    assert limit.admit("429") == 0
+    limit = LineLimit(per_s=1e9, burst=2)
+    limit._kinds["401"] = (0.5, time.monotonic() + 1000, 7)  # no time has passed
+    assert limit.admit("401") is None
+    limit._kinds["401"] = (0.5, time.monotonic() - 1, 7)
+    assert limit.admit("401") == 7

@@ -155,12 +155,15 @@ def test_handshakes(server: TlsServer) -> None:
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         assert server.rejects(api, old)
+        block_ciphers = server.context(version=ssl.TLSVersion.TLSv1_2)
+        block_ciphers.set_ciphers("AES128-SHA:AES256-SHA256:ECDHE+AES128+SHA:ECDHE+AES256+SHA384:@SECLEVEL=0")
+        assert server.rejects(api, block_ciphers)
     assert check_plain(server.port("rest")) == b""
     assert server.rejects("rest", ssl.create_default_context())  # the client does not trust the server's CA
     assert {reason: count - before[reason] for reason, count in server.failures.items()} == {
         "no_client_certificate": 1,
         "invalid_client_certificate": 1,
-        "unsupported_by_client": 1,
+        "unsupported_by_client": 2,
         "not_tls": 1,
         "rejected_by_client": 1,
         "too_many": 0,

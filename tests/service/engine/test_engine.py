@@ -1,16 +1,23 @@
 """The engine with the real model: usage, truncation, model names and independence of batch composition."""
 
 import asyncio
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from model.tokenized_input import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.operations.costs import INLINE_COST
 from service.engine.schema.encode import Input, TokenizeRequest
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
+from service.engine.tokenizer import ServingTokenizer
+from service.engine.watchdog import MIN_STALL_S
 from service.errors import (
     Empty,
     NonFiniteOutput,
@@ -166,3 +173,42 @@ async def test_compare_runs_each_distinct_text_once(harness: ServiceHarness) -> 
     )
     assert harness.sample("attendant_batch_size_count", lane="explain") == 2
     assert [occurrence.start for occurrence in response.occurrences] == [4, 2, 22]
+
+
+def with_pattern(definition: bytes, pattern: str) -> bytes:
+    """Return a tokenizer.json that first applies a regular expression to the text."""
+    document = orjson.loads(definition)
+    replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "b"}
+    document["normalizer"] = {"type": "Sequence", "normalizers": [replace, document["normalizer"]]}
+    return orjson.dumps(document)
+
+
+@pytest.mark.parametrize("others", [0, 40])
+async def test_panic_of_the_tokenizer_is_an_internal_error(harness: ServiceHarness, others: int) -> None:
+    """It is no Exception. The export refuses such patterns; here one runs out of steps, on the loop or in a thread."""
+    definition = (Path(harness.settings.model_dir) / "tokenizer.json").read_bytes()
+    harness.engine.tokenizer = ServingTokenizer(with_pattern(definition, "(a+)+$"))
+    response = await harness.post("/v1/encode", {"inputs": ["bank " * 100] * others + ["a" * 60 + "!"]})
+    assert response.status_code == 500
+    assert response.json()["error"]["request_id"] == response.headers["x-request-id"]
+    assert harness.sample("attendant_requests_total", endpoint="/v1/encode", code="500") == 1
+    assert (await harness.post("/v1/encode", {"inputs": "bank"})).status_code == 200
+
+
+async def test_watchdog_covers_preparation(harness: ServiceHarness) -> None:
+    """A call of the tokenizer cannot be interrupted."""
+    engine, started, leave = harness.engine, threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        leave.wait(20)
+
+    running = asyncio.ensure_future(engine.run(INLINE_COST + 1, time.monotonic() + 60, work))
+    await asyncio.to_thread(started.wait, 20)
+    assert engine.healthy
+    engine.watch(MIN_STALL_S + 1)
+    assert not engine.healthy
+    assert harness.sample("attendant_stalled_batches", lane="fast") == 1
+    leave.set()
+    await running
+    assert engine.healthy

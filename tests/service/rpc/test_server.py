@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from service.auth import Access
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
@@ -17,6 +18,7 @@ from service.metrics import Metrics
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
+from tests.keys import make_keys
 from tests.service.conftest import fast_lane, garbage, open_harness
 
 SERVICE = "attendant.v1.EncoderService"
@@ -201,4 +203,35 @@ async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel)
             assert not second.done()
             await stream.done_writing()
             assert (await asyncio.wait_for(second, 30)).usage.tokens == 3
+        await server.stop(1)
+
+
+@pytest.mark.parametrize(("size", "code"), [(15_000, "OK"), (17_000, "RESOURCE_EXHAUSTED")])
+async def test_metadata_have_one_limit(model: LoadedModel, size: int, code: str) -> None:
+    """Between two limits, gRPC would reject a random part of the calls."""
+    async with open_harness(model) as harness:
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
+        port = await server.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            for _ in range(20):
+                call = stub.GetModel(pb.GetModelRequest(), metadata=(("x-large", "a" * size),))
+                assert (await call.code()).name == code
+        await server.stop(1)
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+async def test_repeated_keys_are_rejected(model: LoadedModel, name: str) -> None:
+    """A proxy might check another one than the server."""
+    async with open_harness(model) as harness:
+        server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("a", "b")))
+        port = await server.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            values = ("Bearer a", "Bearer b") if name == "authorization" else ("a", "b")
+            call = stub.GetModel(pb.GetModelRequest(), metadata=tuple((name, value) for value in values))
+            assert (await call.code(), await call.details()) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{name}: repeated. Send it once.",
+            )
         await server.stop(1)
