@@ -33,10 +33,22 @@ def exit_after(seconds: float) -> None:
     timer.start()
 
 
+def start_task(work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+    """Start a task that nobody awaits. An exception that ends it is logged."""
+
+    def report(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("background task failed", exc_info=error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(report)
+    return task
+
+
 @contextlib.contextmanager
 def background_task(work: Coroutine[None, None, None]) -> Iterator[None]:
     """Run a task until the block exits."""
-    task = asyncio.create_task(work)
+    task = start_task(work)
     try:
         yield
     finally:
@@ -75,7 +87,7 @@ def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: Exception | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -89,6 +101,9 @@ def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
             result = work()
         except Exception as raised:  # noqa: BLE001  # the future raises it
             error = raised
+        except BaseException as raised:  # noqa: BLE001  # a panic of the tokenizer; else nobody learns of it
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
+            error.__cause__ = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the future
             loop.call_soon_threadsafe(settle, result, error)
 

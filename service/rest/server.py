@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.connections import ConnectionTable, normal_address
+from service.process import start_task
 from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
 from service.rest.protocol import HttpProtocol
 from service.sockets import Peer, WatchedPort
@@ -65,7 +66,7 @@ class Server(uvicorn.Server):
         await self._started.wait()
         if self._tls is not None:
             watched = WatchedPort(bound.getsockname()[1], self._handshakes, self._limits.on_closed)
-            self._watch = asyncio.create_task(watched.run(ignored=self._peers))
+            self._watch = start_task(watched.run(ignored=self._peers))
 
     def _peers(self) -> set[Peer]:
         """Return the clients whose TLS handshake is complete: uvloop reports a connection only then."""

@@ -13,6 +13,7 @@ from typing import Any
 from service.config import Settings
 from service.errors import MalformedRequest, RequestTimeout
 from service.memory import MemoryBudget
+from service.process import start_task
 from service.rpc.messages import Rejected
 from service.sockets import Peer
 
@@ -147,7 +148,7 @@ class Receiver:
         queue = self._waiters.setdefault(call.peer, deque())
         queue.append(waiter)
         if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_turns())
+            self._watch = start_task(self._watch_turns())
         try:
             await waiter
         except asyncio.CancelledError:

@@ -16,6 +16,7 @@ from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.oip import models as oip
 from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service.process import start_task
 from service.request_log import RequestLog
 from service.rpc import inference, tei
 from service.rpc.codec import PROTO
@@ -130,7 +131,7 @@ class RpcServer:
             raise OSError(f"{address} is in use or not a local address") from None
         await self.set_serving(False)
         await self._server.start()
-        self._watch = asyncio.create_task(self._connections.watch(port))
+        self._watch = start_task(self._connections.watch(port))
         return port
 
     async def set_serving(self, serving: bool) -> None:
