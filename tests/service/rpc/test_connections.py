@@ -143,7 +143,9 @@ async def test_idle_connections_make_room_and_expire(model: LoadedModel, monkeyp
             await encode(port, **key)
             monkeypatch.setattr("service.connections.UNKNOWN_IDLE_S", 0.3)
             await until(lambda: harness.sample("attendant_grpc_connections") == 1)
-            assert harness.sample("attendant_closed_connections_total", api="grpc", reason="idle") >= 5
+            assert (
+                harness.sample("attendant_closed_connections_total", api="grpc", reason="idle") >= 4
+            )  # one may make room for encode
             peers = (await health.List(health_pb2.HealthListRequest())).statuses
             assert set(peers) >= {"", "attendant.v1.EncoderService", "inference.GRPCInferenceService"}
             await stub.Encode(request, metadata=tuple(key.items()))
