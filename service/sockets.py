@@ -118,6 +118,7 @@ class PortSockets:
         self._port = port
         self._sockets: dict[str, tuple[int, Peer] | None] = {}
         self._descriptors: dict[Peer, int] = {}
+        self._closing: set[Peer] = set()
 
     def scan(self) -> set[Peer]:
         """Return the clients of all open connections. It takes about 7 ms per 1000 open files."""
@@ -132,7 +133,8 @@ class PortSockets:
                 if link.startswith("socket:"):
                     self._sockets[link] = before[link] if link in before else self._describe(int(name))
         self._descriptors = {peer: descriptor for descriptor, peer in filter(None, self._sockets.values())}
-        return set(self._descriptors)
+        self._closing &= self._descriptors.keys()
+        return self._descriptors.keys() - self._closing
 
     def bytes_received(self, peer: Peer) -> int | None:
         """Return how many bytes a client has sent; None for a closed connection, or one opened since the last scan."""
@@ -146,6 +148,7 @@ class PortSockets:
     def close(self, peer: Peer) -> None:
         """Close the connection of a client, if it is open. The server notices that both directions are shut down."""
         if (copy := self._copy(peer)) is not None:
+            self._closing.add(peer)
             with copy, contextlib.suppress(OSError):
                 copy.shutdown(socket.SHUT_RDWR)
 
@@ -183,11 +186,13 @@ class WatchedPort:
     async def run(
         self,
         ignored: Callable[[], Set[Peer]] = frozenset,
-        on_scan: Callable[[Set[Peer], Set[Peer]], None] = lambda opened, closed: None,
+        on_opened: Callable[[Peer], None] = lambda peer: None,
+        on_scanned: Callable[[], None] = lambda: None,
     ) -> None:
-        """Scan the port until cancelled. `on_scan`: called with the connections that were opened and closed.
+        """Scan the port until cancelled.
 
-        `ignored`: connections that do not belong to the table.
+        `ignored`: connections that do not belong to the table. `on_opened`: called for each new one in the table.
+        `on_scanned`: called after each scan.
         """
         while True:
             await asyncio.sleep(CROWDED_PERIOD_S if self._table.is_crowded else PERIOD_S)
@@ -196,11 +201,13 @@ class WatchedPort:
             for peer in closed:
                 self._table.remove(peer)
             for peer in opened:
-                if (victim := self._table.add(peer, peer[0])) is not None:
+                victim = self._table.add(peer, peer[0])
+                on_opened(peer)
+                if victim is not None:
                     self.close(victim, "limit")
             for peer in self._table.expired():
                 self.close(peer, "idle")
-            on_scan(opened, closed)
+            on_scanned()
 
     def close(self, peer: Peer, reason: str) -> None:
         """Close a connection."""

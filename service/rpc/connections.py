@@ -1,7 +1,6 @@
 """The connections of the gRPC server, which has no hook for them: found and closed through the process's sockets."""
 
 from collections import Counter
-from collections.abc import Set
 from urllib.parse import unquote
 
 from service.config import Settings
@@ -40,15 +39,14 @@ class RpcConnections:
     async def watch(self, port: int) -> None:
         """Watch the connections of this port until cancelled."""
         self._port = WatchedPort(port, self._table, self._report)
-        await self._port.run(on_scan=self._update)
+        await self._port.run(on_opened=self._note_opened, on_scanned=self._update)
 
-    def _update(self, opened: Set[Peer], closed: Set[Peer]) -> None:
-        for peer in closed:
-            self._seen.pop(peer, None)
-        for peer in opened:
-            if (known := self._seen.get(peer)) is not None:
-                self._table.set_known(peer) if known else self._table.keep(peer)
-        if len(self._seen) > HEADROOM * self._limit:  # connections that came and went between two scans
+    def _note_opened(self, peer: Peer) -> None:
+        if (known := self._seen.get(peer)) is not None:
+            self._table.set_known(peer) if known else self._table.keep(peer)
+
+    def _update(self) -> None:
+        if len(self._seen) > HEADROOM * self._limit:  # most of them are closed
             self._seen = {peer: known for peer, known in self._seen.items() if peer in self._table.connections}
         for peer, resets in self._resets.items():
             if resets > MAX_RESETS_PER_S:
