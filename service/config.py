@@ -189,7 +189,8 @@ class Settings(BaseSettings):
     )
     max_connections: Positive = Field(
         2048,
-        description="Maximum number of REST connections, of gRPC connections, and of TLS handshakes in progress.",
+        description="Maximum number of REST connections and of gRPC connections. At most half as many TLS handshakes "
+        "may be in progress.",
     )
     max_connections_per_address: int = Field(
         0,

@@ -88,7 +88,7 @@ class ConnectionTable(Generic[Key]):
         self._counts[address] += 1
         self._unknown[key] = time.monotonic()
         count = self._counts[address]
-        if count > self._per_address and not self._is_proxy(address):
+        if count > self._per_address and not self.is_proxy(address):
             return next((other for other in self._idle(self._unknown) if self._addresses[other] == address), key)
         if len(self._addresses) <= self._limit:
             return None
@@ -126,7 +126,8 @@ class ConnectionTable(Generic[Key]):
     def _idle(self, keys: Collection[Key]) -> Iterator[Key]:
         return (key for key in keys if not self._is_busy(key))
 
-    def _is_proxy(self, address: str) -> bool:
+    def is_proxy(self, address: str) -> bool:
+        """Return whether an address is one of a trusted proxy."""
         if not self._proxies:
             return False
         try:

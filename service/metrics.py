@@ -44,7 +44,7 @@ GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
 FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface")
 """The APIs whose requests all run on the fast lane."""
-CLOSING_REASONS = {"rest": ("limit", "stalled"), "grpc": ("limit", "idle", "stalled", "resets")}
+CLOSING_REASONS = {"rest": ("limit", "idle", "stalled"), "grpc": ("limit", "idle", "stalled", "resets")}
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota", "auth", "too_large", "invalid")
 
 

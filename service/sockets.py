@@ -24,8 +24,8 @@ CROWDED_PERIOD_S = 0.1
 
 OWN_FILES = 256
 """Open files of a server without connections: its libraries, models, and the pipes of its threads."""
-CONNECTIONS_PER_LIMIT = 3.5
-"""Connections of REST, of gRPC with the headroom that it needs to choose, and of the admin port."""
+CONNECTIONS_PER_LIMIT = 4.0
+"""Connections of REST with TLS handshakes, of gRPC with the headroom that it needs to choose, and of the admin port."""
 CROWDED_FILES = 0.8
 
 Peer = tuple[str, int]
@@ -102,10 +102,15 @@ def raise_open_file_limit(settings: Settings) -> None:
 
 def warn_of_open_files() -> None:
     """Log when the process has opened most of the files that it may: the next connections fail."""
-    with contextlib.suppress(OSError):
-        limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir(OPEN_FILES))
-        if limit != resource.RLIM_INFINITY and opened > CROWDED_FILES * limit:
-            log.warning("open files near the limit open=%d limit=%d", opened, limit)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        opened = len(os.listdir(OPEN_FILES))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            log.error("no more files can be opened limit=%d", limit)
+        return
+    if limit != resource.RLIM_INFINITY and opened > CROWDED_FILES * limit:
+        log.warning("open files near the limit open=%d limit=%d", opened, limit)
 
 
 class PortSockets:
@@ -122,18 +127,18 @@ class PortSockets:
 
     def scan(self) -> set[Peer]:
         """Return the clients of all open connections. It takes about 7 ms per 1000 open files."""
-        before, self._sockets = self._sockets, {}
         try:
             names = os.listdir(OPEN_FILES)
-        except OSError:
-            names = []
+        except OSError:  # not on Linux, or all files that the process may open are open
+            return self._descriptors.keys() - self._closing
+        before, self._sockets = self._sockets, {}
         for name in names:
             with contextlib.suppress(OSError):
                 link = os.readlink(OPEN_FILES / name)
                 if link.startswith("socket:"):
                     self._sockets[link] = before[link] if link in before else self._describe(int(name))
         self._descriptors = {peer: descriptor for descriptor, peer in filter(None, self._sockets.values())}
-        self._closing &= self._descriptors.keys()
+        self._closing.intersection_update(self._descriptors)  # in one step: the event loop may add one
         return self._descriptors.keys() - self._closing
 
     def bytes_received(self, peer: Peer) -> int | None:
@@ -154,7 +159,9 @@ class PortSockets:
 
     def _describe(self, descriptor: int) -> tuple[int, Peer] | None:
         """Return the descriptor and the client of a connection of the port; None for any other socket."""
-        with socket.socket(fileno=os.dup(descriptor)) as opened:
+        if (copy := _open_copy(descriptor)) is None:
+            return None
+        with copy as opened:
             if opened.family not in (socket.AF_INET, socket.AF_INET6) or opened.type != socket.SOCK_STREAM:
                 return None
             if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or opened.getsockname()[1] != self._port:
@@ -164,13 +171,28 @@ class PortSockets:
 
     def _copy(self, peer: Peer) -> socket.socket | None:
         """Return a copy of the socket of a client, because its descriptor may since belong to another one."""
-        with contextlib.suppress(KeyError, OSError):
-            copy = socket.socket(fileno=os.dup(self._descriptors[peer]))
-            with contextlib.suppress(OSError):
-                host, port, *_ = copy.getpeername()
-                if (normal_address(host), port) == peer:
-                    return copy
-            copy.close()
+        descriptor = self._descriptors.get(peer)
+        copy = None if descriptor is None else _open_copy(descriptor)
+        if copy is None:
+            return None
+        with contextlib.suppress(OSError):
+            host, port, *_ = copy.getpeername()
+            if (normal_address(host), port) == peer:
+                return copy
+        copy.close()
+        return None
+
+
+def _open_copy(descriptor: int) -> socket.socket | None:
+    """Return a copy of a socket; None if the descriptor no longer belongs to one."""
+    try:
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
         return None
 
 

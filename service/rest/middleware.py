@@ -56,6 +56,9 @@ from service.spelling import Spelling
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
+TLS_PART_BYTES = 64 * 1024
+"""uvloop passes the first write of a TLS connection on as a whole, and its writer need not wait until it is sent."""
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 API_BY_PATH: dict[str, str] = {path: api.API for api in (cohere, infinity, vllm) for path in api.PATHS}
@@ -110,13 +113,12 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
         record.peer = (scope.get("client") or ("",))[0]
-        if self._requests is not None:
-            record.response = self._requests.reservation()
         sender = ResponseSender(scope, send, record, self._lifecycle)
         scope = {**scope, "record": record, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         if self._requests is None or record.api == health.API:
             await self._respond(scope, receive, sender.send, record, headers)
             return
+        record.response = self._requests.reservation()
         set_current(record)
         metrics = self._requests.metrics
         metrics.in_flight.inc()
@@ -143,7 +145,7 @@ class RequestMiddleware:
             if scope["method"] == "POST" and record.caller.quota is not None:
                 record.caller.quota.check()
         record.is_known = record.api != health.API and not (self._keys is not None and is_public)
-        if record.response is not None and record.api != health.API:
+        if record.response is not None:
             record.response.holder = record.holder
             record.response.grow(0)  # raises while unread responses use up the share of the caller
 
@@ -210,6 +212,11 @@ class ResponseSender:
             self.size += len(message.get("body", b""))
             if self._record.response is not None and not message.get("more_body", False):
                 self._record.response.set(self.size)
+        body = message.get("body", b"")
+        if self._scope["scheme"] == "https" and len(body) > TLS_PART_BYTES:
+            for start in range(0, len(body) - TLS_PART_BYTES, TLS_PART_BYTES):
+                await self._send({**message, "body": body[start : start + TLS_PART_BYTES], "more_body": True})
+            message["body"] = body[start + TLS_PART_BYTES :]
         await self._send(message)
 
 

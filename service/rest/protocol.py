@@ -26,7 +26,7 @@ KEEP_ALIVE_S = 75
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 * 1024
 MAX_UNSENT_BYTES = 16 * 1024
-"""Unsent bytes of a connection from which on its writer waits. The response is in memory until all are sent."""
+"""A writer waits while more bytes than this are unsent. The response is then in memory until all are sent."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]{0,5})?")
 """A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
 SINGLE_HEADERS = {
@@ -82,11 +82,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is in progress."""
-        return self._running is not None and not self._running.response_complete
+        """True while a request is in progress, or its response is not sent."""
+        return self.flow.write_paused or (self._running is not None and not self._running.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        self._stop_stall_timer()
         self.table.remove(self)
         super().connection_lost(exc)
         running = self._running
@@ -102,8 +103,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._stop_stall_timer()
+
+    def _stop_stall_timer(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _close_stalled(self) -> None:
         self.limits.on_closed("stalled", self.address)
@@ -182,10 +187,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         cycle = self._running
+        if cycle is not None and cycle.scope.pop(KNOWN, False):  # type: ignore[misc]
+            self._set_known()
         super().on_response_complete()
         if cycle is not None:
-            if cycle.scope.pop(KNOWN, False):  # type: ignore[misc]
-                self._set_known()
             self._pause(cycle.scope.pop(PAUSE_S, 0.0))  # type: ignore[misc]
 
     def _set_known(self) -> None:
@@ -269,6 +274,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Return whether this is a small request of known length, and no earlier request is unanswered."""
         size = next((value for name, value in self.headers if name == b"content-length"), b"")
         waiting = self.cycle is not None and not self.cycle.response_complete
+        waiting = waiting or self.flow.write_paused  # a rejection is written at once
         return size.isdigit() and int(size) <= MAX_BUFFERED_BYTES and not (waiting or self.expect_100_continue)
 
     def _head_without_upgrade(self) -> bytes | None:

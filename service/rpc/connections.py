@@ -10,8 +10,9 @@ from service.sockets import Peer, WatchedPort
 
 HEADROOM = 1.5
 """grpc accepts this many times the limit: it rejects connections above that, whoever opens them."""
-MAX_RESETS_PER_S = 500
-"""Calls of one connection that may end before their message arrives: clients that time out do this, but rarely."""
+MAX_RESETS = 500
+"""Calls of one connection between two scans that may end before their message arrives. Clients that time out do this,
+but rarely."""
 
 
 class RpcConnections:
@@ -49,21 +50,25 @@ class RpcConnections:
         if len(self._seen) > HEADROOM * self._limit:  # most of them are closed
             self._seen = {peer: known for peer, known in self._seen.items() if peer in self._table.connections}
         for peer, resets in self._resets.items():
-            if resets > MAX_RESETS_PER_S:
+            if resets > MAX_RESETS:
                 self.close(peer, "resets")
         self._resets.clear()
 
     def start_call(self, peer: Peer) -> None:
         """Note a call of a caller."""
         self._calls[peer] += 1
-        self._seen[peer] = True
-        self._table.set_known(peer)
+        self.note_caller(peer)
 
     def end_call(self, peer: Peer) -> None:
         """Note the end of a call."""
         self._calls[peer] -= 1
         if self._calls[peer] <= 0:
             del self._calls[peer]
+
+    def note_caller(self, peer: Peer) -> None:
+        """Note that a connection belongs to a caller."""
+        self._seen[peer] = True
+        self._table.set_known(peer)
 
     def note_probe(self, peer: Peer) -> None:
         """Note a health check, which needs no key: the connection may stay idle, but makes room for others."""
@@ -79,8 +84,8 @@ class RpcConnections:
         return None if self._port is None else self._port.sockets.bytes_received(peer)
 
     def close(self, peer: Peer, reason: str) -> None:
-        """Close a connection. Its calls end."""
-        if self._port is not None:
+        """Close a connection. Its calls end, so one of a proxy, which carries the calls of many clients, stays."""
+        if self._port is not None and not self._table.is_proxy(peer[0]):
             self._port.close(peer, reason)
 
     def _report(self, reason: str, address: str) -> None:

@@ -84,7 +84,7 @@ class Call:
     stall_timer: asyncio.TimerHandle | None = None
 
     def watch_reading(self, size: int) -> None:
-        """Close the connection unless the client reads `size` bytes, or all that follow in less time."""
+        """Close the connection if these `size` bytes are still unread after the time that a slow client needs."""
         self.stop_watching()
         seconds = read_timeout_s(self.connections.stall_timeout_s, size)
         loop = asyncio.get_running_loop()
@@ -140,9 +140,19 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         if handler is None:
             return self._not_found
         method = self._methods.get(name, OTHER_METHOD)
-        is_open = name.startswith(OPEN_SERVICES) or method.is_probe
-        self._wrapped[name] = handler if is_open else self._wrap(handler, method)
+        if name.startswith(OPEN_SERVICES):
+            self._wrapped[name] = handler
+        else:
+            self._wrapped[name] = self._wrap_probe(handler) if method.is_probe else self._wrap(handler, method)
         return self._wrapped[name]
+
+    def _wrap_probe(self, handler: Handler) -> Handler:
+        async def respond(request: Message, context: Context) -> Message:
+            self._connections.note_probe(parse_peer(context.peer()))
+            response: Message = await handler.unary_unary(request, context)
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(respond, handler.request_deserializer, handler.response_serializer)
 
     def _wrap(self, handler: Handler, method: Method) -> Handler:
         parse = tolerant(handler.request_deserializer, method.layout)
@@ -228,6 +238,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
                 call.admin = self._access.check_admin(key_headers(context.invocation_metadata()), method.name)
             elif self._keys is not None:
                 call.caller = self._keys.check(key_headers(context.invocation_metadata()))
+                self._connections.note_caller(call.peer)
         except ServiceError as error:
             call.error = error.with_traceback(None)
         return call
@@ -325,6 +336,8 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             if call.method.spelling is not None:
                 error.spell(call.method.spelling)
             await asyncio.sleep(error.pause_s)  # the calls of a connection cannot be paused alone
+            if call.response is not None:
+                call.response.close()
             await abort(context, error, record)
 
 

@@ -6,8 +6,9 @@ turns: each may hold a message of the maximum size.
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 from service.config import Settings
@@ -27,7 +28,8 @@ LENT_BYTES = 4 * 1024
 """A turn is lent to other calls after `LEND_AFTER_S` in which its connection received less than `LENT_BYTES`."""
 RECALL_BYTES = 64 * 1024
 RECALL_PERIOD_S = 0.05
-"""A call without its turn needs one again once its connection has received `RECALL_BYTES`."""
+RECALL_GRACE_S = 0.25
+"""A call without its turn needs one again once its connection has received `RECALL_BYTES`, within `RECALL_GRACE_S`."""
 
 Parser = Callable[[bytes], Any]
 
@@ -46,8 +48,8 @@ class _Call:
 
     def end_by(self, when: float) -> None:
         """Bring the timeout forward."""
-        if not self.timeout.expired():
-            self.timeout.reschedule(min(when, self.timeout.when() or when))
+        if not self.timeout.expired() and when < (self.timeout.when() or math.inf):
+            self.timeout.reschedule(when)
 
 
 class Receiver:
@@ -196,23 +198,26 @@ class Receiver:
         """Lend turns while calls wait for one, and recall them."""
         loop = asyncio.get_running_loop()
         recall_at = 0.0
-        while self._waiters or self._lent:
-            now = loop.time()
-            received = {peer: self._bytes_received(peer) for peer in {call.peer for call in self._holders}}
-            if self._waiters:
-                self._lend(received, now)
-            if now >= recall_at:
-                recall_at = now + RECALL_PERIOD_S
-                self._recall({peer: self._bytes_received(peer) for peer in {call.peer for call in self._lent}}, now)
-            await asyncio.sleep(LEND_AFTER_S if self._waiters else RECALL_PERIOD_S)
-        self._watch = None
+        try:
+            while self._waiters or self._lent:
+                now = loop.time()
+                if now >= recall_at:
+                    recall_at = now + RECALL_PERIOD_S
+                    self._recall(self._measure(self._lent), now)
+                if self._waiters:
+                    self._lend(self._measure(self._holders), now)
+                await asyncio.sleep(LEND_AFTER_S if self._waiters else RECALL_PERIOD_S)
+        finally:
+            self._watch = None
 
-    def _lend(self, received: Mapping[Peer, int | None], now: float) -> None:
+    def _measure(self, calls: Iterable[_Call]) -> dict[Peer, int]:
+        """Return what the connections of calls have received; 0 if that is unknown, in their first second."""
+        return {peer: self._bytes_received(peer) or 0 for peer in {call.peer for call in calls}}
+
+    def _lend(self, received: Mapping[Peer, int], now: float) -> None:
         """Take the turns of calls whose connections receive nothing."""
         for call in list(self._holders):
             total = received[call.peer]
-            if total is None:
-                continue
             if call.received is None or total - call.received >= LENT_BYTES:
                 call.received, call.since = total, now
             elif now - call.since >= LEND_AFTER_S:
@@ -221,11 +226,11 @@ class Receiver:
                 self._free += 1
         self._grant()
 
-    def _recall(self, received: Mapping[Peer, int | None], now: float) -> None:
-        """Give calls whose connections receive data their turns again, or end them if no turn is free."""
+    def _recall(self, received: Mapping[Peer, int], now: float) -> None:
+        """Give calls whose connections receive data their turns again, or end them soon if no turn is free."""
         for call in list(self._lent):
             total = received[call.peer]
-            if total is not None and total - (call.received or 0) < RECALL_BYTES:
+            if total - (call.received or 0) < RECALL_BYTES:
                 continue
             if self._free:
                 self._free -= 1
@@ -233,7 +238,7 @@ class Receiver:
                 self._holders[call] = None
                 call.received, call.since = total, now
             else:
-                call.end_by(now)
+                call.end_by(now + RECALL_GRACE_S)
 
 
 async def _parse(data: bytes, parse: Parser) -> Any | Rejected:

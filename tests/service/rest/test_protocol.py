@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from service.auth import Access
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.errors import Overloaded
@@ -20,6 +21,7 @@ from service.rest.app import make_admin_app, make_app
 from service.rest.connections import Rejection
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
+from tests.keys import make_keys
 from tests.service.conftest import GOLDEN, fast_lane, open_harness
 from tests.service.rest.test_server import echo, serving, until
 
@@ -302,6 +304,38 @@ async def test_stalled_client_loses_its_connection_and_frees_the_memory(model: L
             await until(lambda: budget.used > 2**23)
             await until(lambda: budget.used == 0)
     assert closed == ["stalled"]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/", "/v1/model", "/nothing"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+async def test_every_response_releases_its_memory(model: LoadedModel, method: str, path: str) -> None:
+    async with open_harness(model) as harness:
+        requests = harness.requests
+        assert requests.responses is not None
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics, requests=requests)
+        async with serving(app) as (reader, writer):
+            for connection in ("keep-alive", "close"):
+                writer.write(f"{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: {connection}\r\n\r\n".encode())
+            await asyncio.wait_for(reader.read(), 20)
+            await until(lambda: requests.responses is not None and requests.responses.used == 0)
+
+
+async def test_connection_of_a_caller_is_kept_for_longer(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.rest.protocol.UNKNOWN_IDLE_S", 1)
+    body = b'{"inputs": "bank"}'
+    async with open_harness(model, make_keys("secret")) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("secret")))
+        for key, stays in (("secret", True), ("wrong", False)):
+            async with serving(app) as (reader, writer):
+                writer.write(
+                    POST.replace(b"/x", b"/v1/encode")
+                    + f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n".encode()
+                    + b"Content-Length: %d\r\n\r\n" % len(body)
+                    + body
+                )
+                await read_response(reader)
+                await asyncio.sleep(1.3)
+                assert reader.at_eof() is not stays
 
 
 async def test_rejected_connection_is_counted_as_a_request() -> None:

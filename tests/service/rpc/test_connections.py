@@ -112,7 +112,7 @@ async def test_calls_without_a_message_hold_up_nobody(model: LoadedModel) -> Non
 
 async def test_connection_with_many_reset_calls_is_closed(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls leave no line in the log."""
-    monkeypatch.setattr(connections, "MAX_RESETS_PER_S", 20)
+    monkeypatch.setattr(connections, "MAX_RESETS", 20)
     async with serving(model) as (harness, port, _):
         client = HostileClient(port)
 
