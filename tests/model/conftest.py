@@ -132,7 +132,7 @@ def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFact
             return directories[kind]
         if kind in FAMILY_CASES:
             case = FAMILY_CASES[kind]
-            directories[kind] = tmp_path_factory.mktemp("published") / f"tiny-{kind}"
+            directories[kind] = tmp_path_factory.mktemp("published") / f"tiny-{kind.replace(', ', '-')}"
             case.publish(directories[kind], definitions[case.tokenizer])
             return directories[kind]
         family, _, architecture = kind.removeprefix("causal-").partition("/")
