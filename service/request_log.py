@@ -275,7 +275,7 @@ class RequestLog:
         if not log.isEnabledFor(level):
             return
         suppressed = 0
-        if http_status >= 400:
+        if self._lowest_status and http_status >= 400:  # every line of "all" was asked for
             admitted = self._lines.admit((code, record.reason, record.caller.name))
             if admitted is None:
                 return

@@ -195,8 +195,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _set_known(self) -> None:
         """Keep the connection for longer, and when there are too many."""
-        self.table.set_known(self)
-        self.timeout_keep_alive = KEEP_ALIVE_S
+        if self.timeout_keep_alive != KEEP_ALIVE_S:
+            self.table.set_known(self)
+            self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _pause(self, seconds: float) -> None:
         """Do not read the next request for some seconds, unless it has been read."""

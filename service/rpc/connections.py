@@ -67,8 +67,9 @@ class RpcConnections:
 
     def note_caller(self, peer: Peer) -> None:
         """Note that a connection belongs to a caller."""
-        self._seen[peer] = True
-        self._table.set_known(peer)
+        if not self._seen.get(peer):
+            self._seen[peer] = True
+            self._table.set_known(peer)
 
     def note_probe(self, peer: Peer) -> None:
         """Note a health check, which needs no key: the connection may stay idle, but makes room for others."""

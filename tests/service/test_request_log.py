@@ -110,7 +110,10 @@ def test_access_log_has_one_line_per_request(default_artifact: Path, access_log:
 def test_full_pipe_delays_no_request(default_artifact: Path) -> None:
     """Nobody reads the log, whose lines exceed the pipe buffer several times over."""
     lines: list[dict[str, Any]] = []
-    with logging_server(default_artifact, lines) as server, httpx.Client(base_url=server.rest, timeout=5) as client:
+    with (
+        logging_server(default_artifact, lines, access_log="all") as server,
+        httpx.Client(base_url=server.rest, timeout=5) as client,
+    ):
         for _ in range(2000):
             assert client.post("/v1/encode", json={}).status_code == 422
     assert len(lines) == 2000
