@@ -325,17 +325,19 @@ async def test_connection_of_a_caller_is_kept_for_longer(model: LoadedModel, mon
     body = b'{"inputs": "bank"}'
     async with open_harness(model, make_keys("secret")) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("secret")))
-        for key, stays in (("secret", True), ("wrong", False)):
-            async with serving(app) as (reader, writer):
-                writer.write(
+        async with serving(app) as (known, writer):
+            unknown, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+            for key, source, sink in (("secret", known, writer), ("wrong", unknown, other)):
+                sink.write(
                     POST.replace(b"/x", b"/v1/encode")
                     + f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n".encode()
                     + b"Content-Length: %d\r\n\r\n" % len(body)
                     + body
                 )
-                await read_response(reader)
-                await asyncio.sleep(1.3)
-                assert reader.at_eof() is not stays
+                await read_response(source)
+            assert await asyncio.wait_for(unknown.read(), 20) == b""
+            assert not known.at_eof()
+            other.close()
 
 
 async def test_rejected_connection_is_counted_as_a_request() -> None:
