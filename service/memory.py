@@ -26,17 +26,20 @@ class MemoryBudget:
     def acquire(self, holder: str, size: int) -> None:
         """Count bytes. Raises `MemoryShareExceeded` over the share of the holder, and `Overloaded` over the limit."""
         with self.lock:
-            own = self._by_holder[holder] + size
+            own = self._by_holder[holder]
+            available = max(0, self._limit - self.used - own)
             if self.used + size > self._limit and self.used:
                 raise Overloaded(
                     f"Too much memory in use for {self._noun}", "Retry later.",
                     actual=self.used + size, maximum=self._limit, unit="bytes", retry_after_s=RETRY_AFTER_S,
                 )  # fmt: skip
-            if own > self._limit - self.used and self.used:
+            if own + size > self._limit - self.used and self.used:
                 raise MemoryShareExceeded(
-                    f"Too much memory in use for {self._noun} of this caller", "Retry when others are finished.",
-                    actual=own, maximum=self._limit - self.used, unit="bytes", retry_after_s=RETRY_AFTER_S,
-                )  # fmt: skip
+                    f"Too many pending {self._noun} of this caller ({own} bytes in use, {size} requested, {available} "
+                    "available)",
+                    "Finish sending requests and read their responses, then retry.",
+                    retry_after_s=RETRY_AFTER_S,
+                )
             self.count(holder, size)
 
     def release(self, holder: str, size: int) -> None:

@@ -42,7 +42,8 @@ def test_rejections_tell_the_share_of_a_caller_from_the_limit() -> None:
     with pytest.raises(MemoryShareExceeded) as share:
         budget.acquire("a", 200)
     assert share.value.message == (
-        "Too much memory in use for responses of this caller (650 bytes, limit 550). Retry when others are finished."
+        "Too many pending responses of this caller (450 bytes in use, 200 requested, 100 available). Finish sending "
+        "requests and read their responses, then retry."
     )
     budget.acquire("b", 200)
     with pytest.raises(Overloaded):
