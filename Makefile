@@ -83,7 +83,7 @@ image-test: $(VENV)/dev model  ## build the CPU images without a registry, run t
 check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy service model tests client/attendant_client
+	@$(BIN)/mypy service model tests bench client/attendant_client
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.check_generated
 
@@ -118,32 +118,32 @@ fuzz: $(VENV)/dev model  ## send over 20,000 random requests through all APIs; F
 	  tests/service/test_products.py tests/service/test_tei_products.py tests/service/test_oip_products.py tests/e2e/test_several_models.py
 
 bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0 without other servers, SECTIONS=W1,OL
-	@$(BIN)/python -m tests.bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
+	@$(BIN)/python -m bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
 	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
 path: $(VENV)/dev model  ## print the files that one request enters, its Python calls and hand-offs; FLAGS=--functions for each function
-	@$(BIN)/python -m tests.bench.request_path $(FLAGS)
+	@$(BIN)/python -m bench.request_path $(FLAGS)
 
 bench-training: $(VENV)/dev  ## measure training against a bare forward and backward pass
-	@$(BIN)/python -m tests.bench.training
+	@$(BIN)/python -m bench.training
 
 bench-heads: $(VENV)/bench model  ## measure rerankers, BGE-M3's outputs and MaxSim at real sizes; PARTS="rerank maxsim" for some
-	@$(BIN)/python -m tests.bench.heads $(PARTS)
+	@$(BIN)/python -m bench.heads $(PARTS)
 
 bench-long: $(VENV)/bench model  ## measure inputs of 512 to 8,192 tokens at real sizes; MODELS="modernbert" for one
-	@$(BIN)/python -m tests.bench.long_inputs $(MODELS)
+	@$(BIN)/python -m bench.long_inputs $(MODELS)
 
 bench-callers: $(VENV)/bench model wrk  ## measure what a flood by one caller costs another one
-	@$(BIN)/python -m tests.bench.callers
+	@$(BIN)/python -m bench.callers
 
 bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
-	@missing=$$($(VENV)-gpu/bin/python -m tests.bench.gpu --missing); \
+	@missing=$$($(VENV)-gpu/bin/python -m bench.gpu --missing); \
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
-	@$(VENV)-gpu/bin/python -m tests.bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
+	@$(VENV)-gpu/bin/python -m bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
 
 soak: $(VENV)/bench model wrk  ## check memory over an hour of mixed requests; SOAK=600 for 600 seconds
-	@$(BIN)/python -m tests.bench.soak $(SOAK)
+	@$(BIN)/python -m bench.soak $(SOAK)
 
 wrk:
 	@command -v wrk >/dev/null || (apt-get update -qq && apt-get install -qq -y wrk) || \

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from bench.project import Model
+from bench.workloads import read_corpus
 from model.model_source import locate
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
-from tests.bench.project import Model
-from tests.bench.workloads import read_corpus
 from tests.conftest import RunningServer, start_server, stop_server
 
 pytestmark = pytest.mark.slow

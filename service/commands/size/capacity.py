@@ -1,6 +1,6 @@
 """Number of replicas for a load, computed from measurements with exact fractions.
 
-CPU figures come from tests/bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
+CPU figures come from bench/README.md: 2026-11-22, OpenVINO, two shared cores of an Intel Xeon with AMX and
 AVX512-VNNI, the default model, sentences with a mean of 23 tokens, and the load generator running on the same cores.
 """
 

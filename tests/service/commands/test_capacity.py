@@ -123,7 +123,7 @@ def test_large_replicas_are_not_chosen_when_event_loops_are_the_limit() -> None:
     ("tokens", "inputs", "measured"), [(23, 1, 986), (23, 32, 1185), (171, 8, 140)], ids=["W1 c=64", "W32", "P8"]
 )
 def test_figures_agree_with_the_bench(tokens: int, inputs: int, measured: int) -> None:
-    """The throughput on two cores must be within 15 % of tests/bench/README.md."""
+    """The throughput on two cores must be within 15 % of bench/README.md."""
     rate = BFLOAT16 * DEFAULT_MODEL.flops_per_token(Fraction(23)) / DEFAULT_MODEL.flops_per_token(Fraction(tokens))
     case = Capacity(Load(Fraction(1), Fraction(tokens), inputs, Fraction(1)), "cpu", rate, 2)
     assert 2 / case.busy_units == pytest.approx(measured, rel=0.15)

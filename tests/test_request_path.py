@@ -1,0 +1,23 @@
+"""A request's path through the code does not grow unnoticed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+LIMITS = {"REST /v1/encode": (35, 400), "gRPC Encode": (33, 370)}
+"""Files without metrics, logs and types, and calls."""
+
+
+def test_path_of_a_request_does_not_grow(default_artifact: Path) -> None:
+    command = [sys.executable, "-m", "bench.request_path"]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    lines = re.findall(r"^(.+): \d+ files, (\d+) without metrics, logs and types; (\d+) calls", output, re.MULTILINE)
+    paths = {api: (int(files), int(calls)) for api, files, calls in lines}
+    assert len(paths) == 5
+    for api, (files, calls) in LIMITS.items():
+        assert 1 < paths[api][0] <= files
+        assert 1 < paths[api][1] <= calls
+    assert " service/engine/engine.py" in output
