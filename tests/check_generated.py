@@ -9,7 +9,6 @@ from pathlib import Path
 
 import google.rpc.status_pb2
 
-from deploy.components.monitoring import generate as monitoring
 from model.known_models import describe_models
 from model.manifest import Manifest
 from service.config import describe_options
@@ -37,7 +36,7 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 
 def generated_files() -> dict[Path, str]:
-    files = {OPTIONS: describe_options(), CLIENTS: describe_clients()} | monitoring.generated_files()
+    files = {OPTIONS: describe_options(), CLIENTS: describe_clients()}
     files[MODELS] = describe_models(supported_backends(), supported_heads())
     files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()

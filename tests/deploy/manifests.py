@@ -1,19 +1,80 @@
-"""Objects of one build, and the references between them that the rules check."""
+"""Kustomize builds of deploy/: every overlay with every component, and the jobs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-from tests.deploy.builds import Object
+import yaml
 
-WORKLOADS = ("Deployment", "Job")
+from tests.deploy.conftest import DEPLOY, run_tool
+
+Object = dict[str, Any]
+"""A Kubernetes object."""
+
+AUTOSCALERS = ("autoscaling-hpa", "autoscaling-keda")
+"""Mutually exclusive components, because two autoscalers would fight over one Deployment."""
 UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
-def object_name(item: Object) -> str:
-    """Return kind and name, formatted like kubectl."""
-    return f"{item['kind']}/{item['metadata']['name']}"
+def names(folder: str) -> list[str]:
+    return sorted(path.parent.name for path in (DEPLOY / folder).glob("*/kustomization.yaml"))
+
+
+def all_components(autoscaler: str) -> tuple[str, ...]:
+    """Return all components that work with an autoscaler."""
+    return tuple(name for name in names("components") if name not in {*AUTOSCALERS} - {autoscaler})
+
+
+def kustomize(overlay: str, components: tuple[str, ...] = (), **fields: Any) -> tuple[str, str]:
+    """Build a kustomization with extra fields, as a user would write it; return output and errors."""
+    with tempfile.TemporaryDirectory() as folder:
+        deploy = os.path.relpath(DEPLOY, os.path.realpath(folder))
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [f"{deploy}/overlays/{overlay}"],
+            "components": [f"{deploy}/components/{name}" for name in components],
+            **fields,
+        }
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        built = run_tool("kubectl", "kustomize", folder)
+    return built.stdout, built.stderr
+
+
+@cache
+def build(overlay: str, components: tuple[str, ...] = ()) -> str:
+    output, errors = kustomize(overlay, components)
+    assert not errors, f"{overlay} {components}: {errors}"  # including warnings about deprecated fields
+    return output
+
+
+@cache
+def build_job(name: str) -> str:
+    """Return a job's manifest, on top of an overlay with the model-pvc component."""
+    built = run_tool("kubectl", "kustomize", DEPLOY / "jobs" / name)
+    assert not built.stderr, built.stderr
+    return built.stdout
+
+
+def parse(manifest: str) -> list[Object]:
+    return list(yaml.load_all(manifest, yaml.CSafeLoader))
+
+
+@cache
+def all_builds() -> dict[str, "Manifests"]:
+    """Return overlays without components, with each one, and with all, plus the jobs. Do not modify them."""
+    combinations = [(), *((name,) for name in names("components")), *map(all_components, AUTOSCALERS)]
+    builds = {
+        "+".join((overlay, *components)): Manifests(parse(build(overlay, components)))
+        for overlay, components in itertools.product(names("overlays"), combinations)
+    }
+    for name in names("jobs"):
+        builds[f"job {name}"] = Manifests(builds["cpu+model-pvc"].objects + parse(build_job(name)))
+    return builds
 
 
 def parse_quantity(quantity: str | int) -> float:
@@ -21,104 +82,49 @@ def parse_quantity(quantity: str | int) -> float:
     return float(digits) * UNITS[str(quantity)[len(digits) :]]
 
 
-def matches(selector: Object, labels: Object) -> bool:
-    """Return whether a label selector (matchLabels only) matches these labels."""
-    assert set(selector) <= {"matchLabels"}, f"not supported by the rules: {selector}"
-    expected: Object = selector.get("matchLabels", {})
-    return expected.items() <= labels.items()
-
-
-@dataclass(frozen=True)
-class Workload:
-    """An object that creates pods."""
-
-    item: Object
-
-    @property
-    def name(self) -> str:
-        return object_name(self.item)
-
-    @property
-    def labels(self) -> Object:
-        """Pod labels."""
-        labels: Object = self.item["spec"]["template"]["metadata"].get("labels", {})
-        return labels
-
-    @property
-    def pod(self) -> Object:
-        spec: Object = self.item["spec"]["template"]["spec"]
-        return spec
-
-    @property
-    def containers(self) -> list[Object]:
-        return [*self.pod.get("initContainers", []), *self.pod["containers"]]
-
-    @property
-    def ports(self) -> dict[str, int]:
-        """Container ports by name."""
-        return {port["name"]: port["containerPort"] for item in self.containers for port in item.get("ports", [])}
-
-    def contexts(self) -> Iterator[tuple[Object, Object]]:
-        """Yield each container with its effective security context."""
-        for item in self.containers:
-            yield item, self.pod.get("securityContext", {}) | item.get("securityContext", {})
-
-
 class Manifests:
+    """Objects of one build."""
+
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
 
     def of_kind(self, *kinds: str) -> list[Object]:
         return [item for item in self.objects if item["kind"] in kinds]
 
-    def find(self, kind: str, name: str) -> Object | None:
-        return next((item for item in self.of_kind(kind) if item["metadata"]["name"] == name), None)
-
     @cached_property
-    def workloads(self) -> list[Workload]:
-        return [Workload(item) for item in self.of_kind(*WORKLOADS)]
+    def deployment(self) -> Object:
+        (deployment,) = self.of_kind("Deployment")
+        return deployment
 
-    @cached_property
-    def deployments(self) -> list[Workload]:
-        return [workload for workload in self.workloads if workload.item["kind"] == "Deployment"]
+    @property
+    def pod(self) -> Object:
+        """Pod template of the Deployment."""
+        template: Object = self.deployment["spec"]["template"]
+        return template
 
-    def selected(self, selector: Object) -> list[Workload]:
-        return [workload for workload in self.workloads if matches(selector, workload.labels)]
+    @property
+    def container(self) -> Object:
+        (container,) = self.pod["spec"]["containers"]
+        return dict(container)
 
-    def options(self, container: Object) -> Object:
-        """Return a container's environment from its ConfigMaps and literal values."""
-        environment: Object = {}
-        for source in container.get("envFrom", []):
-            config = self.find("ConfigMap", source.get("configMapRef", {}).get("name"))
-            environment |= config["data"] if config else {}
-        return environment | {item["name"]: item["value"] for item in container.get("env", []) if "value" in item}
+    @property
+    def ports(self) -> dict[str, int]:
+        """Container ports by name."""
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
 
-    def uses_tls(self, workload: Workload) -> bool:
-        """Return whether the server of a workload has a certificate."""
-        return any("ATTENDANT_TLS_CERT_FILE" in self.options(container) for container in workload.containers)
+    @property
+    def options(self) -> dict[str, str]:
+        """The server's environment from ConfigMaps and literal values."""
+        environment: dict[str, str] = {}
+        for source in self.container["envFrom"]:
+            name = source["configMapRef"]["name"]
+            (config,) = (item for item in self.of_kind("ConfigMap") if item["metadata"]["name"] == name)
+            environment |= config["data"]
+        return environment | {item["name"]: item["value"] for item in self.container["env"] if "value" in item}
 
-    def autoscalers(self) -> list[tuple[Object, int, int]]:
-        """Return each autoscaler with its minimum and maximum number of replicas."""
-        return [
-            (item, item["spec"].get(f"min{field}", 0), item["spec"].get(f"max{field}", 0))
-            for kind, field in (("HorizontalPodAutoscaler", "Replicas"), ("ScaledObject", "ReplicaCount"))
-            for item in self.of_kind(kind)
-        ]
+    @property
+    def uses_tls(self) -> bool:
+        return "ATTENDANT_TLS_CERT_FILE" in self.options
 
-
-Rule = Callable[[Manifests], Iterator[str]]
-"""A rule yields one message per violation."""
-
-RULES: dict[str, Rule] = {}
-"""All rules by name."""
-
-
-def rule(check: Rule) -> Rule:
-    """Register a rule."""
-    RULES[check.__name__] = check
-    return check
-
-
-def items(value: Any) -> list[Any]:
-    """Return a list field, which may be missing."""
-    return value or []
+    def autoscalers(self) -> Iterator[Object]:
+        return (item["spec"] for item in self.of_kind("HorizontalPodAutoscaler", "ScaledObject"))

@@ -13,7 +13,7 @@ from service.metrics import Metrics
 from tests.deploy.conftest import DEPLOY
 
 MONITORING = DEPLOY / "components" / "monitoring"
-RULES = MONITORING / "rules.yaml"
+PROMETHEUS_RULE = MONITORING / "prometheusrule.yaml"
 DASHBOARD = MONITORING / "dashboard.json"
 FOREIGN = ("kube_", "container_", "DCGM_")
 """Metric prefixes of kube-state-metrics, cAdvisor and the DCGM exporter."""
@@ -34,9 +34,14 @@ class Rule:
     fields: dict[str, Any]
 
 
+def rules_text() -> str:
+    """Return the rules file that a PrometheusRule contains below `spec:`, as compose.yaml extracts it."""
+    return PROMETHEUS_RULE.read_text().partition("\nspec:\n")[2]
+
+
 @cache
 def read_rules() -> tuple[Rule, ...]:
-    groups = yaml.safe_load(RULES.read_text())["groups"]
+    groups = yaml.safe_load(rules_text())["groups"]
     return tuple(
         Rule(kind, rule[kind], rule["expr"], rule)
         for group in groups

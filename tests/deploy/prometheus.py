@@ -14,7 +14,7 @@ import yaml
 
 from tests.conftest import RunningServer
 from tests.deploy.conftest import find_tool
-from tests.deploy.monitoring import MONITORING, RULES
+from tests.deploy.monitoring import MONITORING, rules_text
 
 WINDOW = "10s"
 """Replaces every window in the rules and $__rate_interval. It covers ten scrapes."""
@@ -86,7 +86,7 @@ def snake_case(name: str) -> str:
 
 def short_rules() -> str:
     """Return the shipped rules with short windows, short offsets and a short evaluation interval."""
-    rules = re.sub(r"\[\d+[mhd]\]", f"[{WINDOW}]", RULES.read_text())
+    rules = re.sub(r"\[\d+[mhd]\]", f"[{WINDOW}]", rules_text())
     return re.sub(r"offset \d+[mhd]", "offset 1s", rules).replace("interval: 30s", "interval: 1s")
 
 

@@ -43,8 +43,9 @@ class Replicas:
         return replica
 
     @property
-    def addresses(self) -> list[str]:
-        return [replica.address for replica in self.running]
+    def grpc_target(self) -> str:
+        """A gRPC target with the addresses of all replicas, which is what a headless Service's name resolves to."""
+        return "ipv4:" + ",".join(f"{replica.address}:{self.grpc_port}" for replica in self.running)
 
     def start_all(self, count: int, **options: object) -> list["Replica"]:
         with ThreadPoolExecutor(count) as pool:

@@ -9,11 +9,13 @@ import yaml
 
 from tests.deploy.alert_cases import AVAILABLE, CASES, Case, Series
 from tests.deploy.conftest import run_tool
-from tests.deploy.monitoring import RULES, Rule, alerts
+from tests.deploy.monitoring import alerts, rules_text
 
 
-def test_rules_are_valid() -> None:
-    checked = run_tool("promtool", "check", "rules", RULES)
+def test_rules_are_valid(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(rules_text())
+    checked = run_tool("promtool", "check", "rules", rules)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -51,9 +53,11 @@ def test_only_lost_monitoring_fires_without_any_series(tmp_path: Path) -> None:
 
 def check_with_promtool(path: Path, interval: str, tests: Sequence[Mapping[str, object]]) -> None:
     """Run promtool tests. Without an order of the groups, it evaluates alerts before or after the rules they read."""
-    order = [group["name"] for group in yaml.safe_load(RULES.read_text())["groups"]]
+    rules = path.with_name("rules.yaml")
+    rules.write_text(rules_text())
+    order = [group["name"] for group in yaml.safe_load(rules_text())["groups"]]
     definition = {
-        "rule_files": [str(RULES)],
+        "rule_files": [str(rules)],
         "evaluation_interval": interval,
         "group_eval_order": order,
         "tests": tests,
@@ -80,18 +84,6 @@ def promtool_test(case: Case, *, fires: bool) -> dict[str, object]:
             }
         ],
     }
-
-
-@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert.name)
-def test_alert_has_severity_duration_and_texts(alert: Rule) -> None:
-    assert alert.name.startswith("Attendant")
-    assert alert.fields["labels"]["severity"] in ("page", "ticket")
-    assert re.fullmatch(r"\d+[smh]", alert.fields["for"])
-    annotations = alert.fields["annotations"]
-    assert set(annotations) == {"summary", "description", "runbook_url"}
-    assert annotations["runbook_url"] == f"deploy/runbook.md#{alert.name.lower()}"
-    assert annotations["description"].endswith(".")
-    assert len(annotations["summary"]) <= 140
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -17,61 +16,22 @@ from service.config import PREFIX, Settings
 from tests.certificates import Identity
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
 from tests.deploy.conftest import DEPLOY, run_tool
-from tests.deploy.monitoring import DASHBOARD, MONITORING, RULES
+from tests.deploy.monitoring import DASHBOARD, MONITORING, PROMETHEUS_RULE, rules_text
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 FOLDER = DEPLOY / "compose"
 TLS: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "tls.yaml").read_text())["services"]
 OPTIONS = Settings()
-STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-SERVICE = {
-    "type": "object",
-    "required": ["image", "cap_drop", "security_opt", "mem_limit", "restart"],
-    "additionalProperties": False,
-    "properties": {
-        "image": {"type": "string", "pattern": r"^(attendant|[a-z]+/[a-z]+:v?\d+\.\d+\.\d+)$"},
-        "build": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {"context": {"const": "."}, "args": {"type": "object"}},
-        },
-        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"}},
-        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
-        "volumes": {
-            "type": "array",
-            "items": {"type": "string", "pattern": r"^(\./.*:/.*:ro|prometheus:/prometheus)$"},
-        },
-        "read_only": {"const": True},
-        "tmpfs": STRINGS,
-        "cap_drop": {"const": ["ALL"]},
-        "security_opt": {"const": ["no-new-privileges:true"]},
-        "mem_limit": {"type": "string", "pattern": r"^\d+[mg]$"},
-        "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
-        "restart": {"const": "unless-stopped"},
-        "healthcheck": {
-            "type": "object",
-            "required": ["test", "interval", "timeout", "retries", "start_period"],
-            "additionalProperties": False,
-            "properties": {
-                "test": STRINGS,
-                "interval": {"type": "string", "pattern": r"^\d+s$"},
-                "timeout": {"type": "string", "pattern": r"^\d+s$"},
-                "retries": {"type": "integer"},
-                "start_period": {"type": "string", "pattern": r"^\d+s$"},
-            },
-        },
-        "profiles": STRINGS,
-        "entrypoint": STRINGS,
-        "command": STRINGS,
-        "depends_on": {"type": ["array", "object"]},
-    },
-}
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_service_has_valid_fields(name: str) -> None:
-    jsonschema.validate(SERVICES[name], SERVICE)
+def test_service_is_restricted_and_local(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert service["mem_limit"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert all(volume.endswith(":ro") for volume in service.get("volumes", []) if volume.startswith("."))
 
 
 def test_compose_file_is_valid_for_docker_compose() -> None:
@@ -104,14 +64,6 @@ def test_prometheus_config_with_tls_differs_in_the_scheme_only() -> None:
     assert tls == plain
 
 
-def test_server_has_the_restrictions_of_the_pod() -> None:
-    server = SERVICES["attendant"]
-    assert server["read_only"]
-    assert server["tmpfs"] == ["/tmp"]
-    assert server["mem_limit"] == "1g"
-    assert server["build"]["args"] == {"TARGET": "cpu"}
-
-
 def test_ports_are_the_defaults_of_the_options() -> None:
     ports = [port.removeprefix("127.0.0.1:") for port in SERVICES["attendant"]["ports"]]
     defaults = (OPTIONS.rest_port, OPTIONS.grpc_port, OPTIONS.admin_port)
@@ -135,16 +87,21 @@ def test_mounted_files_exist(name: str) -> None:
 
 def test_prometheus_and_grafana_mount_the_shipped_rules_and_dashboard() -> None:
     mounts = dict(volume.split(":")[:2] for name in ("prometheus", "grafana") for volume in SERVICES[name]["volumes"])
-    assert mounts[f"./{RULES.relative_to(ROOT)}"] == "/etc/prometheus/rules.yaml"
+    assert mounts[f"./{PROMETHEUS_RULE.relative_to(ROOT)}"] == "/etc/prometheus/prometheusrule.yaml"
     dashboards = yaml.safe_load((FOLDER / "grafana" / "dashboards" / "attendant.yaml").read_text())
     (provider,) = dashboards["providers"]
     assert mounts[f"./{DASHBOARD.relative_to(ROOT)}"].startswith(provider["options"]["path"] + "/")
 
 
-def test_prometheus_config_is_valid(tmp_path: Path) -> None:
-    """The rules must be next to the configuration, as in the container."""
-    for source in (FOLDER / "prometheus.yaml", RULES):
-        (tmp_path / source.name).write_text(source.read_text())
+def test_prometheus_reads_the_rules_that_its_entrypoint_extracts(tmp_path: Path) -> None:
+    entrypoint, command = SERVICES["prometheus"]["entrypoint"], SERVICES["prometheus"]["command"]
+    extract = entrypoint[2].partition(" && exec prometheus")[0]
+    extract = extract.replace("/etc/prometheus/prometheusrule.yaml", str(PROMETHEUS_RULE))
+    subprocess.run(["sh", "-c", extract.replace("/prometheus/rules.yaml", str(tmp_path / "rules.yaml"))], check=True)
+    assert (tmp_path / "rules.yaml").read_text() == rules_text()
+    config = (FOLDER / "prometheus.yaml").read_text()
+    assert "--config.file=/etc/prometheus/prometheus.yml" in command
+    (tmp_path / "prometheus.yaml").write_text(config.replace("/prometheus/rules.yaml", "rules.yaml"))
     checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yaml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
 

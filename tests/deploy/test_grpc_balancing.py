@@ -1,4 +1,4 @@
-"""Direct gRPC calls to replicas through the headless Service: load shares, new replicas, and stopping replicas."""
+"""Direct gRPC calls to replicas, as through the headless Service: load shares, hanging and stopping replicas."""
 
 import json
 import signal
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 from attendant_client import RetryPolicy, connections
 from attendant_client.connections import CHANNEL_OPTIONS, SERVICE_CONFIG, Address
@@ -16,10 +15,9 @@ from attendant_client.retries import MULTIPLIER, NO_RETRIES
 from service.errors import Cancelled, QueueFull, Unavailable
 from service.rpc.servicer import SERVICE
 from tests.deploy.conftest import DEPLOY, find_tool
-from tests.deploy.name_server import NameServer
 from tests.deploy.nginx import nginx_before
 from tests.deploy.replicas import Replicas, run_replicas
-from tests.deploy.steady_load import SteadyLoad, client_send, grpc_send, open_client
+from tests.deploy.steady_load import SteadyLoad, client_send, open_client
 
 CALLS = 200
 CONNECTION_AGE_MS = 1_000
@@ -40,18 +38,9 @@ def shares(replicas: Replicas, calls: int) -> list[float]:
 
 
 @pytest.mark.slow
-def test_channel_without_the_service_config_uses_one_replica(replicas: Replicas) -> None:
-    replicas.start_all(2)
-    with NameServer(replicas.addresses) as names, grpc.insecure_channel(names.target(replicas.grpc_port)) as channel:
-        send = grpc_send(channel)
-        assert {send() for _ in range(CALLS)} == {"OK"}
-    assert sorted(shares(replicas, CALLS)) == [0, 1]
-
-
-@pytest.mark.slow
 def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
     replicas.start_all(2)
-    with NameServer(replicas.addresses) as names, open_client(names.target(replicas.grpc_port)) as client:
+    with open_client(replicas.grpc_target) as client:
         send = client_send(client)
         assert {send() for _ in range(CALLS)} == {"OK"}
     print("shares of two replicas", result := shares(replicas, CALLS))
@@ -59,26 +48,10 @@ def test_client_balances_calls_over_all_replicas(replicas: Replicas) -> None:
 
 
 @pytest.mark.slow
-def test_new_replica_gets_calls_after_the_connection_age(replicas: Replicas) -> None:
-    first = replicas.start()
-    with NameServer([first.address]) as names, open_client(names.target(replicas.grpc_port)) as client:
-        send = client_send(client)
-        assert send() == "OK"
-        second = replicas.start()
-        names.addresses.append(second.address)
-        time.sleep(2 * CONNECTION_AGE_MS / 1000)
-        before = first.requests("grpc")
-        assert {send() for _ in range(CALLS)} == {"OK"}
-    first_share, second_share = (first.requests("grpc") - before) / CALLS, second.requests("grpc") / CALLS
-    print("shares of an old and a new replica", first_share, second_share)
-    assert min(first_share, second_share) > 0.4
-
-
-@pytest.mark.slow
 def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
     """Without keepalive pings, calls to a replica that vanished without closing its connections would time out."""
     hanging, _ = replicas.start_all(2, max_grpc_connection_age_ms=0)
-    with NameServer(replicas.addresses) as names, open_client(names.target(replicas.grpc_port)) as client:
+    with open_client(replicas.grpc_target) as client:
         with SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load:
             load.wait_for(100)
             hanging.server.process.send_signal(signal.SIGSTOP)
@@ -93,18 +66,15 @@ def test_hanging_replica_loses_no_call(replicas: Replicas) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drain_delay_ms", "retries"), [pytest.param(0, RetryPolicy(), marks=pytest.mark.slow), (1_000, NO_RETRIES)]
-)
+@pytest.mark.parametrize(("drain_delay_ms", "retries"), [(0, RetryPolicy()), (1_000, NO_RETRIES)])
 def test_stopped_replica_loses_no_call(replicas: Replicas, drain_delay_ms: int, retries: RetryPolicy) -> None:
-    """The replica gets SIGTERM without preStop, while DNS still has both addresses.
+    """The replica gets SIGTERM without preStop, while its client still knows both addresses.
 
     Calls that the replica rejects are retried. A drain delay gives the client time to see its health change.
     """
     stopped, _ = replicas.start_all(2, drain_delay_ms=drain_delay_ms)
     with (
-        NameServer(replicas.addresses) as names,
-        open_client(names.target(replicas.grpc_port), retries) as client,
+        open_client(replicas.grpc_target, retries) as client,
         SteadyLoad(grpc=[client_send(client) for _ in range(SENDERS)]) as load,
     ):
         load.wait_for(100)

@@ -9,7 +9,6 @@ import pytest
 from attendant_client import Client
 
 from tests.deploy.conftest import DEPLOY, find_tool
-from tests.deploy.name_server import NameServer
 from tests.deploy.nginx import Nginx, nginx_before
 from tests.deploy.replicas import Replicas, run_replicas
 from tests.deploy.steady_load import LONG_TEXT, SteadyLoad, client_send, grpc_send, open_client, rest_send
@@ -57,11 +56,10 @@ def test_kill_loses_no_request_of_the_shipped_clients(replicas: Replicas, nginx:
     """Covers the client over gRPC and HTTP, and generated stubs with deploy/grpc-service-config.json."""
     options = [("grpc.service_config", SERVICE_CONFIG)]
     with (
-        NameServer(replicas.addresses) as names,
-        open_client(names.target(replicas.grpc_port)) as direct,
+        open_client(replicas.grpc_target) as direct,
         open_client(nginx.grpc) as proxied,
         Client(nginx.rest) as http,
-        grpc.insecure_channel(names.target(replicas.grpc_port), options) as channel,
+        grpc.insecure_channel(replicas.grpc_target, options) as channel,
     ):
         load = SteadyLoad(
             direct=[client_send(direct, LONG_TEXT) for _ in range(SENDERS)],

@@ -14,9 +14,18 @@ from service.config import PREFIX, Settings, load_settings
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.rest.routes import health
-from tests.deploy.builds import Object, build, build_job, full_combination, names, parse
 from tests.deploy.conftest import DEPLOY
-from tests.deploy.manifests import Manifests, parse_quantity
+from tests.deploy.manifests import (
+    AUTOSCALERS,
+    Manifests,
+    Object,
+    all_components,
+    build,
+    build_job,
+    names,
+    parse,
+    parse_quantity,
+)
 
 MEBIBYTE = 2**20
 PORTS = {"http": "rest_port", "grpc": "grpc_port", "admin": "admin_port"}
@@ -28,19 +37,19 @@ ADAPTER = DEPLOY / "components" / "autoscaling-hpa" / "prometheus-adapter-values
 def manifests(request: pytest.FixtureRequest) -> Manifests:
     """An overlay with every component. The GPU overlay has the other autoscaler."""
     autoscaler = "autoscaling-keda" if request.param == "gpu" else "autoscaling-hpa"
-    return Manifests(parse(build(full_combination(request.param, autoscaler))))
+    return Manifests(parse(build(request.param, all_components(autoscaler))))
 
 
 def environment(manifests: Manifests) -> dict[str, str]:
     """Return the server's environment, with the values that the kubelet fills in."""
-    (container,) = manifests.deployments[0].containers
+    container = manifests.container
     fields = {"requests.cpu": str(int(parse_quantity(container["resources"]["requests"]["cpu"])))}
     downward = {
         item["name"]: fields[item["valueFrom"]["resourceFieldRef"]["resource"]]
         for item in container["env"]
         if "valueFrom" in item
     }
-    return manifests.options(container) | downward
+    return manifests.options | downward
 
 
 def test_options_are_valid(manifests: Manifests) -> None:
@@ -64,7 +73,7 @@ def test_options_in_comments_exist() -> None:
 
 def test_ports_equal_defaults(manifests: Manifests) -> None:
     expected = {name: getattr(Settings(), field) for name, field in PORTS.items()}
-    assert manifests.deployments[0].ports == expected
+    assert manifests.ports == expected
     for service in manifests.of_kind("Service"):
         for port in service["spec"]["ports"]:
             assert port["port"] == expected[port["name"]]
@@ -74,13 +83,8 @@ def test_probes_are_routes_of_the_admin_port(manifests: Manifests) -> None:
     metrics = Metrics(CollectorRegistry())
     routers = (health.make_router(Lifecycle(metrics)), health.make_metrics_router(metrics))
     paths = {route.path for router in routers for route in router.routes}  # type: ignore[attr-defined]
-    (container,) = manifests.deployments[0].containers
+    container = manifests.container
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert container[kind]["httpGet"] == {
-            "path": container[kind]["httpGet"]["path"],
-            "port": "admin",
-            "scheme": "HTTPS",
-        }
         assert container[kind]["httpGet"]["path"] in paths
     for monitor in manifests.of_kind("PodMonitor"):
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
@@ -97,8 +101,7 @@ def test_scaling_metrics_exist() -> None:
 
 
 def test_autoscalers_use_the_same_targets() -> None:
-    (hpa,) = autoscalers("cpu", "autoscaling-hpa")
-    (keda,) = autoscalers("cpu", "autoscaling-keda")
+    (hpa,), (keda,) = (Manifests(parse(build("cpu", (name,)))).autoscalers() for name in AUTOSCALERS)
     queue, cpu = hpa["metrics"]
     prometheus, keda_cpu = keda["triggers"]
     assert queue["pods"]["metric"]["name"] in prometheus["metadata"]["query"]
@@ -107,11 +110,6 @@ def test_autoscalers_use_the_same_targets() -> None:
     assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
     assert keda["fallback"]["replicas"] == keda["minReplicaCount"]
-
-
-def autoscalers(overlay: str, component: str) -> Iterator[Object]:
-    built = Manifests(parse(build(full_combination(overlay, component))))
-    return (item["spec"] for item, _, _ in built.autoscalers())
 
 
 def test_adapter_rule_exposes_the_scaling_metric() -> None:
@@ -136,32 +134,38 @@ def test_proxies_allow_what_the_server_allows(manifests: Manifests) -> None:
 
 
 def test_memory_exceeds_request_and_response_buffers(manifests: Manifests) -> None:
-    (container,) = manifests.deployments[0].containers
+    container = manifests.container
     buffers = Settings().max_pending_request_bytes + 4 * Settings().max_response_bytes
     assert parse_quantity(container["resources"]["limits"]["memory"]) >= 2 * buffers
 
 
 def test_image_tags_start_with_the_version(manifests: Manifests) -> None:
-    (container,) = manifests.deployments[0].containers
+    container = manifests.container
     assert re.fullmatch(rf"attendant:{re.escape(__version__)}-(cpu|gpu)", container["image"])
-    (job,) = Manifests(parse(build_job("export-model"))).workloads
-    assert job.containers[0]["image"] == f"attendant-export:{__version__}"
+    assert export_job()["containers"][0]["image"] == f"attendant-export:{__version__}"
 
 
 def test_job_writes_the_artifact_that_pods_serve(manifests: Manifests, capsys: pytest.CaptureFixture[str]) -> None:
-    (job,) = Manifests(parse(build_job("export-model"))).workloads
-    (container,) = job.containers
+    job = export_job()
+    (container,) = job["containers"]
     command, source, out = container["args"]
     example = (DEPLOY / "example" / "kustomization.yaml").read_text()
     assert out == f"--out={re.findall('ATTENDANT_MODEL_DIR=([^ ]+)', example)[0]}"
     claims = [
-        {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in workload.pod["volumes"]} - {None}
-        for workload in (job, manifests.deployments[0])
+        {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]} - {None}
+        for pod in (job, manifests.pod["spec"])
     ]
     assert claims[0] == claims[1] != set()
     with pytest.raises(SystemExit) as exit_status:
         export_command([command, source, out, "--help"])
     assert exit_status.value.code == 0
+
+
+def export_job() -> Object:
+    """Return the pod template of the job that exports a model."""
+    (job,) = Manifests(parse(build_job("export-model"))).of_kind("Job")
+    pod: Object = job["spec"]["template"]["spec"]
+    return pod
 
 
 def manifest_files() -> Iterator[Path]:
