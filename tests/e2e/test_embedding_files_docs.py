@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.commands.embed.file import CHUNK_ROWS
 from tests.conftest import ROOT, RunningServer, server_environment
 
 PAGE = (ROOT / "docs" / "embedding-files.md").read_text()
@@ -35,7 +34,3 @@ def test_commands_write_what_the_page_says(tmp_path: Path, server: RunningServer
     assert vectors.shape == (2, 384)
     shortened = vectors[:, :4] / np.linalg.norm(vectors[:, :4], axis=1, keepdims=True)
     np.testing.assert_allclose(shortened, [first["embedding"], second["embedding"]], atol=0.05)
-
-
-def test_page_gives_the_rows_per_checkpoint() -> None:
-    assert f"one per {CHUNK_ROWS:,} rows" in PAGE

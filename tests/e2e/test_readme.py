@@ -59,25 +59,6 @@ def test_grpc_example_prints_words_and_shape(examples: str) -> None:
     )
 
 
-def test_commands_start_with_the_environment() -> None:
-    """Otherwise a reader's shell would not find `attendant`."""
-    commands = re.findall(r"^(\S*/attendant(?:-model)?|attendant(?:-model)?) ", README, re.MULTILINE)
-    names = "embed|ask|size|compare|evaluate|export|verify|train"
-    commands += re.findall(rf"`(\S*attendant(?:-model)?) (?:{names})", README)
-    assert len(commands) > 8
-    assert {command.strip("`").rpartition("/")[0] for command in commands} == {".venv/bin"}
-
-
-def test_make_run_installs_what_the_commands_import() -> None:
-    """`embed` writes Parquet, and `ask` draws tables."""
-    makefile = (ROOT / "Makefile").read_text()
-    rule = makefile.partition("$(VENV)/run: ")[2].partition("\n\n")[0]
-    (extras,) = re.findall(r"-e '\.\[(.*?)\]'", rule)
-    data = re.findall(r"^data = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
-    assert "data" in extras.split(",")
-    assert {'"pyarrow"', '"rich"'} <= set(data.split(", "))
-
-
 @pytest.mark.slow
 def test_commands_of_the_readme_work(tmp_path: Path, default_artifact: Path) -> None:
     script = code_block(README, "sh", "attendant embed").replace(".venv/bin/attendant", f"{sys.executable} -m service")
@@ -124,10 +105,3 @@ def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
     """Runs the command that `make run` prints."""
     command = server.ready_line.partition("Try: ")[2]
     assert len(json.loads(run(["bash", "-c", command]))["results"][0]["pooled"]) == 384
-
-
-def test_readme_is_short_and_names_two_commands_first() -> None:
-    lines = README.splitlines()
-    assert len(lines) < 165
-    assert "make run" in "\n".join(lines[:20])
-    assert "make test" in "\n".join(lines[:20])

@@ -1,33 +1,19 @@
 """Names of fields and values in error messages: each API has its own, the engine has none of them."""
 
-import ast
-import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import service.engine
 from service.errors import ConflictingFields, ServiceError, TooLong
 from service.oip.inputs import InferSpelling
 from service.oip.parameters import TYPES
-from service.pb import encoder_pb2
 from service.rest.codec import NATIVE
 from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm, vllm_bodies
 from service.rest.routes.huggingface import HUGGINGFACE
-from service.rpc.codec import ENUM_PREFIXES, PROTO
+from service.rpc.codec import PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
 
 TEI, OPENAI, COHERE, INFER = tei_conversion.TEI, openai.OPENAI, cohere.COHERE, InferSpelling("text")
 VLLM = vllm.VLLM
-ENGINE_FOLDER = Path(service.engine.__file__).parent
-
-API_NAMES = {
-    "encoding_format", "truncate", "output_dimension", "embedding_types", "text_1", "text_2",
-    "input_type", "source_sentence", "sentences", "prompt_tokens_details",
-    *(value.name for enum in encoder_pb2.DESCRIPTOR.enum_types_by_name.values() for value in enum.values),
-}  # fmt: skip
-"""Names of fields and values that only an API has."""
 
 
 def too_long(path: str) -> ServiceError:
@@ -112,36 +98,3 @@ def test_options_that_errors_suggest_exist() -> None:
     assert HUGGINGFACE.option("truncation") is None
     assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)
-
-
-def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the string constants of a file, without docstrings."""
-    tree = ast.parse(path.read_text())
-    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-            yield node.lineno, node.value
-
-
-def test_engine_knows_no_names_of_an_api() -> None:
-    """Neither names that only an API has, nor a value of an enumeration in the quotes of JSON."""
-    files = [path for path in ENGINE_FOLDER.rglob("*.py") if "from service.errors import" in path.read_text()]
-    assert len(files) > 10
-    found = [
-        f"{path.name}:{line}: {text}"
-        for path in files
-        for line, text in strings(path)
-        if API_NAMES.intersection(re.findall(r"\w+", text)) or re.search(r'"[a-z_]+"', text) or "/v1/" in text
-    ]
-    assert found == []
-
-
-def test_every_value_in_a_message_of_the_engine_has_a_prefix_in_grpc() -> None:
-    fields = {
-        field
-        for path in ENGINE_FOLDER.rglob("*.py")
-        for _, text in strings(path)
-        for field in re.findall(r"\{(\w+)\.\w+\}", text)
-    }
-    assert fields <= ENUM_PREFIXES.keys()
-    assert {"outputs", "unit", "kind"} <= fields
