@@ -1,6 +1,5 @@
 """Names of fields and values in error messages: each API has its own, the engine has none of them."""
 
-
 import pytest
 
 from service.errors import ConflictingFields, ServiceError, TooLong
