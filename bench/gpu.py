@@ -77,7 +77,7 @@ def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -
 
 def make_minilm(out: Path) -> Path:
     """Export the default model if its package is installed, otherwise a random model of the same size."""
-    from model.model_source import SourceError
+    from model.source.hub import SourceError
 
     try:
         return gpu_artifacts.export_artifact("default", out)
@@ -91,8 +91,8 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     from bench.gpu_kernels import read_kernels
     from bench.project import Model
     from bench.workloads import read_corpus
-    from model.artifact import TOKENIZER, Artifact
-    from model.tokenizer import Tokenizer
+    from model.artifact.files import TOKENIZER, Artifact
+    from model.artifact.tokenizer import Tokenizer
 
     artifact = Artifact.open(directory)
     manifest = artifact.manifest

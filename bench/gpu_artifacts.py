@@ -80,8 +80,8 @@ def make_artifact(size: Size, out: Path) -> Path:
 
 def export_artifact(source: str, out: Path) -> Path:
     """Export a published model, including its CUDA graph."""
-    from model.export import Variants, export
-    from model.sample_texts import sample_sentences
+    from model.export.export import Variants, export
+    from model.export.sample_texts import sample_sentences
 
     variants = Variants(("cuda",), sample_sentences(MEASURED_TEXTS))
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=variants)
@@ -134,7 +134,7 @@ def _train_tokenizer(vocabulary: int) -> str:
     """Train a BERT tokenizer on the sample sentences."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    from model.sample_texts import find_sentences
+    from model.export.sample_texts import find_sentences
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.files import Artifact
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
 from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
 from service.engine.schema.tasks import EncodeTask, TextVectors

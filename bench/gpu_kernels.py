@@ -79,7 +79,7 @@ def main(directory: str) -> None:
     import onnxruntime
 
     from bench.gpu_engine import open_on
-    from model.artifact import Artifact
+    from model.artifact.files import Artifact
     from service.engine.backends.base import DEFAULT_GPU
     from service.engine.backends.cpu_session import add_weights
     from service.engine.backends.cuda_session import CUDA, open_session

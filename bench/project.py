@@ -16,8 +16,8 @@ from typing import Any
 import tokenizers
 
 from bench.load import ROOT
-from model.model_source import locate
-from model.sample_texts import find_sentences
+from model.export.sample_texts import find_sentences
+from model.source.hub import locate
 from service.config import Settings
 from service.pb import encoder_pb2 as pb
 

@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 
 from bench.project import checkpoint_directory
-from model.export import Variants, export
+from model.export.export import Variants, export
 from tests.conftest import RunningServer, start_server, stop_server
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

@@ -14,14 +14,12 @@ from pathlib import Path
 import torch
 
 from bench.machine import Machine, load_average
-from model.sample_texts import sample_sentences
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer
+from model.export.sample_texts import sample_sentences
 from model.train.command import write_tokenizer
 from model.train.config import TrainConfig
-from model.train.language_modeling import LanguageModel
-from model.train.loop import Run
-from model.train.objectives import Objective, make_objective
-from model.train.processes import Processes
+from model.train.loop import Processes, Run
+from model.train.objectives import LanguageModel, Objective, make_objective
 
 TARGET = 0.7
 ROUNDS, SENTENCES = 30, 20_000

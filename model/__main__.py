@@ -9,28 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from model.artifact import GOLDEN, Artifact, ArtifactError
-from model.console import (
-    EX_CANTCREAT,
-    EX_CONFIG,
-    EX_DATAERR,
-    EX_INTERRUPTED,
-    Parser,
-    output_path,
-    run_command,
-)
-from model.description import (
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_INTERRUPTED, Parser, output_path, run_command
+from model.artifact.files import GOLDEN, Artifact, ArtifactError
+from model.artifact.manifest import POOLINGS, VARIANTS, Absent, Manifest
+from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+from model.examples.command import EXAMPLES, write_example
+from model.export.description import (
     EmbeddingSettings,
     describe_classifier,
     describe_evaluation,
     describe_other_heads,
     describe_training,
 )
-from model.examples.command import EXAMPLES, write_example
-from model.known_models import list_models
-from model.manifest import POOLINGS, VARIANTS, Absent, Manifest
-from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
-from model.sample_texts import read_texts, sample_sentences
+from model.export.sample_texts import read_texts, sample_sentences
+from model.source.known_models import list_models
 
 DEFAULT_EVAL_TEXTS = 2000
 
@@ -146,9 +138,9 @@ def _model_name(text: str) -> str:
 def _train(config: Path, out: Path) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
     try:
-        from model.checkpoint_files import CheckpointError
-        from model.export import ParityError
-        from model.model_source import SourceError
+        from model.export.export import ParityError
+        from model.source.hub import SourceError
+        from model.source.published import CheckpointError
         from model.train.command import run_training
         from model.train.config import TrainError
     except ModuleNotFoundError as missing:
@@ -202,11 +194,11 @@ def _export(options: argparse.Namespace) -> int:
     progress = _progress()
     try:
         # `verify` works without torch.
-        from model.checkpoint_files import CheckpointError
-        from model.export import ParityError, Variants, export
-        from model.mixed_precision import AccuracyError
-        from model.model_source import SourceError
-        from model.sentence_transformers_config import SettingOptions
+        from model.export.cuda import AccuracyError
+        from model.export.export import ParityError, Variants, export
+        from model.source.hub import SourceError
+        from model.source.published import CheckpointError
+        from model.source.sentence_transformers import SettingOptions
     except ModuleNotFoundError as missing:
         return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export]'", EX_CONFIG)
     try:
@@ -245,7 +237,7 @@ def _export(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _exit_on_signals() -> Iterator[None]:
     """Exit after SIGTERM or Ctrl-C, so that the temporary directory is removed; during a download, at once."""
-    from model.hub import abort_download
+    from model.source.hub import abort_download
 
     def stop(number: int, frame: object) -> None:
         if abort_download():

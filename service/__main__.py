@@ -8,9 +8,9 @@ import threading
 
 import uvloop
 
-from model.artifact import ArtifactError
-from model.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
-from model.source_name import SourceError
+from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
+from model.artifact.files import ArtifactError
+from model.artifact.names import SourceError
 from service import __version__, read_revision
 from service.app import App
 from service.config import ConfigError, Settings, describe_options, load_serve_settings

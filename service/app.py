@@ -19,8 +19,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from model.artifact import ArtifactError
-from model.console import EX_CONFIG, EX_OK, EX_SOFTWARE
+from model.artifact.console import EX_CONFIG, EX_OK, EX_SOFTWARE
+from model.artifact.files import ArtifactError
 from service import __version__, read_revision
 from service.auth import ADMIN_OPTION, Access, ApiKeys
 from service.config import ConfigError, Settings

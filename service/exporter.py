@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 
 import model
-from model.console import EX_CANTCREAT, EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
 
 PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
 PREFIX = "attendant-model: "

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from model.console import Parser
+from model.artifact.console import Parser
 
 MODEL_SELECTION = ("model_dir", "models", "models_file")
 """Options that select models, which a source on the command line replaces."""

@@ -14,7 +14,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from model.model_name import RESERVED
+from model.artifact.names import RESERVED
 
 SERIES_PER_MODEL = 2000
 PROCESS_SERIES = 300

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
-from model.console import EX_CANTCREAT, EX_CONFIG
-from model.source_name import HubId, SourceError, is_commit, parse_hub_id
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG
+from model.artifact.files import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
+from model.artifact.names import HubId, SourceError, is_commit, parse_hub_id
 from service.exporter import ExportError, run_exporter
 
 DEFAULT = "default"

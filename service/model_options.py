@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 
 DIGEST = re.compile(r"(?:sha256:)?[0-9a-fA-F]{64}")
 

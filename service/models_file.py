@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from model.model_name import NAME_FORMAT, check_model_name
+from model.artifact.names import NAME_FORMAT, check_model_name
 from service.config import ConfigError, Settings
 from service.errors import echo
 from service.model_options import DIGEST, ModelOption

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TypeVar
 
-from model.console import EX_SOFTWARE
+from model.artifact.console import EX_SOFTWARE
 
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"

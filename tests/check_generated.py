@@ -9,8 +9,8 @@ from pathlib import Path
 
 import google.rpc.status_pb2
 
-from model.known_models import describe_models
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
+from model.source.known_models import describe_models
 from service.config import describe_options
 from tests.clients.registry import describe_clients
 from tests.model.known_encoders import supported_backends, supported_heads

@@ -4,8 +4,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from model.export import export
-from model.sentence_transformers_config import FROM_FILES, SettingOptions
+from model.export.export import export
+from model.source.sentence_transformers import FROM_FILES, SettingOptions
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.tiny_tokenizers import BUILDERS
 from tests.scratch import make_directory

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from model.manifest import Absent, ExplainRecord, Kind, Manifest
-from model.prompts import resolve_roles
-from model.records import TensorRecord
+from model.artifact.manifest import Absent, ExplainRecord, Kind, Manifest, TensorRecord
+from model.source.sentence_transformers import resolve_roles
 from service.engine.model_loader import LoadedModel
 
 NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from model.artifact import Artifact, write_manifest
-from model.manifest import DataFileRecord, EvaluationRecord, TrainingRecord
+from model.artifact.files import Artifact, write_manifest
+from model.artifact.manifest import DataFileRecord, EvaluationRecord, TrainingRecord
 
 TRAINING = TrainingRecord(
     objective="masked language modeling",

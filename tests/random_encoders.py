@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from model.encoder import (
     Encoder,
     EncoderConfig,
-    LayerAttention,
     LayerConfig,
     PostNormBlock,
     PreNormBlock,
@@ -22,6 +21,7 @@ from model.encoder import (
     RotaryConfig,
     SandwichBlock,
 )
+from model.export.layers import LayerAttention
 from service.engine.explain.maps import AttentionOutput, LayerMaps, OutputWeights
 
 Floats = NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from model.manifest import KINDS, POOLINGS
+from model.artifact.manifest import KINDS, POOLINGS
 from service.engine.schema.encode import DType, LayerReduce, MapDType, Side
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
 from service.engine.schema.operations import Output

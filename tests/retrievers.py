@@ -4,8 +4,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from model.export import Variants, export
-from model.sentence_transformers_config import FROM_FILES, SettingOptions
+from model.export.export import Variants, export
+from model.source.sentence_transformers import FROM_FILES, SettingOptions
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.logit_score_cases import LOGIT_SCORE, publish_logit_score
 from tests.model.retriever_cases import (

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.model_options import ModelOption

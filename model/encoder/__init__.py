@@ -7,14 +7,18 @@ Shapes: R rows, T tokens per row, D hidden size, H attention heads, G key/value 
 E embedding size.
 """
 
-from model.encoder.activations import ACTIVATIONS
-from model.encoder.attention import SelfAttention, attention_mask
-from model.encoder.block import Block, PostNormBlock, PreNormBlock, SandwichBlock
-from model.encoder.config import EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder.attention import attention_mask
+from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
 from model.encoder.encoder import Encoder, EncoderOutput, HiddenStatesEncoder
-from model.encoder.layer_attention import LayerAttention
-from model.encoder.norms import RMSNorm
-from model.encoder.positions import sinusoids
+from model.encoder.layers import (
+    Block,
+    PostNormBlock,
+    PreNormBlock,
+    RMSNorm,
+    SandwichBlock,
+    SelfAttention,
+    sinusoids,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -23,7 +27,6 @@ __all__ = [
     "EncoderConfig",
     "EncoderOutput",
     "HiddenStatesEncoder",
-    "LayerAttention",
     "LayerConfig",
     "PostNormBlock",
     "PreNormBlock",

@@ -1,100 +1,125 @@
-"""Self-attention within the sequences of a row."""
+"""Scaled dot-product attention over packed rows: masks, and no tensor of size T x T in long rows."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.encoder.config import EncoderConfig
-from model.encoder.norms import RMSNorm
-from model.encoder.positions import rotate
-from model.long_attention import AttentionMask, attend
+DOMAIN = "attendant"
+"""The domain of operators that `model.export.graphs` replaces by standard ones."""
+MAX_DENSE_TOKENS = 1024
+"""Rows up to this length use masks of size T x T."""
+BLOCK_TOKENS = 128
+LOWEST = torch.finfo(torch.float32).min
+"""Finite, unlike -inf: its exp is exactly 0, and a fully masked row does not become NaN."""
 
 
 @dataclass(frozen=True)
-class AttentionInputs:
-    """The inputs of attention besides hidden states. All layers with the same options share them.
+class AttentionMask:
+    """The pairs of query and key that attend, in all layers of one kind.
 
-    `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
-    an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.
+    Attributes:
+        sequence_ids: int64 (R, T), 0 for padding; negative for tokens of a sequence that no token attends to.
+        radius: Tokens attend to tokens at most this far away. None sets no limit.
+        causal: Tokens do not attend to later tokens.
+        additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
+            An exported graph has other shapes for them, see `onnx_attention`.
+        keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
     """
 
-    mask: Tensor | AttentionMask
-    rotation: tuple[Tensor, Tensor] | None = None
-
-
-class SelfAttention(nn.Module):
-    """Multi-head scaled dot-product self-attention (Vaswani et al. 2017, section 3.2).
-
-    With G < H key/value heads, groups of H/G query heads share one (Ainslie et al. 2023). Queries and keys may be
-    normalized per head (Henry et al. 2020) and rotated.
-    """
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_attention_heads
-        self.num_key_value_heads = config.num_key_value_heads
-        self.head_size = config.head_size
-        self.scale = config.attention_scale
-        size, bias = config.hidden_size, config.attention_bias
-        self.query = nn.Linear(size, config.head_size * self.num_heads, bias)
-        self.key = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
-        self.value = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
-        self.output = nn.Linear(config.head_size * self.num_heads, size, bias)
-        normed = config.query_key_norm
-        self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
-        self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
-
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        """Return the output (R, T, D) and the attention probabilities (R, H, T, T), None for encoders of long rows."""
-        q, k, v = self.project(x, inputs.rotation)
-        probs = None
-        if isinstance(inputs.mask, AttentionMask):
-            context = attend(q, k, v, inputs.mask, self.scale)  # (R, H, T, d)
-        else:
-            probs = self.scores(q, k, inputs.mask).softmax(dim=-1)
-            context = probs @ v
-        return self.output(context.transpose(1, 2).flatten(2)), probs
-
-    def scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """Return the masked scores (R, H, T, T), whose softmax the probabilities are."""
-        return q @ k.transpose(-2, -1) * self.scale + mask
-
-    def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of all heads, (R, H, T, d) each."""
-        q = self.query_norm(self._split(self.query(x), self.num_heads))  # (R, H, T, d)
-        k = self.key_norm(self._split(self.key(x), self.num_key_value_heads))  # (R, G, T, d)
-        v = self._split(self.value(x), self.num_key_value_heads)
-        if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
-        return q, self._repeat(k), self._repeat(v)
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        rows, tokens, _ = x.shape
-        return x.view(rows, tokens, heads, self.head_size).transpose(1, 2)  # (R, heads, T, d)
-
-    def _repeat(self, x: Tensor) -> Tensor:
-        """Repeat the keys or values of each group for its query heads."""
-        if self.num_heads == self.num_key_value_heads:
-            return x
-        return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
+    sequence_ids: Tensor
+    radius: int | None
+    causal: bool
+    additive: Tensor | None
+    keys: Tensor | None = None
 
 
 def attention_mask(
     sequence_ids: Tensor, position_ids: Tensor, *, causal: bool = False, window: int | None = None
 ) -> Tensor:
-    """Return the additive attention mask (R, 1, T, T): 0 where tokens attend, the lowest float32 elsewhere.
+    """Return the additive attention mask (R, 1, T, T) of short rows: 0 where tokens attend, else `LOWEST`.
 
-    A token of a negative sequence id belongs to the sequence of the positive one, but no token attends to it.
-
-    Tokens attend within their sequence, at most `window` positions away, and not to later ones if `causal`. The lowest
-    finite value instead of -inf: its exp is exactly 0, and a fully masked row does not become NaN.
+    Tokens attend within their sequence, at most `window` positions away, and not to later ones if `causal`. A token of
+    a negative sequence id belongs to the sequence of the positive one, but no token attends to it.
     """
-    allowed = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
-    if causal:
-        allowed = allowed & (position_ids.unsqueeze(-1) >= position_ids.unsqueeze(-2))
-    if window is not None:
-        allowed = allowed & ((position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2)).abs() <= window)
-    zero = torch.zeros((), dtype=torch.float32)
-    masked = torch.full((), torch.finfo(torch.float32).min)
-    return torch.where(allowed, zero, masked).unsqueeze(1)
+    same = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
+    distance = position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2) if causal or window is not None else None
+    return _additive(same, distance, window, causal)
+
+
+def build_mask(
+    position_ids: Tensor, sequence_ids: Tensor, radius: int | None = None, *, causal: bool = False
+) -> AttentionMask:
+    """Return the mask of one kind of layer. `position_ids` and `sequence_ids` are int64 (R, T).
+
+    Positions restart at 0 in each sequence and increase by 1.
+    """
+    if torch.compiler.is_exporting():
+        return _symbolic_mask(position_ids, sequence_ids, radius, causal)
+    if sequence_ids.shape[1] > MAX_DENSE_TOKENS:
+        return AttentionMask(sequence_ids, radius, causal, None)
+    additive = attention_mask(sequence_ids, position_ids, causal=causal, window=radius)
+    return AttentionMask(sequence_ids, radius, causal, additive)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    """Return softmax(scale q k^T + mask) v, (R, H, T, d). `q`, `k` and `v` are float32 (R, H, T, d)."""
+    if torch.compiler.is_exporting():
+        return _symbolic_attend(q, k, v, mask, scale)
+    if mask.additive is not None:
+        return attend_dense(q, k, v, mask.additive, scale)
+    tokens, outputs = q.shape[2], []
+    index = torch.arange(tokens)
+    reach = tokens if mask.radius is None else mask.radius
+    for start in range(0, tokens, BLOCK_TOKENS):
+        queries = slice(start, start + BLOCK_TOKENS)
+        keys = slice(max(0, start - reach), queries.stop + (0 if mask.causal else reach))
+        same = mask.sequence_ids[:, None, keys] == mask.sequence_ids[:, None, :1]  # token 0 is never padding
+        distance = index[queries, None] - index[None, keys]
+        additive = _additive(same, distance, mask.radius, mask.causal)
+        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], additive, scale))
+    return torch.cat(outputs, dim=2)
+
+
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tensor:
+    """Return the attention of all queries to all keys; `additive` broadcasts to (R, H, queries, keys)."""
+    return (q @ k.transpose(-2, -1) * scale + additive).softmax(dim=-1) @ v
+
+
+def _additive(allowed: Tensor, distance: Tensor | None, radius: int | None, causal: bool) -> Tensor:
+    """Return the additive mask with an axis for the heads.
+
+    `allowed` pairs belong to the same sequence; `distance` is the query position minus the key position.
+    """
+    if distance is not None and causal:
+        allowed = allowed & (distance >= 0)
+    if distance is not None and radius is not None:
+        allowed = allowed & (distance.abs() <= radius)
+    return torch.where(allowed, torch.zeros(()), torch.full((), LOWEST)).unsqueeze(1)
+
+
+def _symbolic_mask(position_ids: Tensor, sequence_ids: Tensor, radius: int | None, causal: bool) -> AttentionMask:
+    rows, tokens = sequence_ids.shape
+    inputs, shape = (position_ids, sequence_ids), (rows, 1, tokens, tokens)
+    if radius is None:
+        name = f"{DOMAIN}::CausalMask" if causal else f"{DOMAIN}::FullMask"
+        additive = torch.onnx.ops.symbolic(name, inputs, dtype=torch.float32, shape=shape, version=1)
+        return AttentionMask(sequence_ids, radius, causal, additive)
+    additive, keys = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::WindowMask",
+        inputs,
+        {"behind": radius, "ahead": 0 if causal else radius},
+        dtypes=(torch.float32, torch.int64),
+        shapes=(shape, (tokens,)),
+        version=1,
+    )
+    return AttentionMask(sequence_ids, radius, causal, additive, keys)
+
+
+def _symbolic_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
+    name = "WindowAttend" if mask.radius is not None else "CausalAttend" if mask.causal else "FullAttend"
+    inputs = [part for part in (q, k, v, mask.additive, mask.keys) if part is not None]
+    output: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{name}", inputs, {"scale": scale}, dtype=q.dtype, shape=q.shape, version=1
+    )
+    return output

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model.encoder.attention import AttentionInputs, attention_mask
-from model.encoder.block import make_block
+from model.encoder.attention import MAX_DENSE_TOKENS, attention_mask, build_mask
 from model.encoder.config import EncoderConfig, LayerConfig
-from model.encoder.embeddings import Embeddings
-from model.encoder.norms import make_norm
-from model.encoder.positions import RelativeBias, RotaryEmbedding
-from model.long_attention import build_mask
-from model.onnx_attention import MAX_DENSE_TOKENS
+from model.encoder.layers import (
+    AttentionInputs,
+    Embeddings,
+    RelativeBias,
+    RotaryEmbedding,
+    make_block,
+    make_norm,
+)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields
 from typing import Any, get_args
 
-from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import ROBERTA_CLASSIFIER, Family
+from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family
+from model.source.published import CheckpointError
 
 NAMES = {
     name: name

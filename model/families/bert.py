@@ -1,10 +1,8 @@
 """BERT (Devlin et al. 2019). MiniLM, BGE, E5, GTE and LaBSE have this architecture."""
 
-from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
-from model.families.language_heads import read_bert_head
+from model.families.family import ConfigReader, Family, read_bert_head
+from model.source.published import CheckpointError
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",

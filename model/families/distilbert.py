@@ -1,8 +1,7 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types."""
 
 from model.encoder import EncoderConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ConfigReader, Family
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
 NORM_EPS = 1e-12

@@ -2,8 +2,7 @@
 
 from model.encoder import EncoderConfig
 from model.families import bert
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ConfigReader, Family
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
 NAMES = bert.NAMES | {"embeddings.project": "embeddings_project"}

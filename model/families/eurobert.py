@@ -1,11 +1,9 @@
 """EuroBERT (Boizard et al. 2025): a bidirectional Llama: pre-norm, rotary, grouped queries, gated feed-forward."""
 
+from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
-from model.families.llama_names import NAMES
-from model.families.rotary import read_rotary
-from model.head_records import ClassifierPooling
+from model.families.family import ConfigReader, Family
+from model.families.rotary import NAMES, read_rotary
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 
 

@@ -1,9 +1,8 @@
 """Gemma 3 (Gemma Team 2025). EmbeddingGemma is a bidirectional version of it."""
 
 from model.encoder import EncoderConfig, LayerConfig
-from model.families import llama_names
-from model.families.config_reader import ConfigReader
-from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, Family
+from model.families import rotary as llama_names
+from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, ConfigReader, Family
 from model.families.modernbert import check_layer_types
 from model.families.rotary import rotary_from
 

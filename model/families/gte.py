@@ -1,13 +1,11 @@
 """GTE (Zhang et al. 2024): BERT with rotary positions and gated feed-forward. Published as model_type "new"."""
 
-from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families import nomic_bert
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
-from model.families.language_heads import read_roberta_layers
+from model.families.family import ConfigReader, Family, read_roberta_layers
 from model.families.rotary import read_rotary
 from model.heads import VocabularyLayout
+from model.source.published import CheckpointError
 
 RENAMES = (
     (r"^encoder\.layer\.", "layers."),

@@ -2,9 +2,7 @@
 
 from model.encoder import EncoderConfig, LayerConfig
 from model.families import nomic_bert
-from model.families.config_reader import ConfigReader
-from model.families.family import ROBERTA_CLASSIFIER, Family
-from model.families.language_heads import read_roberta_head
+from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family, read_roberta_head
 from model.families.rotary import read_rotary
 
 NAMES = {name: published for name, published in nomic_bert.NAMES.items() if name != "feed_forward.gate"} | {

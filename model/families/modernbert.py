@@ -1,12 +1,11 @@
 """ModernBERT (Warner et al. 2024): pre-norm, rotary, with sliding windows in most layers and gated feed-forward."""
 
-from model.checkpoint_files import CheckpointError
+from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ConfigReader, Family
 from model.families.rotary import rotary_from
-from model.head_records import ClassifierPooling
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+from model.source.published import CheckpointError
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.tok_embeddings",

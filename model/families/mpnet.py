@@ -1,9 +1,7 @@
 """MPNet (Song et al. 2020): BERT without token types, with a relative position bias shared by all layers."""
 
 from model.encoder import EncoderConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import ROBERTA_CLASSIFIER, Family
-from model.families.language_heads import read_roberta_head
+from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family, read_roberta_head
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",

@@ -1,11 +1,10 @@
 """Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions and gated feed-forward, almost without biases."""
 
-from model.checkpoint_files import CheckpointError
 from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import Family
+from model.families.family import ConfigReader, Family
 from model.families.rotary import check_scaled_length, read_rotary
 from model.heads import HeadLayout, VocabularyLayout
+from model.source.published import CheckpointError
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.word_embeddings",

@@ -1,11 +1,9 @@
 """Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys."""
 
 from model.encoder import EncoderConfig, LayerConfig
-from model.families.config_reader import ConfigReader
-from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, Family
-from model.families.llama_names import NAMES
+from model.families.family import CAUSAL_CLASSIFIER, CAUSAL_TOKEN_CLASSIFIER, ConfigReader, Family
 from model.families.modernbert import check_layer_types
-from model.families.rotary import read_rotary
+from model.families.rotary import NAMES, read_rotary
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:

@@ -6,9 +6,7 @@ dropped, and positions start at 0 as in every family.
 
 from model.encoder import EncoderConfig
 from model.families import bert
-from model.families.config_reader import ConfigReader
-from model.families.family import ROBERTA_CLASSIFIER, Family
-from model.families.language_heads import read_roberta_head
+from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family, read_roberta_head
 
 
 def first_position(config: ConfigReader) -> int:

@@ -1,11 +1,11 @@
-"""Keys of rotary position embeddings in config.json, as transformers names them."""
+"""Rotary position embeddings in config.json, as transformers names them, and tensor names derived from Llama."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from model.checkpoint_files import CheckpointError
 from model.encoder import RotaryConfig
-from model.families.config_reader import ConfigReader
+from model.families.family import ConfigReader
+from model.source.published import CheckpointError
 
 SHARED_ROW_TOKENS = 512
 """Rows of more tokens hold one sequence."""
@@ -71,3 +71,21 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
         length = int(parameters.get("original_max_position_embeddings", positions))
         return RotaryConfig(base, dynamic=(factor, check_scaled_length(length)))
     return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
+
+
+NAMES = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "blocks": "layers",
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.inner": "mlp.up_proj",
+    "feed_forward.outer": "mlp.down_proj",
+    "norm": "norm",
+}

@@ -3,13 +3,31 @@
 A head runs as a small graph over rows, (N, D) to (N, K). The server chooses the rows and combines the results.
 """
 
-from model.heads.classifier import Classifier, ClassifierLayout, is_classifier, read_activation, read_classifier
-from model.heads.masked_lm import MaskedLM, find_mask_token, is_masked_lm
+from model.heads.classifiers import (
+    Classifier,
+    ClassifierLayout,
+    TokenClassifier,
+    is_classifier,
+    is_token_classifier,
+    read_activation,
+    read_classifier,
+    read_token_classifier,
+)
 from model.heads.multi_vector import MultiVector, read_multi_vector, token_projection
 from model.heads.row_head import HeadLayout, RowHead, empty_head
-from model.heads.sparse import Sparse, read_linear_sparse, read_query_weights, read_splade
-from model.heads.token_classifier import TokenClassifier, is_token_classifier, read_token_classifier
-from model.heads.vocabulary import VocabularyHead, VocabularyLayout, find_decoder, read_vocabulary_head
+from model.heads.vocabulary import (
+    MaskedLM,
+    Sparse,
+    VocabularyHead,
+    VocabularyLayout,
+    find_decoder,
+    find_mask_token,
+    is_masked_lm,
+    read_linear_sparse,
+    read_query_weights,
+    read_splade,
+    read_vocabulary_head,
+)
 
 __all__ = [
     "Classifier", "ClassifierLayout", "HeadLayout", "MaskedLM", "MultiVector", "RowHead", "Sparse", "TokenClassifier",

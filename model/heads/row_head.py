@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.checkpoint_files import CheckpointError, require_finite
-from model.encoder.activations import ACTIVATIONS
+from model.encoder.config import ACTIVATIONS
+from model.source.published import CheckpointError, require_finite
 
 HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 

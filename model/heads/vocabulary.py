@@ -1,12 +1,16 @@
-"""The projection of hidden states onto the vocabulary: the head of a masked language model."""
+"""Heads over the vocabulary: masked language models and the sparse vectors built on them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from model.checkpoint_files import CheckpointError, require_finite
+from model.artifact.manifest import Similarity, SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
+from model.source.published import CheckpointError, ConfigFile, read_pickled, read_tensors, require_finite
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,96 @@ def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tenso
         return None
     require_finite(tensors[name], name)
     return tensors[name]
+
+
+ARCHITECTURES = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of models with the head. Of models for pre-training, those of BERT have it."""
+MASK_TOKENS = ("[MASK]", "<mask>")
+"""The mask tokens of tokenizers whose configuration does not name one."""
+
+
+@dataclass(frozen=True)
+class MaskedLM:
+    """A masked-LM head from a checkpoint, and the id of the mask token; None if the tokenizer has none."""
+
+    head: VocabularyHead
+    mask_token_id: int | None
+
+
+def is_masked_lm(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a model with a masked-LM head."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURES) for name in architectures)
+
+
+def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
+    """Return the id of the mask token in a tokenizer.json; `options` are the values of tokenizer_config.json."""
+    named = options.get("mask_token")
+    content = named.get("content") if isinstance(named, dict) else named
+    names = MASK_TOKENS if content is None else (content,)
+    added = json.loads(tokenizer).get("added_tokens") or ()
+    return next((token["id"] for token in added if token["content"] in names), None)
+
+
+LINEAR = "sparse_linear.pt"
+"""The linear layer of BGE-M3, from a token vector to the weight of the token."""
+LINEAR_LAYOUT = HeadLayout("linear")
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A sparse head from a checkpoint; see `SparseHead`.
+
+    `head` None means that the projection reads the hidden states. `decoder` (V, E) is None for a linear head, and
+    `query_weights` (V) unless queries have weights without inference.
+    """
+
+    head: RowHead | None
+    decoder: Tensor | None
+    bias: Tensor | None
+    pooling: SparsePooling
+    activation: SparseActivation
+    query_weights: Tensor | None = None
+    max_active: int | None = None
+    similarity: Similarity = "dot"
+
+
+def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
+    """Return BGE-M3's sparse head; None if the directory has none. Raises CheckpointError."""
+    path = directory / LINEAR
+    if not path.is_file():
+        return None
+    tensors = read_pickled(path)
+    for name, tensor in tensors.items():
+        require_finite(tensor, name, path.name)
+    head = RowHead(LINEAR_LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
+    if head.out_features != 1:
+        raise CheckpointError(f"{path}: has {head.out_features} outputs, expected 1. Download the model again.")
+    return Sparse(head, None, None, "max", "relu")
+
+
+def read_query_weights(module: Path, size: int) -> Tensor:
+    """Return the weights (V) of the module SparseStaticEmbedding. Raises CheckpointError."""
+    tensors = read_tensors(module)
+    weights = tensors.get("weight")
+    file = f"{module.name}/model.safetensors"
+    if weights is None or weights.shape != (size,):
+        raise CheckpointError(f"{file}: expected a tensor weight of {size} values. Download the model again.")
+    require_finite(weights, "weight", file)
+    return weights.float()
+
+
+def read_splade(options: ConfigFile, head: VocabularyHead, query_weights: Tensor | None = None) -> Sparse:
+    """Return the sparse head of a SPLADE model; `options` configure the module SpladePooling.
+
+    Raises:
+        CheckpointError: a value of config.json is invalid.
+    """
+    reduce, activation = options.get("pooling_strategy", "max"), options.get("activation_function", "relu")
+    activations: dict[str, SparseActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}
+    if reduce not in ("max", "sum") or activation not in activations:
+        raise CheckpointError(
+            f"{options.name}: unsupported pooling ({reduce}, {activation}). "
+            f"Supported: max or sum, and {' or '.join(activations)}."
+        )
+    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation], query_weights)

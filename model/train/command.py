@@ -5,19 +5,16 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from model.artifact import Artifact, ArtifactError
+from model.artifact.files import Artifact, ArtifactError
+from model.artifact.manifest import Manifest, TrainingRecord
+from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.export import export
-from model.manifest import Manifest, TrainingRecord
-from model.model_source import ModelSource, SourceError, locate
-from model.tokenizer import Tokenizer
+from model.export.export import export
+from model.source.hub import ModelSource, SourceError, locate
 from model.train.config import TrainConfig, TrainError, load_config
-from model.train.loop import select_precision, train
-from model.train.metrics import CURVES, draw_curves
+from model.train.loop import CURVES, Processes, check_same_options, draw_curves, options_of, select_precision, train
 from model.train.objectives import make_objective, make_reader
-from model.train.processes import Processes
 from model.train.publication import make_record, publish
-from model.train.run_identity import check_same_options, options_of
 from model.train.tokenizers import train_tokenizer, without_long_words
 
 OPTIONS, TOKENIZER, MODEL, ARTIFACT = "options.json", "tokenizer.json", "model", "artifact"

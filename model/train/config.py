@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
-from model.model_name import check_model_name
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
+from model.artifact.names import check_model_name
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]

@@ -1,30 +1,250 @@
 """The training loop: AdamW with warm-up and decay over packed batches, with exact resumption."""
 
 import contextlib
+import csv
+import hashlib
+import io
 import math
+import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from model.packing import BatchShape
-from model.tokenizer import Tokenizer
-from model.train.batches import PackedBatches, TrainingBatch
-from model.train.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
-from model.train.config import OptimizerOptions, TrainConfig, TrainError
-from model.train.corpus import ExampleStream, State
-from model.train.metrics import MetricsFile
+from model.artifact.files import MANIFEST
+from model.artifact.packing import BatchShape
+from model.artifact.tokenizer import Tokenizer
+from model.source.hub import digest_weights
+from model.train.config import ModelOptions, OptimizerOptions, TrainConfig, TrainError, WriteError
+from model.train.data import ExampleStream, PackedBatches, State, TrainingBatch
 from model.train.objectives import Objective
-from model.train.processes import Processes
-from model.train.run_identity import check_same_options, options_of
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all processes of the run."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @classmethod
+    def start(cls) -> "Processes":
+        """Join the other processes if torchrun started this one."""
+        count, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+        has_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+        if count > 1:
+            dist.init_process_group("nccl" if has_gpu else "gloo")
+        return cls(dist.get_rank() if count > 1 else 0, count, device)
+
+    @property
+    def is_first(self) -> bool:
+        """True for the process that writes files and messages."""
+        return self.rank == 0
+
+    def sum(self, value: float) -> float:
+        """Return the sum over all processes."""
+        if self.count == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return float(total)
+
+    def any(self, value: bool) -> bool:
+        """Return whether `value` is true in at least one process."""
+        return self.sum(float(value)) > 0
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def stop(self) -> None:
+        """Leave the group."""
+        if self.count > 1:
+            dist.destroy_process_group()
+
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
+    """Write the state of a run, replacing the previous checkpoint. Raises WriteError if the disk is full."""
+    body = io.BytesIO()
+    torch.save(state, body)
+    path = directory / CHECKPOINT
+    temporary = path.with_suffix(".new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(body.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise WriteError(
+            f"{path}: cannot be written ({error.strerror}). Free disk space, then run the command again: it continues "
+            "from the last checkpoint."
+        ) from None
+
+
+def load_checkpoint(directory: Path, device: torch.device) -> dict[str, Any] | None:
+    """Return the state of a run, on `device`; None if the directory has no checkpoint.
+
+    Raises TrainError if the checkpoint is damaged.
+    """
+    path = directory / CHECKPOINT
+    if not path.is_file():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # noqa: BLE001  # torch.load raises many kinds
+        raise TrainError(f"{path}: damaged ({type(error).__name__}). Remove it to start again.") from None
+    return state
+
+
+METRICS, CURVES = "metrics.csv", "curves.png"
+COLUMNS = (
+    "step", "tokens", "loss", "learning_rate", "gradient_norm", "tokens_per_second", "validation_loss", "perplexity",
+)  # fmt: skip
+
+
+class MetricsFile:
+    """metrics.csv, with one row per step. Rows after `step` are removed: a resumed run writes them again."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        self._path = directory / METRICS
+        kept = [row for row in read_metrics(directory) if int(row["step"]) <= step]
+        self._file = self._path.open("w", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._writer.writeheader()
+        self._writer.writerows(kept)
+        self._board = _open_board(directory)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Append a row; missing columns are empty."""
+        self._writer.writerow(row)
+        for name, value in row.items():
+            if self._board is not None and name != "step":
+                self._board.add_scalar(name, value, int(row["step"]))
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def flush(self) -> None:
+        """Write what is buffered, so that a checkpoint never has fewer rows than steps."""
+        self._file.flush()
+
+
+def read_metrics(directory: Path) -> list[dict[str, str]]:
+    """Return the rows of metrics.csv; none if it does not exist."""
+    path = directory / METRICS
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        # A kill can cut the last row.
+        return [row for row in csv.DictReader(file) if row.get(COLUMNS[-1]) is not None]
+
+
+def _open_board(directory: Path) -> Any:
+    """Return a writer for TensorBoard; None if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(directory / "tensorboard"))
+
+
+def draw_curves(directory: Path, unit: str) -> None:
+    """Write curves.png from metrics.csv: training and validation loss by tokens; `unit` is the loss's unit."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = read_metrics(directory)
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot([int(row["tokens"]) for row in rows], [float(row["loss"]) for row in rows], lw=0.8, label="training")
+    validated = [row for row in rows if row["validation_loss"]]
+    axes.plot(
+        [int(row["tokens"]) for row in validated], [float(row["validation_loss"]) for row in validated],
+        marker="o", ms=3, label="validation",
+    )  # fmt: skip
+    axes.set(xlabel="tokens", ylabel=f"loss ({unit})")
+    axes.legend()
+    figure.savefig(directory / CURVES, dpi=120)
+    plt.close(figure)
+
+
+def options_of(config: TrainConfig) -> dict[str, Any]:
+    """Return the options that decide the result of a run, by their names, as JSON values.
+
+    Files are represented by their SHA-256: they may be moved or copied, but not changed.
+    """
+    tables: dict[str, Any] = config.model_dump(mode="json")
+    for name in ("checkpoint_steps", "validation_steps", "validation_batches"):
+        del tables["run"][name]
+    del tables["data"]["validation"]
+    tables["data"]["train"] = [_digest(path) for path in config.data.train]
+    if config.model.init is not None and Path(config.model.init).is_dir():
+        tables["model"]["init"] = digest_weights(Path(config.model.init))
+    if config.distillation is not None:
+        tables["distillation"]["teacher"] = _digest(config.distillation.teacher / MANIFEST)
+    options = {}
+    for table, values in tables.items():
+        for name, value in (values or {"": None}).items():
+            options[f"{table}.{name}"] = value
+    return options
+
+
+def _digest(path: Path) -> str:
+    try:
+        status = path.stat()
+        return _digest_version(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise TrainError(f"{path}: cannot be read ({error.strerror}). Correct the path.") from None
+
+
+@lru_cache
+def _digest_version(path: Path, size: int, modified_ns: int) -> str:
+    """Return the digest of a file. A run needs it twice, and corpora are large."""
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_same_options(options: Mapping[str, Any], saved: Mapping[str, Any], directory: Path) -> None:
+    """Raise TrainError if a run in `directory` was started with other options.
+
+    A run of an older version lacks new options of the model. Their defaults are its behavior.
+    """
+    defaults = {f"model.{name}": field.default for name, field in ModelOptions.model_fields.items()}
+    saved = defaults | dict(saved)
+    for name in sorted({*options, *saved}):
+        if options.get(name) != saved.get(name):
+            raise TrainError(
+                f"{directory}: has a run with another {name} ({_shorten(saved.get(name))}, now "
+                f"{_shorten(options.get(name))}). Choose another directory, or remove this one to start again."
+            )
+
+
+def _shorten(value: Any) -> str:
+    """Return a value of an option for an error, with the first digits of a digest."""
+    return re.sub(r"(sha256:\w{12})\w+", r"\1", repr(value))
+
 
 MAX_EXPONENT = 700
 """The exponential of more is not a float."""

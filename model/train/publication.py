@@ -9,18 +9,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model.artifact import TRAINING
+from model.artifact.files import TRAINING
+from model.artifact.manifest import DataFileRecord, TrainingRecord
 from model.checkpoint import Checkpoint, published_tensors
-from model.checkpoint_files import read_tensors
 from model.families import FAMILIES, attendant, bert
-from model.families.config_reader import ConfigReader
-from model.manifest import DataFileRecord, TrainingRecord
-from model.model_source import ModelSource
-from model.sentence_transformers_config import DenseLayer, EmbeddingConfig
+from model.families.family import ConfigReader
+from model.source.hub import ModelSource
+from model.source.published import read_tensors
+from model.source.sentence_transformers import DenseLayer, EmbeddingConfig
 from model.train.config import ModelOptions, TrainConfig
-from model.train.cross_encoder import CrossEncoder, publish_classifier
 from model.train.loop import Result
-from model.train.objectives import Objective
+from model.train.objectives import CrossEncoder, Objective, publish_classifier
 from model.train.tokenizers import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK
 
 HEAD_NAMES = {

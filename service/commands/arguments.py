@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
-from model import console
-from model.console import EX_CONFIG
+from model.artifact import console
+from model.artifact.console import EX_CONFIG
 
 PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.commands.lines import LabeledText, TextError
 from service.commands.neighbors import Floats, normalize
 from service.config import Settings

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from model.artifact import Artifact
-from model.console import EX_CONFIG
+from model.artifact.console import EX_CONFIG
+from model.artifact.files import Artifact
 from service.commands.arguments import CommandError
 from service.config import Settings
 from service.model_cache import cache_directory, prepare_artifact

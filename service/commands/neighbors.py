@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import Similarity
+from model.artifact.manifest import Similarity
 from service.engine.encode.similarity_functions import compare_all, compare_rows
 
 Floats = NDArray[np.float32]

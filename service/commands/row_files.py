@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Literal, TextIO, get_args
 
 import orjson
 
-from model.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError, import_extra
 
 InputFormat = Literal["text", "jsonl", "csv", "parquet"]

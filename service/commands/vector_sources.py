@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
-from model.tokenized_input import TokenizerInput
+from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
+from model.artifact.tokenizer import TokenizerInput
 from service.commands.arguments import CommandError
 from service.commands.encoding import open_engine
 from service.commands.model_selection import select_model

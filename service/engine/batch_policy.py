@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from model.packing import BatchFill, TokenLimit
+from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import Backend, Task
 from service.engine.backlog import Cost
 from service.engine.fair_queue import FairQueue

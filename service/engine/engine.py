@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, Protocol, TypeVar
 
-from model.manifest import Manifest, Role
+from model.artifact.manifest import Manifest, Role
 from service.callers import Caller
 from service.config import Settings
 from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission

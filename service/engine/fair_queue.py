@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from model.packing import BatchFill
+from model.artifact.packing import BatchFill
 from service.callers import ANONYMOUS, Caller
 from service.engine.backlog import Cost, LaneBacklog
 

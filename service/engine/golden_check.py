@@ -10,12 +10,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.encodings import PairTemplate
-from model.head_records import ClassificationHead
-from model.manifest import ASSUMED, Manifest, Precision
-from model.measurements import SPARSE_ENTRIES, GoldenHead, GoldenOutput, GoldenVectors
-from model.tokenized_input import TokenizedInput, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.manifest import (
+    ASSUMED,
+    SPARSE_ENTRIES,
+    ClassificationHead,
+    GoldenHead,
+    GoldenOutput,
+    GoldenVectors,
+    Manifest,
+    Precision,
+)
+from model.artifact.tokenizer import PairTemplate, TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
 from service.engine.encode.pooling import DenseLayers, Floats
 from service.engine.encode.response import finish_pooled

@@ -1,7 +1,6 @@
 """The memory that loading a model takes, so that a server does not load one that would end the process."""
 
-from model.manifest import Manifest
-from model.records import TensorRecord
+from model.artifact.manifest import Manifest, TensorRecord
 from service.config import ConfigError
 from service.exporter import available_memory
 

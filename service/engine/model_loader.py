@@ -3,12 +3,9 @@
 import logging
 from dataclasses import dataclass, replace
 
-from model.artifact import GOLDEN, TOKENIZER, Artifact, ArtifactError
-from model.manifest import ExplainRecord, Precision
-from model.mapped_tensor import MappedTensor
-from model.measurements import GoldenOutput
-from model.records import TensorRecord
-from model.tokenizer import Tokenizer
+from model.artifact.files import GOLDEN, TOKENIZER, Artifact, ArtifactError, MappedTensor
+from model.artifact.manifest import ExplainRecord, GoldenOutput, Precision, TensorRecord
+from model.artifact.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
 from service.engine.backends.onnxruntime_cpu import ExplainBackend

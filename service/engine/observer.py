@@ -6,7 +6,7 @@ The labels of metrics are bound here, because a lookup of labels costs as much a
 import time
 from collections.abc import Callable, Sequence
 
-from model.tokenized_input import TokenizedInput
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.schema.encode import Timing
 from service.metrics import Metrics
 from service.request_log import current_record

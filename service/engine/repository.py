@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.artifact import MANIFEST, Artifact, ArtifactError
-from model.license import restricts_commercial_use
-from model.manifest import Manifest
-from model.model_name import MAX_CHARACTERS, NAME_FORMAT, is_model_name
-from model.source_name import SourceError
+from model.artifact.files import MANIFEST, Artifact, ArtifactError
+from model.artifact.manifest import Manifest
+from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, SourceError, is_model_name, restricts_commercial_use
 from service.config import PREFIX, ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.engine import Engine

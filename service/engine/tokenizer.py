@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer
 
 
 class ServingTokenizer(Tokenizer):

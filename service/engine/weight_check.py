@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.artifact import TOKENIZER, Artifact, ArtifactError
-from model.records import TensorRecord, TensorType
-from model.token_checks import find_missing_token, find_missing_type, inserted_tokens
-from model.tokenizer import Tokenizer
+from model.artifact.files import TOKENIZER, Artifact, ArtifactError
+from model.artifact.manifest import TensorRecord, TensorType
+from model.artifact.tokenizer import Tokenizer, find_missing_token, find_missing_type, inserted_tokens
 from service.engine.backends.weights import read_graph
 
 PIECE_BYTES = 2**18

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import Input
 from service.errors import (

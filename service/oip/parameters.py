@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from model.manifest import KINDS, POOLINGS, Kind, Pooling
+from model.artifact.manifest import KINDS, POOLINGS, Kind, Pooling
 from service.engine.schema.encode import Truncation
 from service.engine.schema.explain import HeadReduce
 from service.errors import (

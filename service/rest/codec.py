@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fail
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.schema.encode import Input
 from service.errors import ConflictingFields, MissingField
 from service.rest.problems import ITEM_TAG, LIST_TAG, NUMBERS_TAG, OTHER_TAG, TOO_MANY

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.schema.encode import Array, DType, Input, MapDType, Truncation
 from service.engine.schema.explain import Unit
 from service.errors import ConflictingFields, MissingField, UnknownValue

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import get_args
 
-from model.manifest import KINDS
+from model.artifact.manifest import KINDS
 from service.engine.schema.encode import Array
 from service.engine.schema.explain import (
     TOP_CONTRIBUTORS,

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from model.manifest import POOLINGS
+from model.artifact.manifest import POOLINGS
 from service.engine.schema.model import ModelInfo, MultiVectorInfo, MultiVectorSide, SparseInfo
 from service.pb import encoder_pb2 as pb
 from service.rpc.codec import enum_label

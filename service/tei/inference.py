@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.operations.inputs import prompt_not_found
 from service.engine.schema.decode import DecodeRequest

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model.export import export
+from model.export.export import export
 from service.config import Settings
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT

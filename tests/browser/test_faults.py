@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
-from model.export import Variants
+from model.export.export import Variants
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.export import Variants, export
-from model.late_interaction import PYLATE_KEYS
+from model.export.export import Variants, export
+from model.heads.multi_vector import PYLATE_KEYS
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.clients.environments import ClientEnvironment

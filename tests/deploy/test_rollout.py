@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from model.artifact import GOLDEN, Artifact, write_manifest
+from model.artifact.files import GOLDEN, Artifact, write_manifest
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.certificates import Identity, Secret

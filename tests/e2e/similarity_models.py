@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
 
-from model.export import export
+from model.export.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import HIDDEN_SIZE, WORDPIECE_FAMILIES

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from bench.project import Model
 from bench.workloads import read_corpus
-from model.model_source import locate
+from model.source.hub import locate
 from service.pb import encoder_pb2 as pb
 from service.pb import encoder_pb2_grpc
 from tests.conftest import RunningServer, start_server, stop_server

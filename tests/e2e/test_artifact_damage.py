@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import ArtifactError
+from model.artifact.files import ArtifactError
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.conftest import ROOT, server_environment

@@ -11,9 +11,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from model.export import export
-from model.model_source import locate
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
+from model.export.export import export
+from model.source.hub import locate
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import Array, EncodeRequest, Input

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel

@@ -10,10 +10,9 @@ import pytest
 import torch
 import transformers
 
-from model.artifact import TOKENIZER, Artifact
-from model.export import Variants
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.files import TOKENIZER, Artifact
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.export.export import Variants
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.select import open_backend
 from tests.e2e.test_family_backends import PROVIDERS, TEXTS, Floats, cosines, export_quietly, hidden_states

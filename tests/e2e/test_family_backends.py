@@ -12,10 +12,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from model.export import ParityError, Variants, export
-from model.manifest import Precision
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.manifest import Precision
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.export.export import ParityError, Variants, export
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from model.export import Variants, export
-from model.sample_texts import sample_sentences
+from model.export.export import Variants, export
+from model.export.sample_texts import sample_sentences
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel

@@ -5,9 +5,9 @@ import pytest
 import torch
 import transformers
 
-from model.artifact import WEIGHTS, Artifact
-from model.export import Variants, export
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import WEIGHTS, Artifact
+from model.artifact.tokenizer import TokenizerInput
+from model.export.export import Variants, export
 from service.config import Settings
 from service.engine.schema.tasks import EncodeTask
 from tests.model.tiny_tokenizers import build_wordpiece

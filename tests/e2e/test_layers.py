@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from model.model_source import locate
+from model.source.hub import locate
 
 TEXT = "He cashed a check at the bank."
 SHAPES = {"concat": (11, 3 * 384), "mean": (11, 384), "stack": (3, 11, 384)}

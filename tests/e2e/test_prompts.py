@@ -11,7 +11,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-from model.export import export
+from model.export.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import HIDDEN_SIZE, Publish

@@ -14,8 +14,8 @@ import sentence_transformers
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from model.export import Variants, export
-from model.sentence_transformers_config import SettingOptions
+from model.export.export import Variants, export
+from model.source.sentence_transformers import SettingOptions
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.classifier_cases import CLASSIFIER_CASES

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer, SimilarityFunction
 from torch import nn
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.commands.encoding import TextEncoder
 from service.commands.evaluate.similarities import pair_similarities
 from service.commands.neighbors import Vectors, top_neighbors

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
-from model.model_source import locate
-from model.sample_texts import sample_sentences
-from model.tokenized_input import TokenizerInput
+from model.export.sample_texts import sample_sentences
+from model.source.hub import locate
 from service.config import Settings
 from service.engine.encode.alignment import token_words, words_of
 from service.engine.engine import Engine

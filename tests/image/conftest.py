@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from tests.conftest import ROOT
 from tests.image.docker_host import Daemon, download_wheels
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import transformers
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from tests.conftest import start_server, stop_server
 from tests.image.conftest import HARDENED, container, run_pytest
 from tests.image.docker_host import Daemon

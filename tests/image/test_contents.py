@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service import __version__
 from tests.conftest import ROOT
 from tests.image.conftest import python_in

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST
+from model.artifact.files import MANIFEST, MANIFEST_DIGEST
 
 
 def copy_artifact(source: Path, folder: Path) -> Path:

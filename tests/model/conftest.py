@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch import nn
 
-from model import onnx_graph
+from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import load_checkpoint
-from model.export import Variants, export, export_graph
-from model.tokenizer import Tokenizer
+from model.export import graphs as onnx_graph
+from model.export.export import Variants, export, export_graph
 from tests.model.family_cases import FAMILY_CASES
 from tests.model.shared_graphs import export_anew, export_shared
 from tests.model.tiny_tokenizers import BUILDERS, build_wordpiece

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from model.encoder import Encoder, EncoderConfig
+from model.export.cuda import unsupported_part
 from model.families import FAMILIES, find_family
-from model.families.config_reader import ConfigReader
-from model.known_models import KNOWN_MODELS, KnownModel
-from model.varlen import unsupported_part
+from model.families.family import ConfigReader
+from model.source.known_models import KNOWN_MODELS, KnownModel
 
 
 def known_config(model: KnownModel) -> EncoderConfig:

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from model.config_files import ModelFiles
-from model.sentence_transformers_config import read_transformer_settings
-from model.tokenizer_settings import PublishedTokenizer, read_tokenizer
+from model.source.published import ModelFiles
+from model.source.sentence_transformers import read_transformer_settings
+from model.source.tokenizer import PublishedTokenizer, read_tokenizer
 
 
 def load_tokenizer(directory: Path) -> PublishedTokenizer:

@@ -12,8 +12,8 @@ import onnx_ir
 from filelock import FileLock
 from torch import nn
 
-from model import onnx_graph
-from model.onnx_graph import GraphSignature
+from model.export import graphs as onnx_graph
+from model.export.graphs import GraphSignature
 
 MAX_PARAMETERS = 2**20
 INTERNAL = vars(nn.Module())

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, describe_file, write_manifest
-from model.records import TensorRecord
+from model.artifact.files import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, describe_file, write_manifest
+from model.artifact.manifest import TensorRecord
 from tests.manifests import static_record
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 

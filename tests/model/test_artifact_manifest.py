@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from model.artifact import MANIFEST, Artifact, ArtifactError
-from model.manifest import FORMAT_VERSION
+from model.artifact.files import MANIFEST, Artifact, ArtifactError
+from model.artifact.manifest import FORMAT_VERSION
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoint import build_encoder
-from model.checkpoint_files import CheckpointError
 from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, LayerConfig, RotaryConfig
 from model.families import FAMILIES
 from model.families.attendant import read_config, write_config
-from model.families.config_reader import ConfigReader
+from model.families.family import ConfigReader
+from model.source.published import CheckpointError
 
 CONFIG = EncoderConfig(
     vocab_size=20, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=8,

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.sentence_transformers_config import EmbeddingConfig
+from model.source.published import CheckpointError
+from model.source.sentence_transformers import EmbeddingConfig
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]

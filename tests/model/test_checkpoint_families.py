@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
 from model.encoder import Encoder, EncoderOutput
+from model.source.published import CheckpointError
 
 Publish = Callable[[str], Path]
 

@@ -14,9 +14,9 @@ from sentence_transformers import CrossEncoder
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.checkpoint_files import CheckpointError
 from model.families import FAMILIES
 from model.heads import Classifier
+from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import oracle_directory
 

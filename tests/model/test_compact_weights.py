@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from model import onnx_graph
-from model.artifact import WEIGHTS, Artifact
-from model.compact_weights import TYPES, compact_weights, is_lossless
-from model.export import Variants, export
-from model.manifest import LayersRecord
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import WEIGHTS, Artifact
+from model.artifact.manifest import LayersRecord
+from model.artifact.tokenizer import TokenizerInput
+from model.export import graphs as onnx_graph
+from model.export.export import Variants, export
+from model.export.graphs import TYPES, compact_weights, is_lossless
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel

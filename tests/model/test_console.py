@@ -10,7 +10,7 @@ import pytest
 
 from model.__main__ import _parser as model_parser
 from model.__main__ import main as model_main
-from model.console import STATUSES, run_command
+from model.artifact.console import STATUSES, run_command
 from service.__main__ import main as service_main
 from service.commands.ask import command as ask
 from service.commands.compare import command as compare

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.console import Parser
+from model.artifact.console import Parser
 
 
 @pytest.mark.parametrize(

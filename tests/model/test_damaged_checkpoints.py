@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.__main__ import main
-from model.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR
 from tests.damaged_json import ABSURD, DEEP, nest, paths, replace
 from tests.model.conftest import Publish
 
@@ -31,7 +31,7 @@ def source(publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def stop(*arguments: Any) -> None:
         raise ReadError
 
-    monkeypatch.setattr("model.export._write", stop)
+    monkeypatch.setattr("model.export.export._write", stop)
     root = tmp_path / "source"
     shutil.copytree(publish("bert"), root)
     (root / "1_Pooling").mkdir(exist_ok=True)

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from model.__main__ import _parser
-from model.description import EmbeddingSettings, describe_other_heads
-from model.manifest import ASSUMED
+from model.artifact.manifest import ASSUMED
+from model.export.description import EmbeddingSettings, describe_other_heads
 
 SETTINGS = EmbeddingSettings("mean", True, False, 512, (), None, (), {})
 

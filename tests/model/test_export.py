@@ -13,16 +13,15 @@ import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
+from model.artifact.manifest import LayersRecord, Manifest, TensorRecord, ValueRecord
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
-from model.description import EmbeddingSettings
-from model.encoder import Encoder, LayerAttention, PostNormBlock
-from model.export import export, export_graph
-from model.manifest import LayersRecord, Manifest, ValueRecord
-from model.model_source import locate
-from model.records import TensorRecord
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.encoder import Encoder, PostNormBlock
+from model.export.description import EmbeddingSettings
+from model.export.export import export, export_graph
+from model.export.layers import LayerAttention
+from model.source.hub import locate
 from tests.manifests import static_record
 from tests.model_records import TRAINING
 

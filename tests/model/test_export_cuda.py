@@ -8,18 +8,15 @@ import onnx
 import pytest
 import torch
 
-from model import export_cuda as export_cuda_module
-from model.artifact import Artifact
+from model.artifact.files import Artifact
+from model.artifact.manifest import GraphRecord, Pooling
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.export import Variants, export
-from model.export_cuda import write_cuda
-from model.manifest import GraphRecord, Pooling
-from model.mixed_precision import MIN_COSINE, AccuracyError
-from model.onnx_graph import write_graph
-from model.parity import pack_varlen
-from model.reference_attention import open_reference_session
-from model.varlen import VarlenEncoder, varlen_signature
+from model.export import cuda as export_cuda_module
+from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, varlen_signature, write_cuda
+from model.export.export import Variants, export
+from model.export.graphs import write_graph
+from model.export.parity import open_reference_session, pack_varlen
+from model.source.published import CheckpointError
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import FAMILIES, random_sequences

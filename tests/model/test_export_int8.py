@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from model.artifact import WEIGHTS, Artifact
+from model.artifact.files import WEIGHTS, Artifact
+from model.artifact.manifest import GraphRecord, GraphReport
 from model.checkpoint import load_checkpoint
-from model.export import Variants, export, export_graph
-from model.export_int8 import quantize, write_int8
-from model.manifest import GraphRecord
-from model.measurements import GraphReport
-from model.parity import pack_sequences
+from model.export.export import Variants, export, export_graph
+from model.export.int8 import quantize, write_int8
+from model.export.parity import pack_sequences
 from tests.model.conftest import mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 

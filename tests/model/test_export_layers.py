@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig
-from model.export_layers import write_layer_graphs
+from model.export.layers import write_layer_graphs
 
 
 def test_graphs_of_layers_are_measured_within_few_positions(tmp_path: Path) -> None:

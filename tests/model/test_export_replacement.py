@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from model import export as export_module
-from model.artifact import Artifact, ArtifactError, write_manifest
-from model.checkpoint_files import CheckpointError
-from model.export import ParityError
-from model.measurements import ParityRecord
-from model.model_source import SourceError
+from model.artifact.files import Artifact, ArtifactError, write_manifest
+from model.artifact.manifest import ParityRecord
+from model.export import export as export_module
+from model.export.export import ParityError
+from model.source.hub import SourceError
+from model.source.published import CheckpointError
 from tests.model.test_export import export_model, read_files
 
 Publish = Callable[[str], Path]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
+from model.source.published import CheckpointError
 from tests.labels import CLASSIFIER, TOKEN_CLASSIFIER, publish_classifier
 from tests.model.retriever_cases import BGE_M3, UNTIED_CASES, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS

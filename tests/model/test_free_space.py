@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model.export import export
-from model.free_space import check_free_space
-from model.source_name import SpaceError
+from model.artifact.names import SpaceError
+from model.export.export import export
+from model.source.hub import check_free_space
 
 
 def test_directory_that_does_not_exist_is_checked(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from model.families import FAMILIES, find_family
-from model.known_models import KNOWN_MODELS, OTHER_ARCHITECTURES, KnownModel, list_models
+from model.source.known_models import KNOWN_MODELS, OTHER_ARCHITECTURES, KnownModel, list_models
 from tests.model.known_encoders import count_parameters
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.export_cuda import check_cuda
-from model.varlen import unsupported_part
+from model.export.cuda import check_cuda, unsupported_part
+from model.source.published import CheckpointError
 from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
 
 

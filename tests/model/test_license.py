@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.license import read_license, restricts_commercial_use
+from model.artifact.names import read_license, restricts_commercial_use
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.long_attention import attend, build_mask
-from model.onnx_attention import BLOCK_TOKENS, FUSED, MAX_DENSE_TOKENS
-from model.onnx_graph import GraphSignature, write_graph
+from model.encoder.attention import BLOCK_TOKENS, MAX_DENSE_TOKENS, attend, build_mask
+from model.export.graphs import FUSED, GraphSignature, write_graph
 from service.engine.backends.openvino_model import import_openvino, read_model
 
 HEADS, HEAD_SIZE, SCALE = 3, 8, 0.31

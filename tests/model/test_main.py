@@ -17,10 +17,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from model.__main__ import main
-from model.artifact import Artifact
+from model.artifact.files import Artifact
+from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import load_checkpoint
-from model.export_checks import check_tokenizer
-from model.tokenizer import Tokenizer
+from model.export.export import check_tokenizer
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import HIDDEN_SIZE, Publish

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError
-from model.manifest import EvaluationRecord, Manifest
-from model.manifest_update import check_writable, update_manifest
+from model.artifact.files import MANIFEST, MANIFEST_DIGEST, Artifact, ArtifactError, check_writable, update_manifest
+from model.artifact.manifest import EvaluationRecord, Manifest
 
 
 @pytest.fixture

@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 import torch
 
+from model.artifact.manifest import Pooling
+from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, PostNormBlock
-from model.manifest import Pooling
-from model.mixed_precision import (
+from model.export.cuda import (
     MIN_COSINE,
     AccuracyError,
     AccuracyTest,
     EmulatedFloat16,
+    VarlenEncoder,
     choose_float32_parts,
+    part_names,
     pool_sequences,
     tokenize_texts,
 )
-from model.parity import pack_varlen
-from model.tokenizer import Tokenizer
-from model.varlen import VarlenEncoder, part_names
+from model.export.parity import pack_varlen
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]

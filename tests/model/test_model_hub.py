@@ -15,11 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from model import hub as hub_module
 from model.__main__ import main
-from model.artifact import Artifact
-from model.model_source import SourceError, locate
-from model.source_name import HubUnavailableError, SpaceError
+from model.artifact.files import Artifact
+from model.artifact.names import HubUnavailableError, SpaceError
+from model.source import hub as hub_module
+from model.source.hub import SourceError, locate
 from tests.model.hub_server import COMMIT, HubServer, Repository, hub_in_process
 
 OTHER_COMMIT = "f" * 40

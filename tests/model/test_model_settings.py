@@ -26,13 +26,11 @@ from sentence_transformers.sparse_encoder import modules as sparse_modules
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.config_files import HARMLESS, TRANSFORMER_CONFIGS
-from model.late_interaction import PYLATE_KEYS
-from model.sentence_transformers_config import SIMILARITIES
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.heads.multi_vector import PYLATE_KEYS
+from model.source.published import HARMLESS, TRANSFORMER_CONFIGS, CheckpointError
+from model.source.sentence_transformers import SIMILARITIES
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import SENTENCES
 

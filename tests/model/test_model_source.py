@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from model import model_source as model_source_module
-from model.model_source import DEFAULT_WEIGHTS_SHA256, ModelSource, SourceError, locate
+from model.source import hub as model_source_module
+from model.source.hub import DEFAULT_WEIGHTS_SHA256, ModelSource, SourceError, locate
 
 CARD = """---
 language: en

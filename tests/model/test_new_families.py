@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
 from model.encoder import Encoder, EncoderOutput
-from model.onnx_attention import MAX_DENSE_TOKENS
-from model.parity import measure_parity
-from model.sentence_transformers_config import SettingOptions
+from model.encoder.attention import MAX_DENSE_TOKENS
+from model.export.parity import measure_parity
+from model.source.published import CheckpointError
+from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.artifact import ArtifactError
-from model.onnx_graph import GraphSignature, write_graph
+from model.artifact.files import ArtifactError
+from model.export.graphs import GraphSignature, write_graph
 
 
 class Scaled(nn.Module):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import LONG_STEP, PACKED_TOKENS, BatchShape, BatchShapes, CostModel, RowFill, pack_batch
+from model.artifact.packing import LONG_STEP, PACKED_TOKENS, BatchShape, BatchShapes, CostModel, RowFill, pack_batch
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 

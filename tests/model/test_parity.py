@@ -11,7 +11,7 @@ import transformers
 
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.parity import GRID, Inputs, make_sequence, measure_parity, pack_sequences, pack_varlen
+from model.export.parity import GRID, Inputs, make_sequence, measure_parity, pack_sequences, pack_varlen
 from tests.model.conftest import mark_slow
 
 Publish = Callable[[str], Path]
@@ -111,7 +111,7 @@ def test_parity_detects_one_changed_weight(encoder: Encoder, graph: Path, part: 
 
 def test_parity_detects_missing_sequence_ids(encoder: Encoder, graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "model.parity.pack_sequences",
+        "model.export.parity.pack_sequences",
         lambda sequences: {**pack_sequences(sequences), "sequence_ids": pack_sequences(sequences)["sequence_ids"] * 0},
     )
     parity = measure_parity(encoder, graph, 41)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
+from model.source.published import CheckpointError
 
 
 class CreatesDirectory:

@@ -15,10 +15,10 @@ from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.export import export
-from model.export_heads import without_frame
-from model.model_source import SourceError, locate
+from model.export.export import export
+from model.export.heads import without_frame
+from model.source.hub import SourceError, locate
+from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES, bert_classifier
 from tests.model.colbert_cases import BERT, SPECIAL, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase

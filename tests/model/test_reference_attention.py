@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from model.checkpoint import load_checkpoint
-from model.onnx_graph import write_graph
-from model.parity import pack_varlen
-from model.reference_attention import OPERATOR, open_reference_session, to_reference_graph
-from model.varlen import SequenceBounds, VarlenEncoder, packed_attention, varlen_signature
+from model.export.cuda import SequenceBounds, VarlenEncoder, packed_attention, varlen_signature
+from model.export.graphs import write_graph
+from model.export.parity import OPERATOR, open_reference_session, pack_varlen, to_reference_graph
 from tests.model.varlen_inputs import random_sequences
 
 Floats = NDArray[Any]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.export import export
+from model.export.export import export
 from model.families import FAMILIES
-from model.families.config_reader import ConfigReader
+from model.families.family import ConfigReader
+from model.source.published import CheckpointError
 from tests.model.family_cases import oracle_directory
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
 

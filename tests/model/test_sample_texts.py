@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.sample_texts import find_sentences, read_texts, sample_sentences
+from model.export.sample_texts import find_sentences, read_texts, sample_sentences
 
 
 def test_find_sentences_returns_thousands_of_distinct_sentences() -> None:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
-from model.sentence_transformers_config import SettingOptions, assume_pooling
+from model.source.published import CheckpointError
+from model.source.sentence_transformers import SettingOptions, assume_pooling
 
 
 def write_modules(directory: Path, *names: str) -> None:

@@ -7,8 +7,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from tests.model.tiny_tokenizers import BUILDERS
 
 PARTS = st.lists(st.sampled_from(["the river", " bank", "Money ", " ", ",", "MASK", "SEP"]), max_size=5)

@@ -10,9 +10,8 @@ import pytest
 import tokenizers
 import transformers
 
-from model.model_source import locate
-from model.tokenized_input import NO_SEGMENT, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import NO_SEGMENT, Tokenizer, TokenizerInput
+from model.source.hub import locate
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one
 
 

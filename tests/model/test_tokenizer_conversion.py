@@ -13,7 +13,7 @@ import tokenizers
 import transformers
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
+from model.source.published import CheckpointError
 from tests.model.conftest import Publish
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import SENTENCES

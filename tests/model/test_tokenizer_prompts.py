@@ -12,12 +12,11 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from model.artifact.tokenizer import NO_SEGMENT, Side, Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.mixed_precision import pool_sequences
-from model.parity import make_sequence
-from model.tokenized_input import NO_SEGMENT, Side, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.export.cuda import pool_sequences
+from model.export.parity import make_sequence
 from tests.model.conftest import HIDDEN_SIZE
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one, truncate_by_library
 

@@ -4,8 +4,7 @@ from typing import get_args
 
 import pytest
 
-from model.tokenized_input import Side
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Side, Tokenizer
 from tests.model.tokenizer_inputs import encode_one, truncate_by_library
 
 PAIRS = [None, "", "a b", "the river", "seven small boats wait at the bank", "one two three four five six seven",

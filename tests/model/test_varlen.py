@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model.artifact.manifest import Pooling
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.manifest import Pooling
-from model.parity import pack_sequences, pack_varlen
-from model.varlen import (
+from model.export.cuda import (
     SequenceBounds,
     VarlenEncoder,
     packed_attention,
@@ -22,6 +21,7 @@ from model.varlen import (
     token_indices,
     varlen_signature,
 )
+from model.export.parity import pack_sequences, pack_varlen
 from tests.model.varlen_inputs import FAMILIES, random_sequences
 
 Publish = Callable[[str], Path]

@@ -4,9 +4,7 @@ import random
 
 import tokenizers
 
-from model.encodings import Encoding
-from model.tokenized_input import Side, TokenizedInput, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Encoding, Side, TokenizedInput, Tokenizer, TokenizerInput
 
 KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
 PIECES = (

@@ -3,7 +3,7 @@
 import numpy as np
 
 from model.encoder import Encoder
-from model.parity import Inputs, make_sequence
+from model.export.parity import Inputs, make_sequence
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from model.artifact import MANIFEST, WEIGHTS, Artifact, describe_file, write_manifest
-from model.export import Variants, export
-from model.manifest import Manifest
-from model.model_source import locate
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import MANIFEST, WEIGHTS, Artifact, describe_file, write_manifest
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import TokenizerInput
+from model.export.export import Variants, export
+from model.source.hub import locate
 from service import file_watch
 from service.auth import Access, ApiKeys
 from service.config import Settings

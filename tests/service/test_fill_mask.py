@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from model.artifact import TOKENIZER, Artifact, describe_file
+from model.artifact.files import TOKENIZER, Artifact, describe_file
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.operations import fill_mask

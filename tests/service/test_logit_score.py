@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from model.checkpoint import load_checkpoint
-from model.checkpoint_files import CheckpointError
+from model.source.published import CheckpointError
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.logit_score_cases import LOGIT_SCORE, MAX_INPUT_TOKENS, TEMPLATE, publish_logit_score

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import Artifact
-from model.export import Variants, export
-from model.source_name import SourceError
+from model.artifact.files import Artifact
+from model.artifact.names import SourceError
+from model.export.export import Variants, export
 from service import model_cache
 from service.exporter import ExportError
 from service.model_cache import cache_directory, prepare_artifact

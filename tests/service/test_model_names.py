@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from model.__main__ import main
-from model.artifact import Artifact, ArtifactError, write_manifest
-from model.console import EX_DATAERR, EX_USAGE
-from model.export import export
-from model.model_source import SourceError
+from model.artifact.console import EX_DATAERR, EX_USAGE
+from model.artifact.files import Artifact, ArtifactError, write_manifest
+from model.export.export import export
+from model.source.hub import SourceError
 from model.train.config import TrainError, load_config
 from service.config import ConfigError, Settings, load_settings
 from service.engine.repository import ModelRepository

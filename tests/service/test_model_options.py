@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.model_name import NAME_FORMAT
+from model.artifact.names import NAME_FORMAT
 from service.config import ConfigError, Settings, load_settings
 from service.model_options import ModelOption
 

@@ -17,7 +17,7 @@ import pytest
 import transformers
 from attendant_client import AttendantError, Client
 
-from model.export import export
+from model.export.export import export
 from service.commands.encoding import TextEncoder
 from service.config import Settings
 from service.engine.model_loader import LoadedModel

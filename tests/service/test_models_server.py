@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.artifact import GOLDEN, Artifact, write_manifest
-from model.model_source import locate
+from model.artifact.files import GOLDEN, Artifact, write_manifest
+from model.source.hub import locate
 from tests.conftest import HANG_TIMEOUT_S, RunningServer, start_server, stop_server
 from tests.manifests import with_head, with_prompts
 

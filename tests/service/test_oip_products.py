@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from model.manifest import POOLINGS
+from model.artifact.manifest import POOLINGS
 from service.engine.model_loader import LoadedModel
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES

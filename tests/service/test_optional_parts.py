@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from model.__main__ import main
-from model.artifact import Artifact
-from model.export import Variants
-from model.manifest import Absent
+from model.artifact.files import Artifact
+from model.artifact.manifest import Absent
+from model.export.export import Variants
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import encoder_pb2 as pb

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from model.export import export
-from model.sentence_transformers_config import SettingOptions
+from model.export.export import export
+from model.source.sentence_transformers import SettingOptions
 from service.config import Settings
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES

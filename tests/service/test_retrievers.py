@@ -12,8 +12,8 @@ import torch
 import transformers
 from sentence_transformers import SparseEncoder
 
-from model.export import export
-from model.head_records import Similarity
+from model.artifact.manifest import Similarity
+from model.export.export import export
 from service.config import Settings
 from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.model_loader import LoadedModel

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from model.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError
 from service.commands.vector_sources import SourceError, VectorSource, to_array
 from service.engine.schema.explain import HeadReduce

@@ -10,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 
-from model.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.ask.analysis import MapKind, analyze
 from service.commands.lines import LabeledText, TextError, TextFile

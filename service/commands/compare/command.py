@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from model.artifact import Artifact
-from model.console import EX_DATAERR, EX_NEGATIVE
-from model.manifest import Manifest
+from model.artifact.console import EX_DATAERR, EX_NEGATIVE
+from model.artifact.files import Artifact
+from model.artifact.manifest import Manifest
 from service.commands.arguments import PRECISIONS, Parser, integer, number
 from service.commands.encoding import TextEncoder, run_engine
 from service.commands.lines import TextError, TextFile

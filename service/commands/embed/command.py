@@ -10,7 +10,16 @@ from pathlib import Path
 
 import orjson
 
-from model.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_NEGATIVE, EX_OK, EX_UNAVAILABLE, EX_USAGE, output_path
+from model.artifact.console import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_NEGATIVE,
+    EX_OK,
+    EX_UNAVAILABLE,
+    EX_USAGE,
+    output_path,
+)
 from service.commands import vector_sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.embed.encoded_rows import Embedder

@@ -15,8 +15,8 @@ from typing import Any
 
 import ray
 
-from model.artifact import ArtifactError
-from model.console import EX_CONFIG, EX_UNAVAILABLE
+from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE
+from model.artifact.files import ArtifactError
 from service.commands.arguments import CommandError
 from service.commands.model_selection import select_model
 from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, VectorSource

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import orjson
 
-from model.console import EX_CANTCREAT, EX_CONFIG
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG
 from service.commands.arguments import CommandError
 
 VERSION = 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model.manifest import ONE_TOKEN_POOLINGS, Kind
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import ONE_TOKEN_POOLINGS, Kind
+from model.artifact.tokenizer import TokenizerInput
 from service.commands.encoding import TextEncoder
 from service.commands.evaluate.datasets import AttributionLine
 from service.commands.evaluate.measures import Flags, Values, top_precision

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import orjson
 
-from model.artifact import Artifact, ArtifactError
-from model.console import EX_DATAERR
-from model.manifest_update import check_writable
+from model.artifact.console import EX_DATAERR
+from model.artifact.files import Artifact, ArtifactError, check_writable
 from service.commands.arguments import PRECISIONS, Parser, integer
 from service.commands.evaluate.datasets import MAX_DOCUMENTS, RetrievalData
 from service.commands.evaluate.model_card import save_measures

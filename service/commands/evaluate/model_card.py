@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from model.artifact import ArtifactError
-from model.manifest import EvaluationRecord, Manifest
-from model.manifest_update import update_manifest
+from model.artifact.files import ArtifactError, update_manifest
+from model.artifact.manifest import EvaluationRecord, Manifest
 from service.commands.evaluate.tasks import Evaluation, RowKey
 
 SAVED_DECIMALS = 4

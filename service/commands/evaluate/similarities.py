@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from model.head_records import Similarity
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Similarity
+from model.artifact.tokenizer import TokenizerInput
 from service.commands.encoding import BATCH_SIZE, TextEncoder, name_text
 from service.commands.evaluate.datasets import WordPlace
 from service.commands.evaluate.measures import Values

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.engine.loading_memory import WEIGHT_COPIES, weight_bytes
 
 Precision = Literal["bfloat16", "float32", "int8"]

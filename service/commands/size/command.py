@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.commands.arguments import Parser, integer, number
 from service.commands.size.capacity import (
     DEFAULT_MODEL,

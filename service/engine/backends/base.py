@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.manifest import Precision
-from model.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
+from model.artifact.files import Artifact
+from model.artifact.manifest import Precision
+from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.backends.heads import Heads
 from service.engine.encode.pooling import pool_batch
 from service.engine.schema.tasks import EncodeTask, ModelInput, TextVectors

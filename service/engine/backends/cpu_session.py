@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.engine.backends.weights import map_weights, read_graph
 
 if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need

@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.manifest import Pooling
-from model.packing import BatchFill, TokenLimit
+from model.artifact.files import Artifact
+from model.artifact.manifest import Pooling
+from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cpu_session import add_weights, session_options
 from service.engine.backends.cuda_session import open_session

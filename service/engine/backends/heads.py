@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from model.artifact import Artifact
-from model.head_records import ClassificationHead, MultiVectorHead
+from model.artifact.files import Artifact
+from model.artifact.manifest import ClassificationHead, MultiVectorHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.sparse_head import SparseWeights
 from service.engine.backends.vocabulary import MaskedWords

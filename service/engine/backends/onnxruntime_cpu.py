@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from model.artifact import Artifact
-from model.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
-from model.tokenized_input import TokenizedInput
+from model.artifact.files import Artifact
+from model.artifact.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.schema.tasks import ExplainTask

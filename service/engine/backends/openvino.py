@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from model.manifest import Precision
-from model.packing import MAX_BATCH_TOKENS, Ints
+from model.artifact.manifest import Precision
+from model.artifact.packing import MAX_BATCH_TOKENS, Ints
 from service.engine.backends.base import Floats, PackedBackend
 from service.engine.backends.openvino_model import import_openvino, read_model
 

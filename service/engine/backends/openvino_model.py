@@ -8,7 +8,7 @@ map of the verified file replaces it.
 import sys
 from typing import Any
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.engine.backends.onnx_weights_pb2 import GraphProto
 from service.engine.backends.weights import map_weights, read_graph
 

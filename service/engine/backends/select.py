@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu

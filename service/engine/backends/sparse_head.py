@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.artifact import Artifact
-from model.head_records import SparseActivation, SparseHead
+from model.artifact.files import Artifact
+from model.artifact.manifest import SparseActivation, SparseHead
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.backends.vocabulary import Projection
 from service.engine.encode.pooling import Floats

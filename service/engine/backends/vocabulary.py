@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from model.artifact import Artifact
-from model.head_records import MaskedLMHead
-from model.records import TensorRecord
+from model.artifact.files import Artifact
+from model.artifact.manifest import MaskedLMHead, TensorRecord
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.encode.pooling import Floats
 from service.engine.schema.tasks import PredictedWords, WordQuery

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.engine.backends.onnx_weights_pb2 import GraphProto, ModelProto
 
 TYPES = {1: "<f4", 3: "i1", 6: "<i4", 7: "<i8", 10: "<f2", 16: "<u2"}

@@ -12,8 +12,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from model.encodings import Offsets
-from model.tokenized_input import NO_SEGMENT, TokenizedInput
+from model.artifact.tokenizer import NO_SEGMENT, Offsets, TokenizedInput
 from service.engine.schema.encode import Token, Word
 from service.errors import InvalidArgument
 

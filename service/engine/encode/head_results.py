@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer
 from service.engine.encode.pooling import cast
 from service.engine.encode.response import PreparedInput
 from service.engine.encode.sizes import JSON_CHARACTER_BYTES, array_bytes

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.manifest import EmbeddingHead, Pooling
+from model.artifact.files import Artifact
+from model.artifact.manifest import EmbeddingHead, Pooling
 from service.engine.schema.encode import DTYPES, DType, LayerReduce, MapDType
 from service.errors import InvalidArgument
 

@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Manifest, Pooling
-from model.mapped_tensor import MappedTensor
-from model.records import TensorRecord
-from model.tokenized_input import TokenizedInput
-from model.tokenizer import Tokenizer
+from model.artifact.files import MappedTensor
+from model.artifact.manifest import Manifest, Pooling, TensorRecord
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.alignment import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.engine.encode.pooling import (
     DenseLayers,

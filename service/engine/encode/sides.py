@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from model.encodings import Offsets
-from model.head_records import MultiVectorHead, SideRecord
-from model.manifest import Manifest
-from model.tokenized_input import NO_SEGMENT, TokenizedInput
+from model.artifact.manifest import Manifest, MultiVectorHead, SideRecord
+from model.artifact.tokenizer import NO_SEGMENT, Offsets, TokenizedInput
 from service.engine.schema.encode import Side
 from service.engine.schema.tasks import OccludedSequence
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import Similarity
+from model.artifact.manifest import Similarity
 
 Floats = NDArray[Any]
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizedInput
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.encode.pooling import Floats, cast_map
 from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, array_bytes, listed_bytes, total_bytes
 from service.engine.explain.maps import Layer, TokenMaps, token_maps

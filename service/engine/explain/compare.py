@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model.mapped_tensor import MappedTensor
-from model.tokenized_input import TokenizedInput
+from model.artifact.files import MappedTensor
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.encode.alignment import overlapping_tokens, words_of
 from service.engine.encode.pooling import Floats
 from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import EmbeddingHead, Pooling
+from model.artifact.manifest import EmbeddingHead, Pooling
 from service.engine.encode.pooling import DenseLayers, truncates
 from service.engine.schema.encode import Array
 from service.engine.schema.similarity import SCORE_DECIMALS, ContributionRest, TopContributions

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Pooling
-from model.tokenized_input import TokenizedInput
+from model.artifact.manifest import Pooling
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.encode.sides import SidedInput
 from service.engine.schema.tasks import OccludedSequence
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizedInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.pooling import shortest
 from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.encode.sizes import RESULT_BYTES, array_bytes, listed_bytes

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import ScoreActivation
+from model.artifact.manifest import ScoreActivation
 from service.engine.explain.similarity import ComparedText
 from service.engine.schema.tasks import EncodeTask, TextVectors
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from model.artifact import Artifact
-from model.manifest import LayerRecord, LayersRecord
-from model.records import TensorRecord
+from model.artifact.files import Artifact
+from model.artifact.manifest import LayerRecord, LayersRecord, TensorRecord
 from service.engine.backends.cpu_session import open_cpu_session
 from service.engine.explain.maps import AttentionOutput, Floats, OutputWeights
 

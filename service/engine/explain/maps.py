@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Kind
+from model.artifact.manifest import Kind
 from service.engine.schema.explain import AttentionMapSpec
 
 Floats = NDArray[Any]

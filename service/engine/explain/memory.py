@@ -2,7 +2,7 @@
 
 import math
 
-from model.manifest import Architecture
+from model.artifact.manifest import Architecture
 
 FLOAT_BYTES = 4
 MAP_TENSORS = 3

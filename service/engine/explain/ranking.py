@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import ScoreActivation
+from model.artifact.manifest import ScoreActivation
 from service.engine.explain.labels import effects, label_tasks, occlusion_tasks, to_scores
 from service.engine.explain.similarity import ComparedText
 from service.engine.explain.text_similarity import TextSimilarity

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import Similarity
-from model.manifest import Manifest
-from model.tokenized_input import TokenizedInput
-from model.tokenizer import Tokenizer
+from model.artifact.manifest import Manifest, Similarity
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.encode.pooling import pool_batch, shortest
 from service.engine.encode.response import first_pooled_token
 from service.engine.encode.similarity_functions import compare_all, compare_rows

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import Similarity
-from model.manifest import Pooling
+from model.artifact.manifest import Pooling, Similarity
 from service.engine.encode.similarity_functions import DISTANCES, compare_all, compare_rows
 from service.engine.explain.contributions import Embedder
 from service.engine.schema.tasks import EncodeTask, ModelInput, SparseVector, TextVectors

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizedInput
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.encode.alignment import describe_tokens, empty_span, token_words, words_of
 from service.engine.schema.encode import Input, Word
 from service.engine.schema.explain import AttendRequest, Segments, SpecialTokens, Unit

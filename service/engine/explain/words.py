@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from model.tokenized_input import TokenizedInput
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.encode.pooling import Floats
 from service.engine.schema.tasks import ExplainOperation, PredictedWords, WordQuery
 

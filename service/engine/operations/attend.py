@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.explain.attend import AttendTask, maps_bytes, suggest_smaller_maps
 from service.engine.explain.units import find_units

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from model.head_records import ClassificationHead
+from model.artifact.manifest import ClassificationHead
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.pooling import shortest
 from service.engine.encode.sizes import JSON_CHARACTER_BYTES, RESULT_BYTES, array_bytes, listed_bytes

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from model.manifest import Manifest
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.explain.compare import (
     CompareTask,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.head_results import add_head_results, sparse_bytes
 from service.engine.encode.response import (

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from model.manifest import Manifest
-from model.tokenized_input import TokenizedInput
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.admission import count_characters, estimate_tokens
 from service.engine.encode.pooling import shortest
 from service.engine.encode.sizes import JSON_CHARACTER_BYTES, RESULT_BYTES

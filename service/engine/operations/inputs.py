@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from model.manifest import Absent, Manifest, Role, TruncationSide
-from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.artifact.manifest import Absent, Manifest, Role, TruncationSide
+from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.schema.encode import AppliedPrompt, Input, Side, Truncation
 from service.engine.schema.model import Limits
 from service.engine.schema.operations import Operation, operations_of

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.encodings import PairTemplate
-from model.head_records import ClassificationHead
-from model.manifest import Manifest
-from model.tokenized_input import TokenizedInput, TokenizerInput
+from model.artifact.manifest import ClassificationHead, Manifest
+from model.artifact.tokenizer import PairTemplate, TokenizedInput, TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.pooling import shortest
 from service.engine.encode.sides import add_side, max_tokens

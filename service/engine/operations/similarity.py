@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
-from model.head_records import Similarity
-from model.manifest import ONE_TOKEN_POOLINGS, Manifest
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import ONE_TOKEN_POOLINGS, Manifest, Similarity
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.admission import estimate_tokens
 from service.engine.encode.sides import add_side, max_tokens
 from service.engine.encode.similarity_functions import DISTANCES

@@ -17,7 +17,7 @@ from service.errors import ConflictingFields
 from service.spelling import Remedy, named
 
 if TYPE_CHECKING:
-    from model.tokenized_input import TokenizedInput
+    from model.artifact.tokenizer import TokenizedInput
     from service.engine.engine import Engine
 
 

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.encodings import Offsets
-from model.manifest import Pooling
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Pooling
+from model.artifact.tokenizer import Offsets, TokenizerInput
 from service.engine.schema.operations import Output
 
 LayerReduce = Literal["concat", "mean", "stack"]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from model.encodings import Offsets
-from model.manifest import Kind
+from model.artifact.manifest import Kind
+from model.artifact.tokenizer import Offsets
 from service.engine.schema.encode import Array, Input, MapDType, Timing, Truncation, Wire
 
 HeadReduce = Literal["none", "mean", "max", "sum"]

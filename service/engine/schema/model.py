@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from model.head_records import Similarity
-from model.manifest import Attention, EvaluationRecord, Pooling, RetrievalRole, TrainingRecord, TruncationSide
+from model.artifact.manifest import (
+    Attention,
+    EvaluationRecord,
+    Pooling,
+    RetrievalRole,
+    Similarity,
+    TrainingRecord,
+    TruncationSide,
+)
 from service.engine.schema.operations import Operation, Output
 
 

@@ -2,8 +2,7 @@
 
 from typing import Literal, get_args
 
-from model.manifest import ExplainRecord, Manifest
-from model.records import TensorRecord
+from model.artifact.manifest import ExplainRecord, Manifest, TensorRecord
 
 Operation = Literal[
     "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask", "tokenize"

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.manifest import Pooling
-from model.tokenized_input import TokenizedInput
+from model.artifact.manifest import Pooling
+from model.artifact.tokenizer import TokenizedInput
 from service.engine.schema.encode import Side
 
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]

@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import Array, DType, EncodeRequest, EncodeResponse, Input, Side, Truncation
 from service.engine.schema.labels import RankedDocument, RerankRequest

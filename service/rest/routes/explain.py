@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from model.manifest import Kind
+from model.artifact.manifest import Kind
 from service.engine.operations.attend import MAX_DECIMALS
 from service.engine.operations.compare import MAX_OCCURRENCES, MIN_OCCURRENCES
 from service.engine.schema.encode import Array, MapDType, Truncation

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.types import DecoratedCallable
 from pydantic import BaseModel, Field
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.operations.fill_mask import DEFAULT_TOP_K, MAX_TOP_K
 from service.engine.schema.encode import Input
 from service.engine.schema.entities import Aggregation, Entity, TokenClassifyRequest

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.types import DecoratedCallable
 from pydantic import BaseModel, Field
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
 from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, LabelScore, RerankRequest, RerankResponse

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from model.manifest import Pooling
+from model.artifact.manifest import Pooling
 from service.engine.schema.encode import (
     Array,
     DType,

@@ -6,8 +6,8 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from model.manifest import Role
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Role
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input, Side
 from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
 from service.lifecycle import Lifecycle

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.encode.pooling import shortest
 from service.engine.engine import Engine
 from service.engine.schema.encode import EncodeResponse, Input, Truncation

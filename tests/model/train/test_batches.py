@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import BatchShape
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
-from model.train.batches import Item, PackedBatches, fill, token_range
+from model.artifact.packing import BatchShape
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.train.config import MaskingOptions, TokenizerOptions, TrainError
-from model.train.corpus import Example, ExampleStream, read_texts
-from model.train.language_modeling import IGNORED, Masking, predict_next
+from model.train.data import Example, ExampleStream, Item, PackedBatches, fill, read_texts, token_range
+from model.train.objectives import IGNORED, Masking, predict_next
 from model.train.tokenizers import MASK, SPECIAL_TOKENS, train_tokenizer
 from tests.model.train.conftest import sentences
 

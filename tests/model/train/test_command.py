@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from model.__main__ import main
-from model.artifact import MANIFEST, Artifact, write_manifest
-from model.manifest import EvaluationRecord
-from model.train.checkpoints import CHECKPOINT
+from model.artifact.files import MANIFEST, Artifact, write_manifest
+from model.artifact.manifest import EvaluationRecord
 from model.train.command import ARTIFACT, OPTIONS, TOKENIZER
+from model.train.loop import CHECKPOINT
 from model.train.tokenizers import MAX_WORD_CHARACTERS, without_long_words
 from tests.conftest import ROOT
 from tests.model.train.conftest import to_toml

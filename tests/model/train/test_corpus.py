@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from model.train.config import TrainError
-from model.train.corpus import Example, ExampleStream, read_labeled_pairs, read_pairs, read_texts
+from model.train.data import Example, ExampleStream, read_labeled_pairs, read_pairs, read_texts
 
 TEXTS = ["one", "two words", "drei Wörter hier"]
 

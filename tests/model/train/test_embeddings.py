@@ -10,12 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.manifest import Pooling
-from model.packing import BatchShape
-from model.train.batches import Item, TrainingBatch, fill, pack
-from model.train.contrastive import ContrastiveModel, collate_pairs
-from model.train.embeddings import TextEncoder, pool
-from model.train.language_modeling import IGNORED, predict_next
+from model.artifact.manifest import Pooling
+from model.artifact.packing import BatchShape
+from model.train.data import Item, TrainingBatch, fill, pack
+from model.train.network import TextEncoder, pool
+from model.train.objectives import IGNORED, ContrastiveModel, collate_pairs, predict_next
 from service.engine.encode.pooling import pool_batch
 from tests.random_encoders import VOCAB_SIZE, random_encoder
 

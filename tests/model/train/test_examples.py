@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.__main__ import main
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from model.examples import paraphrases
 from model.examples.ambiguous_words import AMBIGUOUS, TOPICS, make_sentence
 from model.examples.command import EXAMPLES

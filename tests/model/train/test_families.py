@@ -12,15 +12,14 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.encoder import Encoder
-from model.model_source import ModelSource
-from model.tokenizer import Tokenizer
+from model.source.hub import ModelSource
 from model.train import publication
 from model.train.command import load_init
 from model.train.config import TrainConfig, TrainError, load_config
-from model.train.cross_encoder import CrossEncoder
-from model.train.objectives import Objective, make_objective
+from model.train.objectives import CrossEncoder, Objective, make_objective
 from tests.model.family_cases import FAMILY_CASES
 from tests.model.published_families import SCALED_FROM
 from tests.model.train.conftest import to_toml

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from model.artifact.tokenizer import Tokenizer
 from model.encoder import sinusoids
-from model.tokenizer import Tokenizer
 from model.train import loop
-from model.train.checkpoints import CHECKPOINT
 from model.train.command import write_tokenizer
 from model.train.config import OptimizerOptions, TrainConfig, TrainError, load_config
-from model.train.loop import Result, learning_rate, train
-from model.train.metrics import read_metrics
+from model.train.loop import CHECKPOINT, Processes, Result, learning_rate, read_metrics, train
 from model.train.objectives import make_objective
-from model.train.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

@@ -16,21 +16,17 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from model.artifact import TRAINING, Artifact
-from model.manifest import TrainingRecord
-from model.model_source import locate
-from model.packing import BatchShape
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.files import TRAINING, Artifact
+from model.artifact.manifest import TrainingRecord
+from model.artifact.packing import BatchShape
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.source.hub import locate
 from model.train import loop, publication
-from model.train.batches import pack
-from model.train.checkpoints import CHECKPOINT
 from model.train.command import ARTIFACT, MODEL, load_init, run_training
 from model.train.config import TrainError, load_config
-from model.train.contrastive import ContrastiveModel
-from model.train.loop import train
-from model.train.metrics import read_metrics
-from model.train.objectives import make_objective
+from model.train.data import pack
+from model.train.loop import CHECKPOINT, read_metrics, train
+from model.train.objectives import ContrastiveModel, make_objective
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import VARIANTS, Variant, publish_variant

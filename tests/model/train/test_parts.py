@@ -11,13 +11,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, EncoderConfig
 from model.families import modernbert
-from model.families.config_reader import ConfigReader
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.families.family import ConfigReader
 from model.train import publication
 from model.train.command import ARTIFACT, MODEL, load_init, run_training, write_tokenizer
 from model.train.config import ModelOptions, TrainConfig, TrainError, load_config

@@ -11,10 +11,10 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from model.__main__ import main
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from model.checkpoint import load_checkpoint as load_published
 from model.train.command import ARTIFACT, MODEL
-from model.train.metrics import CURVES
+from model.train.loop import CURVES
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.train.conftest import to_toml

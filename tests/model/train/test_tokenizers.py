@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.train.config import TokenizerOptions, TrainError
 from model.train.tokenizers import SPECIAL_TOKENS, train_tokenizer
 from tests.conftest import ROOT

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.commands.size.capacity import (
     DEFAULT_MODEL,
     LOAD_MIB,

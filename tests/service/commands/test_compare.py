@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from model.artifact import WEIGHTS
-from model.export import Variants, export
+from model.artifact.files import WEIGHTS
+from model.export.export import Variants, export
 from service.__main__ import main
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.sample_texts import sample_sentences
+from model.export.sample_texts import sample_sentences
 from service.commands import embed as embed_folder
 from service.commands.arguments import CommandError
 from service.commands.embed import ray_embedder  # imports Ray

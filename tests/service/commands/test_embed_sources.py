@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.sample_texts import sample_sentences
+from model.export.sample_texts import sample_sentences
 from service.commands import vector_sources
 from service.commands.embed.work_directory import partial_path, rejected_path
 from service.engine.model_loader import LoadedModel

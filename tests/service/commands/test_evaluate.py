@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from model.artifact import WEIGHTS
+from model.artifact.files import WEIGHTS
 from service.commands.evaluate.measures import Flags, Values
 from service.commands.evaluate.tasks import SenseFigures
 from service.config import Settings

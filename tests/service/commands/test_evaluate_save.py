@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import validate
 
-from model.artifact import Artifact
-from model.manifest import EvaluationRecord
-from model.manifest_update import update_manifest
+from model.artifact.files import Artifact, update_manifest
+from model.artifact.manifest import EvaluationRecord
 from service.commands.evaluate import measures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel

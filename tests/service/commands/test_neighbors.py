@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from model.head_records import Similarity
+from model.artifact.manifest import Similarity
 from service.commands import neighbors
 from service.commands.neighbors import (
     MAX_PAIRS,

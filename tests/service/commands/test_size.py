@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import MANIFEST
+from model.artifact.files import MANIFEST
 from service.__main__ import main
 from service.commands.size.capacity import TOKENS_PER_SECOND_PER_CORE
 

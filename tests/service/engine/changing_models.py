@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 from prometheus_client import CollectorRegistry
 
-from model.artifact import Artifact, write_manifest
-from model.manifest import Manifest
+from model.artifact.files import Artifact, write_manifest
+from model.artifact.manifest import Manifest
 from service.config import Settings
 from service.engine.models import Models
 from service.engine.repository import FileState, ModelRepository

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from model.artifact import TOKENIZER
-from model.tokenizer import Tokenizer
+from model.artifact.files import TOKENIZER
+from model.artifact.tokenizer import Tokenizer
 from service.engine.admission import Admission
 from service.engine.lane import Lane
 from service.engine.observer import ModelObserver

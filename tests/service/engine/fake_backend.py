@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model.packing import BatchFill, BatchShape, TokenLimit
+from model.artifact.packing import BatchFill, BatchShape, TokenLimit
 from service.engine.backends.base import BackendChoice
 from service.engine.backlog import Cost
 from service.errors import NonFiniteOutput

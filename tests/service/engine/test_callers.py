@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.packing import TokenLimit
+from model.artifact.packing import TokenLimit
 from service.callers import ANONYMOUS, Caller, Quota
 from service.engine.admission import Admission
 from service.engine.backlog import Cost, LaneBacklog

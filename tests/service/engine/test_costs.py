@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.engine.admission import count_characters
 from service.engine.encode.response import build_results
 from service.engine.operations.compare import compare_cost

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.artifact import GOLDEN, MANIFEST, MANIFEST_DIGEST, REPORT, TOKENIZER, ArtifactError, describe_file
+from model.artifact.files import GOLDEN, MANIFEST, MANIFEST_DIGEST, REPORT, TOKENIZER, ArtifactError, describe_file
 from service.config import ConfigError, Settings
 from tests.conftest import run_python
 from tests.damaged_json import ABSURD, DEEP, nest, paths, replace

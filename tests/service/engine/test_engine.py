@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.engine.operations.costs import INLINE_COST

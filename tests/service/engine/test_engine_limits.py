@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.encode import EncodeResponse, Input, TokenizeRequest
 from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.packing import BatchShapes, RowFill, TokenLimit
-from model.sample_texts import sample_sentences
+from model.artifact.packing import BatchShapes, RowFill, TokenLimit
+from model.export.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.select import OPENVINO_BATCH_TOKENS
 from service.engine.backlog import Backlog, Cost

@@ -16,11 +16,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from model.artifact import GOLDEN, Artifact, ArtifactError, describe_file
-from model.export import Variants, export
-from model.packing import Ints
-from model.sentence_transformers_config import SettingOptions
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import GOLDEN, Artifact, ArtifactError, describe_file
+from model.artifact.packing import Ints
+from model.artifact.tokenizer import TokenizerInput
+from model.export.export import Variants, export
+from model.source.sentence_transformers import SettingOptions
 from service.config import ConfigError, Settings
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cpu import detect_cpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from model.export import export
+from model.export.export import export
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from model.artifact import GOLDEN, WEIGHTS
-from model.manifest import EvaluationRecord
+from model.artifact.files import GOLDEN, WEIGHTS
+from model.artifact.manifest import EvaluationRecord
 from service import file_watch
 from service.config import Settings
 from service.engine import loading_memory

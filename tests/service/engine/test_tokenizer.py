@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from model.artifact import TOKENIZER
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import TOKENIZER
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.tokenizer import ServingTokenizer
 
 

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from onnx import numpy_helper
 
-from model.artifact import TOKENIZER, Artifact, ArtifactError, describe_file
-from model.records import TensorRecord
+from model.artifact.files import TOKENIZER, Artifact, ArtifactError, describe_file
+from model.artifact.manifest import TensorRecord
 from service.config import Settings
 from service.engine.tokenizer import ServingTokenizer
 from service.engine.weight_check import EXPONENTS, PIECE_BYTES, check_tokens, check_weights

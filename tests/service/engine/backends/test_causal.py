@@ -11,7 +11,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import Occurrence

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.artifact import Artifact
-from model.manifest import Pooling
-from model.sample_texts import sample_sentences
-from model.tokenized_input import TokenizerInput
+from model.artifact.files import Artifact
+from model.artifact.manifest import Pooling
+from model.artifact.tokenizer import TokenizerInput
+from model.export.sample_texts import sample_sentences
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
@@ -183,7 +183,7 @@ def poisoned_varlen(
 
 def _with_weights(artifact: Artifact, root: Path, weights: bytes) -> Artifact:
     """Write a copy of the artifact with different CUDA weights."""
-    from model.artifact import describe_file, write_manifest
+    from model.artifact.files import describe_file, write_manifest
 
     for name in artifact.manifest.files:
         (root / name).write_bytes(artifact.read(name))

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from model.artifact import Artifact
+from model.artifact.files import Artifact
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU
 from service.engine.backends.cpu_session import add_weights

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.artifact import Artifact
-from model.packing import MAX_BATCH_TOKENS, BatchShape, Ints
+from model.artifact.files import Artifact
+from model.artifact.packing import MAX_BATCH_TOKENS, BatchShape, Ints
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.openvino import OpenVinoBackend, RequestPool
 

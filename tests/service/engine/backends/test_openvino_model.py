@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from model.artifact import WEIGHTS, Artifact
-from model.manifest import Precision
-from model.packing import BatchShape, pack_batch
+from model.artifact.files import WEIGHTS, Artifact
+from model.artifact.manifest import Precision
+from model.artifact.packing import BatchShape, pack_batch
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.openvino_model import import_openvino, read_model

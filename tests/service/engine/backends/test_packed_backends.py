@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.packing import BatchShape, pack_batch
-from model.sample_texts import sample_sentences
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.packing import BatchShape, pack_batch
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.export.sample_texts import sample_sentences
 from service.config import Settings
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.cpu import detect_cpu
@@ -170,7 +169,7 @@ def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -
     """Use new processes, because the deadlock can only happen on a process's first calls."""
     program = (
         "import threading; from pathlib import Path\n"
-        "from model.artifact import Artifact; from service.engine.backends.base import BackendChoice\n"
+        "from model.artifact.files import Artifact; from service.engine.backends.base import BackendChoice\n"
         "from service.engine.backends.openvino import OpenVinoBackend, RequestPool\n"
         "calls = []; infer = RequestPool.infer\n"
         "def record(pool, inputs): calls.append(threading.current_thread().name); return infer(pool, inputs)\n"

@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from model.artifact import Artifact
-from model.export import Variants, export
-from model.head_records import SparseActivation, SparsePooling
+from model.artifact.files import Artifact
+from model.artifact.manifest import SparseActivation, SparsePooling
+from model.export.export import Variants, export
 from service.engine.backends import sparse_head, vocabulary
 from service.engine.backends.sparse_head import SparseWeights
 from service.engine.schema.tasks import OccludedSequence

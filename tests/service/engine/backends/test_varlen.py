@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.packing import TokenLimit
+from model.artifact.packing import TokenLimit
 from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, pack_varlen
 from service.engine.fair_queue import FairQueue
 from tests.service.engine.fake_backend import cost_of

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from model.packing import PACKED_TOKENS, BatchShape, CostModel, Ints
+from model.artifact.packing import PACKED_TOKENS, BatchShape, CostModel, Ints
 from service.engine.backends import base
 from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import onnxruntime
 
-from model.artifact import Artifact
-from model.reference_attention import to_reference_graph
+from model.artifact.files import Artifact
+from model.export.parity import to_reference_graph
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cpu_session import add_weights
 from service.engine.backends.cuda import CudaBackend
@@ -29,7 +29,7 @@ def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend
 
 def export_varlen(source: str, out: Path, *texts: str) -> Artifact:
     """Export with the CUDA graph, choosing its precision with these texts."""
-    from model.export import Variants, export
+    from model.export.export import Variants, export
 
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), texts))
     return Artifact.open(out)

@@ -9,9 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from model.encodings import Offsets
-from model.tokenized_input import Side, TokenizedInput, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Offsets, Side, TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.encode.alignment import (
     describe_tokens,
     find_words,

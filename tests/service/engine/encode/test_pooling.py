@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from model.artifact import Artifact
-from model.manifest import DenseRecord, Manifest, Pooling
-from model.records import TensorRecord
+from model.artifact.files import Artifact
+from model.artifact.manifest import DenseRecord, Manifest, Pooling, TensorRecord
 from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
 from tests.manifests import with_head

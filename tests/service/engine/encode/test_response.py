@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.encode.response import least_response_bytes, prepare_input, response_bytes, suggest_smaller_vectors
 from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES
 from service.engine.model_loader import LoadedModel

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sentence_transformers import SimilarityFunction
 
-from model.head_records import Similarity
+from model.artifact.manifest import Similarity
 from service.engine.encode.similarity_functions import compare_all, compare_rows
 
 

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.encodings import Offsets
-from model.manifest import Manifest
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import Offsets, Tokenizer, TokenizerInput
 from service.engine.explain.attend import (
     AttendTask,
     attention_maps,

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenized_input import TokenizedInput, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.explain.compare import (
     CompareTask,
     OccurrenceVectors,

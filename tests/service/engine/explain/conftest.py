@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import (
     AttendResult,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer
 from service.engine.explain.units import Units
 from service.engine.schema.explain import SpecialTokens
 from tests.service.engine.explain.unit_cases import (

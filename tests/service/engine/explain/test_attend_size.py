@@ -10,7 +10,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from model.manifest import KINDS, Manifest
+from model.artifact.manifest import KINDS, Manifest
 from service.engine.encode.response import LayerTask
 from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
 from service.engine.explain.attend import (

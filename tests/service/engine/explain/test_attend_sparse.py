@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.manifest import KINDS, Kind
+from model.artifact.manifest import KINDS, Kind
 from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, decoded, dense, map_values
 
 

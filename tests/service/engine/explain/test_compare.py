@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.manifest import Manifest
-from model.mapped_tensor import MappedTensor
-from model.records import TensorRecord
-from model.tokenized_input import TokenizedInput
-from model.tokenizer import Tokenizer
+from model.artifact.files import MappedTensor
+from model.artifact.manifest import Manifest, TensorRecord
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.explain.compare import (
     OccurrenceTokens,
     compare_occurrences,

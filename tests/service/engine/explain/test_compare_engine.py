@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.encode.pooling import mean_ranges, pool_batch
 from service.engine.engine import Engine
 from service.engine.explain.compare import (

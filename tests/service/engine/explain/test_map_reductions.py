@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from model.artifact.manifest import Kind
 from model.encoder import Encoder
-from model.manifest import Kind
 from service.engine.explain.maps import AttentionOutput, Layer, LayerMaps, TokenMaps, token_maps
 from service.engine.schema.explain import AttentionMapSpec, HeadReduce, MapLayerReduce
 from tests.random_encoders import (

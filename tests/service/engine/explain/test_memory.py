@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.manifest import Architecture
+from model.artifact.manifest import Architecture
 from service.engine.explain.memory import explain_bytes, max_explained_tokens
 from service.engine.model_loader import LoadedModel
 from tests.service.conftest import open_harness

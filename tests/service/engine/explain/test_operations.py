@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from model.tokenized_input import TokenizerInput
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.encode.response import LayerTask
 from service.engine.engine import Engine
 from service.engine.explain.compare import CompareTask, find_occurrence

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.encodings import Offsets
-from model.tokenized_input import TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Offsets, Tokenizer, TokenizerInput
 from service.engine.encode.alignment import words_of
 from service.engine.explain.units import find_units, word_units
 from service.engine.schema.encode import Input

@@ -7,9 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.encodings import Offsets
-from model.tokenized_input import TokenizedInput, TokenizerInput
-from model.tokenizer import Tokenizer
+from model.artifact.tokenizer import Offsets, TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.explain.units import Units, find_units
 from service.engine.schema.encode import Input
 from service.engine.schema.explain import AttendRequest, SpecialTokens

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from model.manifest import Manifest
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.operations.encode import check_encode
 from service.engine.operations.inputs import select_prompt
 from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from model.manifest import Attention, Manifest
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Attention, Manifest
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.operations.attend import check_attend
 from service.engine.operations.compare import check_compare
 from service.engine.schema.encode import Input

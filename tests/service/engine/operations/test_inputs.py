@@ -4,8 +4,8 @@ input.
 
 import pytest
 
-from model.manifest import Manifest
-from model.tokenized_input import TokenizerInput
+from model.artifact.manifest import Manifest
+from model.artifact.tokenizer import TokenizerInput
 from service.engine.operations.inputs import check_inputs
 from service.engine.schema.encode import Input
 from service.engine.schema.model import Limits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.manifest import Manifest, Role
+from model.artifact.manifest import Manifest, Role
 from service.config import Settings
 from service.engine.model_info import limits_of
 from service.engine.operations.inputs import find_prompt

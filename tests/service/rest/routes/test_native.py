@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.manifest import Manifest
+from model.artifact.manifest import Manifest
 from tests.service.conftest import GOLDEN, ServiceHarness
 
 

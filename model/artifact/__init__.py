@@ -1,0 +1,1 @@
+"""The artifact: its files, tokenizer and packed batches. Imports no torch, because the server reads it."""

@@ -1,0 +1,553 @@
+"""Records of the files in an artifact: manifest.json (docs/manifest.schema.json), report.json and golden vectors."""
+
+import base64
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Size = Annotated[int, Field(ge=1, le=2**24)]
+"""The size of a part of a model. Larger ones are mistakes, for which there is no memory."""
+TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+TensorType = Literal["float32", "float16", "bfloat16"]
+
+
+class Record(BaseModel):
+    """An immutable object without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TensorRecord(Record):
+    """A little-endian array in a file of the artifact; `offset` in bytes."""
+
+    file: str
+    offset: Count
+    shape: tuple[Size, ...]
+    dtype: TensorType
+
+
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared. A distance counts negatively, so that larger is always more similar."""
+ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
+"""The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
+SparsePooling = Literal["max", "sum"]
+SparseActivation = Literal["relu", "log1p_relu", "log1p_log1p_relu"]
+"""The function from a logit to a weight; the last one is log(1 + log(1 + relu(x)))."""
+ScoreActivation = Literal["softmax", "sigmoid", "identity"]
+"""The function from logits to scores."""
+
+
+class PairTemplateRecord(Record):
+    """How a causal language model reads a pair as a conversation.
+
+    The tokens are `prefix_ids`, those of the text `head + query + middle + document + tail`, and `suffix_ids`.
+    """
+
+    prefix_ids: tuple[TokenId, ...]
+    head: str
+    middle: str
+    tail: str
+    suffix_ids: tuple[TokenId, ...]
+
+
+class ClassificationHead(Record):
+    """The labels of a text, or with one label the score of a cross-encoder.
+
+    `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
+    not `skipped_token_id`. With `template`, the model reads pairs only, in this form. `pair_activation` replaces
+    `activation` for the score of a pair.
+    """
+
+    type: Literal["classification"] = "classification"
+    graph: str
+    pooling: ClassifierPooling
+    skipped_token_id: TokenId | None
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+    activation: ScoreActivation
+    template: PairTemplateRecord | None = None
+    pair_activation: ScoreActivation | None = None
+
+
+class TokenClassificationHead(Record):
+    """The labels of tokens. `graph` computes logits (N, C) of rows (N, D)."""
+
+    type: Literal["token_classification"] = "token_classification"
+    graph: str
+    labels: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class MaskedLMHead(Record):
+    """Words for a position: `decoder` (V, E) times what `graph` computes (N, E) of rows (N, D), plus `bias` (V).
+
+    Without `graph`, the projection reads the rows themselves. `layer_graph` is the graph for hidden states that the
+    final norm of the encoder has not read, which are those of all layers but the last; None if it is `graph`.
+    """
+
+    type: Literal["masked_lm"] = "masked_lm"
+    graph: str | None
+    layer_graph: str | None
+    decoder: TensorRecord
+    bias: TensorRecord | None
+    mask_token_id: TokenId | None
+
+
+class SparseHead(Record):
+    """Weights of vocabulary entries: `pooling` over tokens of `activation` of logits.
+
+    Without `decoder`, `graph` computes one logit (N, 1) per row (N, D), for the entry of the token itself. With it,
+    each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
+    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight. `query_weights` (V)
+    are those of the distinct tokens of a query, if it has its own (Geng et al. 2024); special tokens have weight 0.
+    `max_active` keeps only the entries with the largest weights. `similarity` compares two sparse vectors.
+    """
+
+    type: Literal["sparse"] = "sparse"
+    graph: str | None
+    decoder: TensorRecord | None
+    bias: TensorRecord | None
+    pooling: SparsePooling
+    activation: SparseActivation
+    skipped_token_ids: tuple[TokenId, ...]
+    query_weights: TensorRecord | None = None
+    max_active: Size | None = None
+    similarity: Similarity = "dot"
+
+
+class SideRecord(Record):
+    """How a model with late interaction reads queries, or documents.
+
+    `marker` is the id of a token inserted before the text and its prompt. `max_tokens` is the limit of the whole input,
+    the marker included.
+    """
+
+    marker: TokenId | None = None
+    max_tokens: Size | None = None
+
+
+class ExpansionRecord(Record):
+    """Tokens that fill up a query to `length` (Khattab and Zaharia 2020). Tokens attend to them only if `attended`."""
+
+    token_id: TokenId
+    length: Size
+    attended: bool
+
+
+class MultiVectorHead(Record):
+    """A vector of length 1 per token: `graph` computes (N, `dimensions`) of rows (N, D).
+
+    `skips_first`: the first token has none. In documents, tokens of `skipped_token_ids` have none either. `score` is
+    the mean or the sum of the largest dot products of the query's vectors.
+    """
+
+    type: Literal["multi_vector"] = "multi_vector"
+    graph: str
+    dimensions: Size
+    skips_first: bool
+    query: SideRecord = SideRecord()
+    document: SideRecord = SideRecord()
+    expansion: ExpansionRecord | None = None
+    skipped_token_ids: tuple[TokenId, ...] = ()
+    score: Literal["mean", "sum"] = "mean"
+
+    @property
+    def has_sides(self) -> bool:
+        """Whether the model reads queries and documents differently, apart from their prompts."""
+        plain = SideRecord()
+        return (self.query, self.document, self.expansion, self.skipped_token_ids) != (plain, plain, None, ())
+
+
+GoldenOutput = Literal[
+    "embedding", "classification", "token_classification", "masked_lm", "sparse", "multi_vector", "multi_vector_query"
+]
+"""The type of a head. "multi_vector_query" has the vectors of texts as queries, of a model that distinguishes sides."""
+SPARSE_ENTRIES = 1024
+"""The greatest number of entries of a sparse vector in golden.json, those with the largest weights."""
+
+
+class ParityRecord(Record):
+    """The largest absolute difference between onnxruntime and torch over a grid of packed batches."""
+
+    batches: int
+    max_abs_difference: float
+    tolerance: float
+
+
+class AccuracyRecord(Record):
+    """The smallest cosine similarity between float16 and float32 embeddings, over a number of texts.
+
+    `float32_parts` are the parts of the encoder that stay in float32 to reach it.
+    """
+
+    texts: int
+    min_cosine: float
+    float32_parts: tuple[str, ...]
+
+
+class GraphReport(Record):
+    """Measurements of one graph; `accuracy` is set for float16."""
+
+    parity: ParityRecord
+    accuracy: AccuracyRecord | None = None
+
+
+class Report(Record):
+    """The measurements of an export, by graph. The server does not read them."""
+
+    graphs: dict[str, GraphReport]
+
+
+class GoldenHead(Record):
+    """The results of a head in float32 for some of the texts.
+
+    `texts` are the places of these texts, and `sizes` the number of values of each. `values` are the values of all in
+    turn, and `ids` the entries of the vocabulary that they belong to, if any: little-endian float32 and int32 in
+    base64.
+    """
+
+    texts: tuple[Count, ...]
+    sizes: tuple[Count, ...]
+    values: str
+    ids: str | None = None
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> "GoldenHead":
+        """Raise ValueError if the numbers of values differ from the sizes, or a value is NaN or infinite."""
+        values = _decode(self.values, "<f4")
+        counts = {len(values)} | ({len(_decode(self.ids, "<i4"))} if self.ids is not None else set())
+        if len(self.texts) != len(self.sizes) or counts != {sum(self.sizes)} or not np.isfinite(values).all():
+            raise ValueError("values do not match the sizes, or are not finite")
+        return self
+
+    def has_ids_below(self, limit: int) -> bool:
+        """Return whether all ids are entries of a vocabulary of this size."""
+        ids = _decode(self.ids or "", "<i4")
+        return not ids.size or bool(ids.min() >= 0 and ids.max() < limit)
+
+    def split_values(self) -> list[NDArray[np.float32]]:
+        """Return the values of each text."""
+        return np.split(_decode(self.values, "<f4"), np.cumsum(self.sizes)[:-1])
+
+    def split_ids(self) -> list[NDArray[np.int32]]:
+        """Return the entries of the vocabulary that the values of each text belong to."""
+        return np.split(_decode(self.ids or "", "<i4"), np.cumsum(self.sizes)[:-1])
+
+
+class GoldenVectors(Record):
+    """Reference results in float32 of every head for a few texts, as the server returns them without a prompt.
+
+    - "embedding": the embedding.
+    - "classification": the logits. A head with one label or a template reads a text and the next one as a pair.
+    - "token_classification": the logits of each token.
+    - "masked_lm": the probabilities of the likeliest entries at the token in the middle, `len(tokens) // 2`.
+    - "sparse": the weights, at most `SPARSE_ENTRIES`, of a text as a document.
+    - "multi_vector": the vectors of the tokens, of a text as a document.
+    """
+
+    texts: tuple[str, ...]
+    heads: dict[GoldenOutput, GoldenHead]
+
+    @model_validator(mode="after")
+    def check_texts(self) -> "GoldenVectors":
+        """Raise ValueError if a head has no text, or one that is missing."""
+        if not all(head.texts and {*head.texts} <= {*range(len(self.texts))} for head in self.heads.values()):
+            raise ValueError("a head without texts, or with a missing text")
+        return self
+
+
+def _decode(values: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(values, validate=True), dtype)
+
+
+FORMAT_VERSION = 8
+
+Attention = Literal["bidirectional", "causal"]
+Pooling = Literal["mean", "cls", "max", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max", "last")
+ONE_TOKEN_POOLINGS: tuple[Pooling, ...] = ("cls", "last")
+"""The embedding is the vector of the first or the last token."""
+Variant = Literal["cuda", "int8"]
+VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
+"""Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+GraphPrecision = Literal["float32", "float16", "int8"]
+Role = Literal["query", "document", "passage"]
+"""The role of a text in retrieval. A model may have a prompt for each role."""
+RetrievalRole = Literal["query", "document"]
+TruncationSide = Literal["right", "left"]
+Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
+KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
+"""Kinds of attention map. service/engine/explain/maps.py defines them."""
+ASSUMED = "assumed"
+"""Origin of a setting that neither a file of the model nor an option contains."""
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class ManifestVersion(BaseModel):
+    """The format version alone: other formats have other fields."""
+
+    format_version: Count
+
+
+class FileRecord(Record):
+    """Digest and size in bytes of a file."""
+
+    sha256: str
+    size: Count
+
+
+class Absent(Record):
+    """An optional part that an artifact lacks: the reason, and the sentence that says how to get it."""
+
+    reason: str
+    remedy: str
+
+
+class LayerRecord(Record):
+    """The graph and the weights for the attention maps of one layer.
+
+    `graph` computes scores, probs and values; `weights` are its inputs besides the input of the layer and positions.
+    `output` (H * d, D) and `output_bias` map the heads to the output of the attention. `norm` and `norm_bias` are the
+    weights of the norm that reads this output.
+    """
+
+    graph: str
+    weights: dict[str, TensorRecord]
+    output: TensorRecord
+    output_bias: TensorRecord | None
+    norm: TensorRecord
+    norm_bias: TensorRecord | None
+
+    def tensors(self) -> list[TensorRecord]:
+        """Return the records of all tensors of the layer."""
+        own = (self.output, self.output_bias, self.norm, self.norm_bias)
+        return [*self.weights.values(), *(tensor for tensor in own if tensor is not None)]
+
+
+class LayersRecord(Record):
+    """The graphs and weights for attention maps, first layer first.
+
+    `norm` describes the norm that reads the output of the attention: a LayerNorm subtracts the mean, an RMSNorm does
+    not. `residual_in_norm`: it reads the sum of the output and the residual stream, else the output alone.
+    """
+
+    norm: Literal["layer_norm", "rms_norm"]
+    norm_eps: FiniteFloat
+    residual_in_norm: bool
+    layers: tuple[LayerRecord, ...]
+
+
+class DenseRecord(Record):
+    """A dense layer on the pooled vector, as in LaBSE: `activation(x @ weight.T + bias)`."""
+
+    weight: TensorRecord
+    bias: TensorRecord | None
+    activation: Literal["identity", "tanh"]
+
+
+class EmbeddingHead(Record):
+    """Pooling, dense layers and normalization, from the last hidden states to the embedding of a text.
+
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `dimensions` is the size of
+    an embedding. `similarity` is the function that the model was trained for. `truncate_dim`: an embedding is the first
+    so many numbers of the normalized vector, without a second normalization, as in sentence-transformers.
+    """
+
+    type: Literal["embedding"] = "embedding"
+    pooling: Pooling
+    include_prompt: bool
+    dense: tuple[DenseRecord, ...]
+    normalize: bool
+    dimensions: Size
+    similarity: Similarity
+    truncate_dim: Size | None = None
+
+
+Head = Annotated[
+    EmbeddingHead | ClassificationHead | TokenClassificationHead | MaskedLMHead | SparseHead | MultiVectorHead,
+    Field(discriminator="type"),
+]
+
+
+class Architecture(Record):
+    """The encoder: its family (`model_type` in config.json), and sizes by their names in config.json."""
+
+    family: str
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_attention_heads: Size
+    hidden_size: Size
+    vocab_size: Size
+    type_vocab_size: Annotated[int, Field(ge=0, le=2**24)]
+    attention: Attention
+
+
+class ValueRecord(Record):
+    """An input or output of a graph. A dimension is a number, or the name of a size that varies."""
+
+    name: str
+    dtype: Literal["int32", "int64", "float16", "float32"]
+    shape: tuple[int | str, ...]
+
+
+class GraphRecord(Record):
+    """An ONNX graph, and the files that contain its weights."""
+
+    file: str
+    weights: tuple[str, ...]
+    inputs: tuple[ValueRecord, ...]
+    outputs: tuple[ValueRecord, ...]
+    precision: GraphPrecision
+
+
+class ExplainRecord(Record):
+    """The graph that returns the hidden states of all layers, and the kinds of map that the model has."""
+
+    graph: str
+    kinds: tuple[Kind, ...]
+
+
+class DataFileRecord(Record):
+    """A file of training texts: its name without directories, and its size in bytes."""
+
+    name: str
+    size: Count
+
+
+class TrainingRecord(Record):
+    """How `attendant-model train` trained a model.
+
+    `initial_model` is the model that training started from, and `teacher` the model that a distillation learned from.
+    `tokens` counts the tokens of all steps, without padding. The unit of `validation_loss` depends on the objective.
+    """
+
+    objective: str
+    initial_model: str | None
+    teacher: str | None
+    data: tuple[DataFileRecord, ...]
+    steps: Count
+    tokens: Count
+    seed: Int64
+    precision: str
+    validation_loss: FiniteFloat
+
+
+class EvaluationRecord(Record):
+    """One measure of `attendant evaluate`, with its 95 % interval; `file` is a name without directories."""
+
+    task: str
+    file: str
+    measure: str
+    value: FiniteFloat
+    low: FiniteFloat | None
+    high: FiniteFloat | None
+
+
+class Manifest(Record):
+    """The description of a model and the files of its artifact.
+
+    `max_input_tokens` includes special tokens. The first of the `heads` is the embedding head, and no two have the same
+    type. `truncation_side` is where an input over the limit loses tokens unless a request names a side.
+    `role_max_tokens` replaces `max_input_tokens` for queries or documents. `special_tokens_in_text`: a text that spells
+    a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
+    one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`.
+    `task` names the adapters that were merged. `training` is None for models that others trained. `static` is the
+    embedding table, (V, E). `notices` are the license and notice files of the model. `files` has every file but the
+    manifest, its digest and the files that are described in measurements.py.
+    """
+
+    format_version: int
+    name: str
+    source: str
+    revision: str | None
+    license: str | None
+    notices: tuple[str, ...]
+    architecture: Architecture
+    max_input_tokens: Size
+    truncation_side: TruncationSide = "right"
+    role_max_tokens: dict[RetrievalRole, Size] = Field(default_factory=dict)
+    special_tokens_in_text: bool = False
+    heads: Annotated[tuple[Head, ...], Field(min_length=1)]
+    prompts: dict[str, str]
+    default_prompt_name: str | None
+    roles: dict[Role, str]
+    origins: dict[str, str]
+    task: str | None = None
+    graphs: dict[str, GraphRecord]
+    explain: ExplainRecord | Absent
+    layers: LayersRecord | Absent
+    static: TensorRecord | Absent
+    training: TrainingRecord | None = None
+    evaluations: tuple[EvaluationRecord, ...] = ()
+    files: dict[str, FileRecord]
+
+    @field_validator("heads")
+    @classmethod
+    def check_heads(cls, heads: tuple[Head, ...]) -> tuple[Head, ...]:
+        """Raise ValueError unless the first head computes embeddings and all types differ."""
+        if not isinstance(heads[0], EmbeddingHead) or len({head.type for head in heads}) < len(heads):
+            raise ValueError("the first head must be the only embedding head, and types must differ")
+        return heads
+
+    @property
+    def longest_input_tokens(self) -> int:
+        """The largest limit of any role."""
+        return max((self.max_input_tokens, *self.role_max_tokens.values()))
+
+    @property
+    def embedding(self) -> EmbeddingHead:
+        """The head that computes embeddings."""
+        head = self.heads[0]
+        assert isinstance(head, EmbeddingHead)  # checked by `check_heads`
+        return head
+
+    @property
+    def classification(self) -> ClassificationHead | None:
+        """The head that classifies texts or scores pairs."""
+        return next((head for head in self.heads if isinstance(head, ClassificationHead)), None)
+
+    @property
+    def token_classification(self) -> TokenClassificationHead | None:
+        """The head that labels tokens."""
+        return next((head for head in self.heads if isinstance(head, TokenClassificationHead)), None)
+
+    @property
+    def masked_lm(self) -> MaskedLMHead | None:
+        """The head that predicts words."""
+        return next((head for head in self.heads if isinstance(head, MaskedLMHead)), None)
+
+    @property
+    def sparse(self) -> SparseHead | None:
+        """The head that computes sparse vectors."""
+        return next((head for head in self.heads if isinstance(head, SparseHead)), None)
+
+    @property
+    def multi_vector(self) -> MultiVectorHead | None:
+        """The head that computes one vector per token for late interaction."""
+        return next((head for head in self.heads if isinstance(head, MultiVectorHead)), None)
+
+    def tensors(self) -> Iterator[tuple[str, TensorRecord]]:
+        """Yield the records of all tensors, each with its field."""
+        for number, dense in enumerate(self.embedding.dense):
+            yield from _present(f"embedding.dense.{number}", weight=dense.weight, bias=dense.bias)
+        if (masked := self.masked_lm) is not None:
+            yield from _present("masked_lm", decoder=masked.decoder, bias=masked.bias)
+        if (sparse := self.sparse) is not None:
+            own = {"decoder": sparse.decoder, "bias": sparse.bias, "query_weights": sparse.query_weights}
+            yield from _present("sparse", **own)
+        if isinstance(self.layers, LayersRecord):
+            for number, layer in enumerate(self.layers.layers):
+                yield from ((f"layers.{number}", tensor) for tensor in layer.tensors())
+        if isinstance(self.static, TensorRecord):
+            yield "static", self.static
+
+    @property
+    def attention_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of attention map of the model."""
+        return self.explain.kinds if isinstance(self.explain, ExplainRecord) else ()
+
+
+def _present(field: str, **tensors: TensorRecord | None) -> Iterator[tuple[str, TensorRecord]]:
+    yield from ((f"{field}.{name}", tensor) for name, tensor in tensors.items() if tensor is not None)

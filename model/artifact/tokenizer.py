@@ -1,0 +1,611 @@
+"""Tokenization: from texts, pairs or token ids to tokenized inputs."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, TypeVar
+
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from model.artifact.manifest import ExpansionRecord, PairTemplateRecord, SideRecord
+
+Offsets = tuple[int, int]
+
+
+class Encoding(Protocol):
+    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list has one element per token."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def type_ids(self) -> list[int]: ...
+    @property
+    def special_tokens_mask(self) -> list[int]: ...
+    @property
+    def sequence_ids(self) -> Sequence[int | None]: ...
+    @property
+    def offsets(self) -> list[Offsets]: ...
+
+
+class ProcessedEncoding:
+    """The encoding of a text or pair whose texts were encoded alone, before special tokens were added.
+
+    The library loses the sequence id of the first text of a pair, and trims offsets a second time.
+    """
+
+    def __init__(self, processed: Encoding, *texts: Encoding) -> None:
+        self.ids = processed.ids
+        self._processed = processed
+        self._texts = texts
+
+    @property
+    def type_ids(self) -> list[int]:
+        return self._processed.type_ids
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        return self._processed.special_tokens_mask
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        numbers = iter([number for number, text in enumerate(self._texts) for _ in text.ids])
+        return [None if special else next(numbers) for special in self.special_tokens_mask]
+
+    @property
+    def offsets(self) -> list[Offsets]:
+        offsets = iter([offsets for text in self._texts for offsets in text.offsets])
+        return [(0, 0) if special else next(offsets) for special in self.special_tokens_mask]
+
+
+@dataclass(frozen=True)
+class TokenIdsEncoding:
+    """The encoding of an input that was sent as token ids."""
+
+    ids: list[int]
+    type_ids: list[int]
+    special_tokens_mask: list[int]
+    sequence_ids: Sequence[int | None]
+    offsets: list[Offsets]
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """A pair as a conversation: `prefix_ids`, the tokens of `head + query + middle + document + tail`, `suffix_ids`."""
+
+    prefix_ids: tuple[int, ...]
+    head: str
+    middle: str
+    tail: str
+    suffix_ids: tuple[int, ...]
+
+    def fill(self, query: str, document: str) -> str:
+        """Return the text between the prefix and the suffix."""
+        return f"{self.head}{query}{self.middle}{document}{self.tail}"
+
+
+class TemplateEncoding:
+    """The encoding of a pair in a template, whose other tokens count as special.
+
+    A token that covers the start of the query or document and text before it belongs to the query or document.
+    """
+
+    def __init__(self, text: Encoding, template: PairTemplate, query: str, document: str) -> None:
+        self._text = text
+        self._before, self._after = len(template.prefix_ids), len(template.suffix_ids)
+        start = len(template.head)
+        second = start + len(query) + len(template.middle)
+        self._ranges = ((start, start + len(query)), (second, second + len(document)))
+        self.ids = [*template.prefix_ids, *text.ids, *template.suffix_ids]
+
+    @property
+    def type_ids(self) -> list[int]:
+        return [0] * len(self.ids)
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        return [int(number is None) for number in self.sequence_ids]
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        return [None] * self._before + [self._segment(*span) for span in self._text.offsets] + [None] * self._after
+
+    @property
+    def offsets(self) -> list[Offsets]:
+        own = [self._relative(*span) for span in self._text.offsets]
+        return [(0, 0)] * self._before + own + [(0, 0)] * self._after
+
+    def _segment(self, start: int, end: int) -> int | None:
+        return next((number for number, (first, last) in enumerate(self._ranges) if start < last and end > first), None)
+
+    def _relative(self, start: int, end: int) -> Offsets:
+        segment = self._segment(start, end)
+        if segment is None:
+            return 0, 0
+        first, last = self._ranges[segment]
+        return max(start, first) - first, min(end, last) - first
+
+
+Side = Literal["right", "left"]
+Value = TypeVar("Value")
+
+NO_SEGMENT = -1
+
+
+@dataclass(frozen=True)
+class TokenizerInput:
+    """One input: a text, a pair of texts, or token ids without special tokens. `prompt` is prepended to `text`."""
+
+    text: str = ""
+    pair: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        if self.prompt and self.token_ids is not None:
+            raise ValueError("prompt: not supported with token_ids. Send text.")
+
+
+class TokenizedInput:
+    """The T tokens of one input. Lists other than `input_ids` are built on first access.
+
+    T includes the tokens of the prompt. They are marked as special tokens, and belong to no segment. Offsets refer to
+    the text without the prompt. `truncated` is True if truncation dropped tokens.
+
+    Attributes:
+        unattended: The number of tokens at the end to which no token attends.
+        skipped_ids: The ids of tokens that have no vector in the output of a multi-vector head.
+        least_tokens: The number of tokens that remain if words are removed.
+        side: Whether the text is a query or a document, for a model that distinguishes them.
+    """
+
+    unattended = 0
+    skipped_ids: tuple[int, ...] = ()
+    least_tokens = 0
+    side: Literal["query", "document"] | None = None
+
+    def __init__(self, source: TokenizerInput, encoding: Encoding, truncation: "_Truncation | None" = None) -> None:
+        self.source = source
+        self.truncated = truncation is not None
+        self._encoding = encoding
+        self._truncation = truncation
+        self.input_ids = self._keep(encoding.ids)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @cached_property
+    def token_type_ids(self) -> list[int]:
+        """T type ids from the tokenizer; models with `type_vocab_size` 1 need zeros instead."""
+        return self._keep(self._encoding.type_ids)
+
+    @cached_property
+    def prompt_range(self) -> tuple[int, int]:
+        """The token indices `[first, last)` of the prompt; (0, 0) without a prompt.
+
+        A token that covers the end of the prompt and the start of the text belongs to the text.
+        """
+        length = len(self.source.prompt)
+        if not length:
+            return 0, 0
+        numbers = self._encoding.sequence_ids
+        first = next((index for index, number in enumerate(numbers) if number == 0), 0)
+        last = first
+        for (_, end), number in zip(self._encoding.offsets[first:], numbers[first:], strict=True):
+            if number != 0 or end > length:
+                break
+            last += 1
+        return first, last
+
+    @cached_property
+    def special_tokens_mask(self) -> list[bool]:
+        """T flags, true for tokens that the tokenizer added and for the prompt."""
+        mask = [bool(flag) for flag in self._keep(self._encoding.special_tokens_mask)]
+        if self.source.prompt:
+            first, last = self.prompt_range
+            mask[first:last] = [True] * (last - first)
+        return mask
+
+    @cached_property
+    def segment(self) -> list[int]:
+        """T segment numbers: 0 or 1 for the two texts of a pair, -1 for special tokens and the prompt."""
+        numbers = [NO_SEGMENT if number is None else number for number in self._keep(self._encoding.sequence_ids)]
+        if self.source.prompt:
+            first, last = self.prompt_range
+            numbers[first:last] = [NO_SEGMENT] * (last - first)
+        return numbers
+
+    @cached_property
+    def offsets(self) -> list[Offsets]:
+        """T character ranges `[start, end)` in the token's text; (0, 0) for special tokens and the prompt."""
+        texts = (self.source.text, self.source.pair or "")
+        return [
+            (0, 0) if segment == NO_SEGMENT else _trim(texts[segment], start, end)
+            for (start, end), segment in zip(self._text_offsets(), self.segment, strict=True)
+        ]
+
+    @cached_property
+    def kept_characters(self) -> tuple[Offsets, Offsets]:
+        """The character range `[start, end)` of each segment that remains; all of it if the segment lost no token."""
+        texts = (self.source.text, self.source.pair or "")
+        if self._truncation is None:
+            return (0, len(texts[0])), (0, len(texts[1]))
+        side, dropped = self._truncation.side, self._truncation.dropped
+        offsets = self._encoding.offsets  # one list per access, as long as the untruncated text: read it once
+        prompts = (len(self.source.prompt), 0)
+
+        def kept(segment: int) -> Offsets:
+            text = texts[segment]
+            if not dropped[segment]:
+                return 0, len(text)
+            start, end = offsets[dropped[segment][0 if side == "right" else -1]]
+            start, end = _trim(text, max(0, start - prompts[segment]), max(0, end - prompts[segment]))
+            return (0, start) if side == "right" else (end, len(text))
+
+        return kept(0), kept(1)
+
+    @property
+    def has_content(self) -> bool:
+        """True if any token is neither a special token nor part of the prompt."""
+        if self.source.prompt or self.truncated:
+            return not all(self.special_tokens_mask)
+        return not all(self._encoding.special_tokens_mask)
+
+    def truncate(self, limit: int, side: Side) -> "TokenizedInput":
+        """Return at most `limit` tokens, special tokens included, by dropping tokens at `side`.
+
+        A pair loses tokens as in the strategy "longest_first" of the tokenizers library, where the prompt counts as a
+        part of the first text. Special tokens and the prompt are never dropped.
+        """
+        if len(self) <= limit:
+            return self
+        content: tuple[list[int], list[int]] = ([], [])
+        for index, number in enumerate(self._encoding.sequence_ids):
+            if number is not None:
+                content[number].append(index)
+        room = max(0, limit - (len(self) - len(content[0]) - len(content[1])))
+        prompt = self.prompt_range[1] - self.prompt_range[0]
+        first, second = _fit_longest_first(len(content[0]), len(content[1]), room)
+        if first < prompt:
+            first, second = prompt, min(len(content[1]), max(0, room - prompt))
+        del content[0][:prompt]
+        first -= prompt
+        if side == "right":
+            dropped = (content[0][first:], content[1][second:])
+        else:
+            dropped = (content[0][: len(content[0]) - first], content[1][: len(content[1]) - second])
+        return TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
+
+    def _text_offsets(self) -> list[Offsets]:
+        """Return the offsets in the text without the prompt, before whitespace is trimmed."""
+        offsets = self._keep(self._encoding.offsets)
+        length = len(self.source.prompt)
+        if not length:
+            return offsets
+        return [
+            (max(0, start - length), max(0, end - length)) if segment == 0 else (start, end)
+            for (start, end), segment in zip(offsets, self.segment, strict=True)
+        ]
+
+    def _keep(self, values: Sequence[Value]) -> list[Value]:
+        return list(values) if self._truncation is None else [values[index] for index in self._truncation.kept]
+
+
+class _Truncation:
+    """The token indices of an encoding that truncation dropped, per segment, and those that it kept."""
+
+    def __init__(self, side: Side, dropped: tuple[list[int], list[int]], size: int) -> None:
+        self.side = side
+        self.dropped = dropped
+        excluded = {*dropped[0], *dropped[1]}
+        self.kept = [index for index in range(size) if index not in excluded]
+
+
+def _fit_longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many of the tokens of two texts fit into `room`: `LongestFirst` of the tokenizers library.
+
+    The longer text is shortened to the shorter one. If both are too long, each gets half, and the longer one the odd
+    token, the second one if they are equally long.
+    """
+    shorter, longer = sorted((first, second))
+    longer = shorter if shorter > room else max(shorter, min(longer, room - shorter))
+    if shorter + longer > room:
+        shorter = room // 2
+        longer = room - shorter
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def _trim(text: str, start: int, end: int) -> Offsets:
+    """Return the character range without whitespace at its ends; unchanged if it is all whitespace."""
+    covered = text[start:end]
+    trimmed = covered.strip()
+    if len(trimmed) == len(covered) or not trimmed:
+        return start, end
+    start += len(covered) - len(covered.lstrip())
+    return start, start + len(trimmed)
+
+
+RARE_TEXTS = ("a" * 2000, "\U00012000 \U00013000 \U00010380 \ua66e")
+"""Texts of one long word, and of letters that few vocabularies have: a tokenizer with an unknown token produces it."""
+MAX_TOKEN_ID = 2**24
+"""No vocabulary is larger. The library loops over all ids up to the largest."""
+
+
+class Tokenizer:
+    """A tokenizer loaded from tokenizer.json; thread-safe."""
+
+    def __init__(
+        self,
+        definition: bytes,
+        spelled_token: int | None = None,
+        *,
+        special_tokens_in_text: bool = False,
+        prompts: Iterable[str] = (),
+    ) -> None:
+        """Load a tokenizer.
+
+        Args:
+            definition: The contents of tokenizer.json.
+            spelled_token: The id of a special token to recognize in texts, such as the mask.
+            special_tokens_in_text: Whether to recognize all special tokens in texts, as transformers does.
+            prompts: The model's own prompts, in which special tokens are recognized.
+        """
+        if spelled_token is not None:
+            definition = _mark_as_text(definition, spelled_token)
+        self._tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
+        check_template(self._tokenizer)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        sample = self._tokenizer.encode_batch(["a"])[0]
+        content = [index for index, flag in enumerate(sample.special_tokens_mask) if not flag]
+        if not content:
+            raise ValueError("tokenizer: produces no token for the text 'a'")
+        self._prefix = sample.ids[: content[0]]
+        self._suffix = sample.ids[content[-1] + 1 :]
+        self._content_type = sample.type_ids[content[0]]
+        special = self._tokenizer.get_added_tokens_decoder().values()
+        self._special_texts = tuple(token.content for token in special if token.special and token.content)
+        self._special_tokens_in_text = special_tokens_in_text
+        self._prompts: frozenset[str] = frozenset()
+        self._with_special_tokens = self._tokenizer
+        if not special_tokens_in_text:
+            self._prompts = frozenset(prompt for prompt in prompts if self._spells_special_token(prompt))
+            if self._prompts:
+                self._with_special_tokens = tokenizers.Tokenizer.from_str(write_definition(self._tokenizer))
+            # Only the post-processor may add special tokens; text that spells them is tokenized as text.
+            self._tokenizer.encode_special_tokens = True
+            self._split_spelled_special_tokens()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def token_type_ids(self) -> set[int]:
+        """The type ids of texts and of pairs."""
+        return {number for encoding in self._tokenizer.encode_batch(["a", ("a", "a")]) for number in encoding.type_ids}
+
+    def find_input_tokens(self) -> dict[int, str]:
+        """Return the tokens that texts, pairs and the model's own prompts can contain, by id.
+
+        Some tokenizers have special tokens of other tasks, such as images, which no text contains: they may lie beyond
+        the embedding table of the model.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {number: token.content for number, token in added.items() if token.special}
+        texts = [*RARE_TEXTS, *special.values()]
+        encodings = [*self._tokenizer.encode_batch(["a", ("a", "a")])]
+        encodings += self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        seen = {number for encoding in encodings for number in encoding.ids}
+        unused = set() if self._special_tokens_in_text else special.keys() - seen
+        unused -= {number for number in unused if any(special[number] in prompt for prompt in self._prompts)}
+        tokens = {number: text for text, number in self._tokenizer.get_vocab().items() if number not in unused}
+        return dict.fromkeys(seen, "") | tokens
+
+    def _spells_special_token(self, text: str) -> bool:
+        return any(content in text for content in self._special_texts)
+
+    def _split_spelled_special_tokens(self) -> None:
+        """Split the spelling of special tokens that are also pieces of the vocabulary, such as `</s>` in a unigram."""
+        special = {
+            number: token for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        spelled = [
+            f"{re.escape(token.content[0])}(?={re.escape(token.content[1:])})"
+            for number, token in special.items()
+            if len(token.content) > 1
+            and number in self._tokenizer.encode_batch([token.content], add_special_tokens=False)[0].ids
+        ]
+        if spelled:
+            split = pre_tokenizers.Split(tokenizers.Regex("|".join(spelled)), "merged_with_previous")
+            existing = self._tokenizer.pre_tokenizer
+            self._tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
+
+    def encode(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> list[TokenizedInput]:
+        """Return the untruncated tokens of each input.
+
+        `offsets=False` is 20 % faster and makes all offsets (0, 0), unless an input has a prompt.
+        """
+        plain: list[str | tuple[str, str]] = []
+        for source in sources:
+            if source.token_ids is None and source.prompt not in self._prompts:
+                text = source.prompt + source.text
+                plain.append(text if source.pair is None else (text, source.pair))
+                offsets = offsets or source.prompt != ""  # the end of the prompt is known by its offsets
+        # encode_batch even for one text: encode does not release the GIL.
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+        encodings = iter(encode(plain) if plain else ())
+        tokenized = []
+        for source in sources:
+            encoding: Encoding
+            if source.token_ids is not None:
+                encoding = self._add_special_tokens(source.token_ids)
+            elif source.prompt in self._prompts:
+                first, second = self._encode_with_prompt(source.prompt, source.text), None
+                if source.pair is not None:
+                    (second,) = self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
+                texts = (first,) if second is None else (first, second)
+                encoding = ProcessedEncoding(self._tokenizer.post_process(first, second), *texts)
+            else:
+                encoding = next(encodings)
+            tokenized.append(TokenizedInput(source, encoding))
+        return tokenized
+
+    def _encode_with_prompt(self, prompt: str, text: str) -> tokenizers.Encoding:
+        """Return the encoding of one of the model's prompts, in which special tokens are recognized, and a text."""
+        if not self._spells_special_token(text):
+            (encoding,) = self._with_special_tokens.encode_batch([prompt + text], add_special_tokens=False)
+            return encoding
+        end = max(prompt.rfind(content) + len(content) for content in self._special_texts if content in prompt)
+        (first,) = self._with_special_tokens.encode_batch([prompt[:end]], add_special_tokens=False)
+        (rest,) = self._tokenizer.encode_batch([prompt[end:] + text], add_special_tokens=False)
+        return tokenizers.Encoding.merge([first, rest], growing_offsets=True)
+
+    def encode_pairs(
+        self, text: str, pairs: Sequence[str], *, prompt: str = "", offsets: bool = True
+    ) -> list[TokenizedInput]:
+        """Return the untruncated tokens of a text with each of several others; the text is tokenized once.
+
+        `prompt` is prepended to the text. `offsets` is as in `encode`.
+        """
+        encode = self._tokenizer.encode_batch if offsets or prompt else self._tokenizer.encode_batch_fast
+        if prompt in self._prompts:
+            first = self._encode_with_prompt(prompt, text)
+        else:
+            (first,) = encode([prompt + text], add_special_tokens=False)
+        others = encode([*pairs], add_special_tokens=False)
+        return [
+            TokenizedInput(
+                TokenizerInput(text, pair, prompt=prompt),
+                ProcessedEncoding(self._tokenizer.post_process(first, other), first, other),
+            )
+            for pair, other in zip(pairs, others, strict=True)
+        ]
+
+    def encode_template(self, template: PairTemplate, query: str, documents: Sequence[str]) -> list[TokenizedInput]:
+        """Return the untruncated tokens of a query with each of several documents, in a template."""
+        texts = [template.fill(query, document) for document in documents]
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            TokenizedInput(TokenizerInput(query, document), TemplateEncoding(encoding, template, query, document))
+            for document, encoding in zip(documents, encodings, strict=True)
+        ]
+
+    def token_texts(self, tokens: TokenizedInput) -> list[str]:
+        """Return the slice of the text that each token covers, or the vocabulary entry of tokens without offsets."""
+        texts = (tokens.source.text, tokens.source.pair or "")
+        from_ids = tokens.source.token_ids is not None
+        return [
+            self._tokenizer.id_to_token(number) or ""
+            if from_ids or segment == NO_SEGMENT
+            else texts[segment][start:end]
+            for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
+        ]
+
+    @property
+    def leading_special_tokens(self) -> int:
+        """The number of special tokens before a text."""
+        return len(self._prefix)
+
+    def find_token(self, text: str) -> list[int]:
+        """Return the id of a text that is an entry of the vocabulary, else the ids of its tokens."""
+        number = self._tokenizer.token_to_id(text)
+        if number is not None:
+            return [number]
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def vocabulary_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary entry of each id; an empty text for an id without one."""
+        return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
+
+    def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
+        before, after = len(self._prefix), len(self._suffix)
+        size = before + len(token_ids) + after
+        return TokenIdsEncoding(
+            ids=[*self._prefix, *token_ids, *self._suffix],
+            type_ids=[self._content_type] * size,
+            special_tokens_mask=[1] * before + [0] * len(token_ids) + [1] * after,
+            sequence_ids=[None] * before + [0] * len(token_ids) + [None] * after,
+            offsets=[(0, 0)] * size,
+        )
+
+
+def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
+    """Return the contents of tokenizer.json. Raises ValueError for an id for which the library would loop for hours."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > MAX_TOKEN_ID:
+        raise ValueError(f"tokenizer.json: token id too large ({largest}, limit {MAX_TOKEN_ID})")
+    return str(tokenizer.to_str())
+
+
+def check_template(tokenizer: tokenizers.Tokenizer) -> None:
+    """Raise ValueError for a template with a special token that it does not define, for which the library panics."""
+    processor = json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else {}
+    for step in (processor, *processor.get("processors", ())):
+        if step.get("type") == "TemplateProcessing":
+            pieces = [piece["SpecialToken"]["id"] for piece in step["single"] + step["pair"] if "SpecialToken" in piece]
+            missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
+            if missing is not None:
+                raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
+
+
+def _mark_as_text(definition: bytes, token_id: int) -> bytes:
+    """Return a tokenizer.json in which an added token is not special."""
+    values = json.loads(definition)
+    for token in values["added_tokens"]:
+        if token["id"] == token_id:
+            token["special"] = False
+    return json.dumps(values).encode()
+
+
+class LateInteraction(Protocol):
+    """The tokens that a model with late interaction inserts."""
+
+    @property
+    def query(self) -> SideRecord: ...
+    @property
+    def document(self) -> SideRecord: ...
+    @property
+    def expansion(self) -> ExpansionRecord | None: ...
+
+
+def inserted_tokens(
+    late: LateInteraction | None, template: PairTemplateRecord | None, mask_token_id: int | None
+) -> Iterator[tuple[str, int]]:
+    """Yield the ids that heads insert into inputs, each with the field of the manifest that has it."""
+    if late is not None:
+        for side, record in (("query", late.query), ("document", late.document)):
+            if record.marker is not None:
+                yield f"multi_vector.{side}.marker", record.marker
+        if late.expansion is not None:
+            yield "multi_vector.expansion.token_id", late.expansion.token_id
+    if template is not None:
+        yield from (("classification.template.prefix_ids", number) for number in template.prefix_ids)
+        yield from (("classification.template.suffix_ids", number) for number in template.suffix_ids)
+    if mask_token_id is not None:
+        yield "masked_lm.mask_token_id", mask_token_id
+
+
+def find_missing_token(tokenizer: Tokenizer, rows: int, inserted: Iterator[tuple[str, int]]) -> str | None:
+    """Return the problem with a token of an input that is not one of the `rows` of the embedding table, if any is."""
+    for field, number in inserted:
+        if not 0 <= number < rows:
+            (text,) = tokenizer.vocabulary_texts([max(0, number)])
+            return f"token {text!r} of {field} is not in the embedding table (id {number}, limit {rows - 1})"
+    tokens = tokenizer.find_input_tokens()
+    largest = max(tokens, default=0)
+    if largest < rows:
+        return None
+    return f"token {tokens[largest]!r} is not in the embedding table (id {largest}, limit {rows - 1})"
+
+
+def find_missing_type(tokenizer: Tokenizer, rows: int) -> str | None:
+    """Return the problem with a token type that is not one of the `rows` of the table of types, if any is."""
+    largest = max(tokenizer.token_type_ids)
+    if rows <= 1 or largest < rows:  # a model of one type reads none
+        return None
+    return f"token type is not in the table of types (id {largest}, limit {rows - 1})"

@@ -1,0 +1,362 @@
+"""The layers of an encoder, from the leaves up: norms, positions, embeddings, feed-forward, attention, blocks."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.encoder.attention import AttentionMask, attend
+from model.encoder.config import ACTIVATIONS, BlockKind, EncoderConfig, LayerConfig, RotaryConfig
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, then a factor per channel (Zhang and Sennrich 2019).
+
+    Checkpoints of Gemma store the factor minus 1; families/gemma3.py adds 1.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x / rms(x) * weight` over the last dimension, with the shape of `x`."""
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.weight
+
+
+def make_norm(config: EncoderConfig, size: int) -> nn.LayerNorm | RMSNorm:
+    """Return a norm of the encoder over `size` channels."""
+    if config.norm == "rms_norm":
+        return RMSNorm(size, config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm == "layer_norm")
+
+
+BUCKETS = 32
+EXACT_BUCKETS = BUCKETS // 4
+"""The number of distances per direction that have a separate bucket."""
+MAX_DISTANCE = 128
+
+
+def sinusoids(positions: int, size: int) -> Tensor:
+    """Return sinusoidal position embeddings, (positions, size), with values from -1 to 1.
+
+    Vaswani et al. 2017, section 3.5.
+    """
+    rates = torch.exp(torch.arange(0, size, 2) * (-math.log(10_000) / size))
+    angles = torch.arange(positions)[:, None] * rates
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotations of pairs of channels by angles proportional to the position (Su et al. 2021, section 3.2).
+
+    Channel k of a head is paired with channel k + d/2. Cosines and sines come from a table: at position 8,191, an
+    angle in bfloat16 would be meaningless. With dynamic scaling, angles depend on the length of the sequence, and are
+    computed.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    exponents: Tensor
+
+    def __init__(self, config: RotaryConfig, head_size: int, positions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.head_size = head_size
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        if config.dynamic is None:
+            frequencies = 1.0 / config.base**exponents / config.divisor
+            angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
+            self.register_buffer("cos", angles.cos(), persistent=False)  # (positions, d/2)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+        else:
+            self.register_buffer("exponents", exponents, persistent=False)
+
+    def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T)."""
+        if self.config.dynamic is None:
+            return F.embedding(position_ids, self.cos).unsqueeze(1), F.embedding(position_ids, self.sin).unsqueeze(1)
+        angles = (position_ids.unsqueeze(-1) * self._frequencies(position_ids, *self.config.dynamic)).unsqueeze(1)
+        return angles.cos(), angles.sin()
+
+    def _frequencies(self, position_ids: Tensor, factor: float, length: int) -> Tensor:
+        """Return the frequencies (R, 1, d/2) of rows that hold one sequence, or sequences up to `length`."""
+        tokens = (position_ids.amax(dim=1, keepdim=True) + 1).clamp(min=length).to(self.exponents.dtype)  # (R, 1)
+        growth = (factor * tokens / length - (factor - 1)) ** (self.head_size / (self.head_size - 2))
+        base = (self.config.base * growth).unsqueeze(-1)
+        return 1.0 / base**self.exponents / self.config.divisor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs of channels of queries or keys (R, H, T, d)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class RelativeBias(nn.Module):
+    """A learned bias of the scores for each head and bucket of distances, as in T5 (Raffel et al. 2020, section 2.1).
+
+    MPNet has 32 buckets: per direction, 8 for distances below 8, and 8 with logarithmic bounds up to 128.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(BUCKETS, heads))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return the biases (R, H, T, T) for positions (R, T)."""
+        offsets = position_ids.unsqueeze(1) - position_ids.unsqueeze(2)  # (R, T query, T key): key minus query
+        return F.embedding(bucket(offsets), self.weight).permute(0, 3, 1, 2)
+
+
+def bucket(offsets: Tensor) -> Tensor:
+    """Return the bucket of each offset of a key from a query; later keys have the upper half of the buckets."""
+    half = BUCKETS // 2
+    distances = offsets.abs()
+    octaves = torch.log(distances.clamp(min=1).float() / EXACT_BUCKETS) / math.log(MAX_DISTANCE / EXACT_BUCKETS)
+    large = (EXACT_BUCKETS + (octaves * (half - EXACT_BUCKETS)).to(offsets.dtype)).clamp(max=half - 1)
+    return torch.where(offsets > 0, half, 0) + torch.where(distances < EXACT_BUCKETS, distances, large)
+
+
+class Embeddings(nn.Module):
+    """The normalized sum of token, position and token type embeddings, projected to D if E is not D.
+
+    Encoders with rotary positions have no position embeddings, and some have no token types or no norm.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size = config.embedding_size
+        self.scale = config.embedding_scale
+        self.word_embeddings = nn.Embedding(config.vocab_size, size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size) if config.position_table else None
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.norm = make_norm(config, size) if config.embedding_norm else nn.Identity()
+        self.project = nn.Identity() if size == config.hidden_size else nn.Linear(size, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """Return (R, T, D) for three integer tensors (R, T)."""
+        summed: Tensor = self.word_embeddings(input_ids)  # (R, T, E)
+        if self.scale != 1.0:
+            summed = summed * self.scale
+        if self.position_embeddings is not None:
+            summed = summed + self.position_embeddings(position_ids)
+        if self.token_type_embeddings is not None:
+            summed = summed + self.token_type_embeddings(token_type_ids)
+        projected: Tensor = self.project(self.norm(summed))  # (R, T, D)
+        return projected
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, config.feed_forward_output_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (R, T, D)."""
+        out: Tensor = self.outer(self.activation(self.inner(x)))
+        return out
+
+
+class GatedFeedForward(nn.Module):
+    """A gated linear unit and a linear layer (Shazeer 2020): `outer(activation(gate(x)) * inner(x))`."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, config.feed_forward_output_bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (R, T, D)."""
+        out: Tensor = self.outer(self.activation(self.gate(x)) * self.inner(x))
+        return out
+
+
+def make_feed_forward(config: EncoderConfig) -> FeedForward | GatedFeedForward:
+    """Return the feed-forward network of a block."""
+    return GatedFeedForward(config) if config.gated else FeedForward(config)
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """The inputs of attention besides hidden states. All layers with the same options share them.
+
+    `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
+    an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.
+    """
+
+    mask: Tensor | AttentionMask
+    rotation: tuple[Tensor, Tensor] | None = None
+
+
+class SelfAttention(nn.Module):
+    """Multi-head scaled dot-product self-attention (Vaswani et al. 2017, section 3.2).
+
+    With G < H key/value heads, groups of H/G query heads share one (Ainslie et al. 2023). Queries and keys may be
+    normalized per head (Henry et al. 2020) and rotated.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.head_size = config.head_size
+        self.scale = config.attention_scale
+        size, bias = config.hidden_size, config.attention_bias
+        self.query = nn.Linear(size, config.head_size * self.num_heads, bias)
+        self.key = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
+        self.value = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
+        self.output = nn.Linear(config.head_size * self.num_heads, size, bias)
+        normed = config.query_key_norm
+        self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
+        self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the output (R, T, D) and the attention probabilities (R, H, T, T), None for encoders of long rows."""
+        q, k, v = self.project(x, inputs.rotation)
+        probs = None
+        if isinstance(inputs.mask, AttentionMask):
+            context = attend(q, k, v, inputs.mask, self.scale)  # (R, H, T, d)
+        else:
+            probs = self.scores(q, k, inputs.mask).softmax(dim=-1)
+            context = probs @ v
+        return self.output(context.transpose(1, 2).flatten(2)), probs
+
+    def scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Return the masked scores (R, H, T, T), whose softmax the probabilities are."""
+        return q @ k.transpose(-2, -1) * self.scale + mask
+
+    def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries, keys and values of all heads, (R, H, T, d) each."""
+        q = self.query_norm(self._split(self.query(x), self.num_heads))  # (R, H, T, d)
+        k = self.key_norm(self._split(self.key(x), self.num_key_value_heads))  # (R, G, T, d)
+        v = self._split(self.value(x), self.num_key_value_heads)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        return q, self._repeat(k), self._repeat(v)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        rows, tokens, _ = x.shape
+        return x.view(rows, tokens, heads, self.head_size).transpose(1, 2)  # (R, heads, T, d)
+
+    def _repeat(self, x: Tensor) -> Tensor:
+        """Repeat the keys or values of each group for its query heads."""
+        if self.num_heads == self.num_key_value_heads:
+            return x
+        return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
+
+
+class Block(nn.Module, ABC):
+    """The attention and the feed-forward network of one layer.
+
+    `norm_before_attention`: attention reads the output of `attention_norm`. `mixed_norm`: the norm that reads the
+    output of the attention, alone or as part of the residual stream.
+    """
+
+    attention: SelfAttention
+    attention_norm: nn.Module
+    norm_before_attention: bool
+
+    @property
+    @abstractmethod
+    def mixed_norm(self) -> nn.LayerNorm | RMSNorm: ...
+
+    @abstractmethod
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the hidden state (R, T, D) and the attention probabilities, see `SelfAttention`."""
+
+
+class PostNormBlock(Block):
+    """A norm after each residual connection (Vaswani et al. 2017): `x = N(x + f(x))`."""
+
+    norm_before_attention = False
+
+    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
+        del layer
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.feed_forward = make_feed_forward(config)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
+
+    @property
+    def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
+        assert isinstance(self.attention_norm, nn.LayerNorm | RMSNorm)
+        return self.attention_norm
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        attended, probs = self.attention(x, inputs)
+        x = self.attention_norm(x + attended)
+        x = self.feed_forward_norm(x + self.feed_forward(x))
+        return x, probs
+
+
+class PreNormBlock(Block):
+    """A norm before attention and feed-forward (Xiong et al. 2020): `x = x + f(N(x))`."""
+
+    norm_before_attention = True
+
+    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = make_norm(config, config.hidden_size) if layer.attention_norm else nn.Identity()
+        self.feed_forward = make_feed_forward(config)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
+
+    @property
+    def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
+        return self.feed_forward_norm
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        attended, probs = self.attention(self.attention_norm(x), inputs)
+        x = x + attended
+        x = x + self.feed_forward(self.feed_forward_norm(x))
+        return x, probs
+
+
+class SandwichBlock(Block):
+    """Norms before and after attention and feed-forward (Ding et al. 2021): `x = x + N2(f(N1(x)))`."""
+
+    norm_before_attention = True
+
+    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
+        del layer
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = make_norm(config, config.hidden_size)
+        self.attention_output_norm = make_norm(config, config.hidden_size)
+        self.feed_forward = make_feed_forward(config)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
+        self.feed_forward_output_norm = make_norm(config, config.hidden_size)
+
+    @property
+    def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
+        return self.attention_output_norm
+
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        attended, probs = self.attention(self.attention_norm(x), inputs)
+        x = x + self.attention_output_norm(attended)
+        x = x + self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x)))
+        return x, probs
+
+
+BLOCKS: dict[BlockKind, type[PostNormBlock | PreNormBlock | SandwichBlock]] = {
+    "post": PostNormBlock,
+    "pre": PreNormBlock,
+    "sandwich": SandwichBlock,
+}
+
+
+def make_block(config: EncoderConfig, layer: LayerConfig) -> Block:
+    """Return the block of a layer."""
+    return BLOCKS[config.block](config, layer)

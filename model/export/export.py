@@ -1,0 +1,401 @@
+"""Export of a checkpoint to an artifact: graphs, shared weights, tokenizer, manifest and parity measurements."""
+
+import json
+import os
+import shutil
+import string
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from model.artifact.console import EX_CANTCREAT, EX_SOFTWARE
+from model.artifact.files import (
+    GOLDEN,
+    MANIFEST,
+    REPORT,
+    TOKENIZER,
+    WEIGHTS,
+    Artifact,
+    ArtifactError,
+    describe_file,
+    write_manifest,
+)
+from model.artifact.manifest import (
+    FORMAT_VERSION,
+    Absent,
+    ExplainRecord,
+    GraphRecord,
+    GraphReport,
+    Head,
+    LayersRecord,
+    Manifest,
+    ParityRecord,
+    Report,
+    Variant,
+)
+from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name, restricts_commercial_use
+from model.artifact.tokenizer import TokenizerInput, find_missing_token, find_missing_type, inserted_tokens
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.encoder import Encoder, HiddenStatesEncoder
+from model.export.cuda import check_cuda, write_cuda
+from model.export.description import EmbeddingSettings, describe_classifier, describe_other_heads
+from model.export.golden_vectors import compute_golden_vectors
+from model.export.graphs import GraphSignature, describe_graph, write_graph
+from model.export.heads import write_heads
+from model.export.int8 import GRAPH as INT8_GRAPH
+from model.export.int8 import write_int8
+from model.export.layers import write_layer_graphs
+from model.export.parity import measure_parity
+from model.export.weights import (
+    WeightStore,
+    attention_kinds,
+    describe_architecture,
+    describe_layers,
+    write_embedding_head,
+)
+from model.source.hub import ModelSource, SourceError, check_free_space, locate
+from model.source.published import CheckpointError, model_weight_files
+from model.source.sentence_transformers import FROM_FILES, SettingOptions, assume_pooling, resolve_roles
+from model.source.tokenizer_patterns import find_slow_pattern
+
+GRAPH_BYTES = 32 * 2**20
+"""Size of the graphs, the tokenizer and the other files of an artifact, at most."""
+
+
+class OutputError(ArtifactError):
+    """An output directory that must not be replaced."""
+
+    status = EX_CANTCREAT
+
+
+def check_directory(out: Path) -> None:
+    """Raise OutputError unless `out` is an artifact, an empty directory, or a new path."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out}: not a directory. Choose another path.")
+    if out.exists() and not (out / MANIFEST).is_file() and any(out.iterdir()):
+        raise OutputError(f"{out}: not empty and not an artifact. Choose another directory.")
+
+
+def check_same_source(out: Path, source: ModelSource) -> None:
+    """Raise OutputError if `out` has another model's artifact, even a damaged one or one of an older format."""
+    if not (out / MANIFEST).is_file():
+        return
+    try:
+        manifest = json.loads((out / MANIFEST).read_bytes())
+        existing = manifest["source"], manifest["revision"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        raise OutputError(
+            f"{out}: has a damaged {MANIFEST}, so its model is unknown. Choose another directory, or set --overwrite."
+        ) from None
+    # Directories of two models can have the same name; a Hugging Face model ID has one model in all its revisions.
+    is_directory = str(source.revision).startswith("sha256:")
+    if existing[0] != source.source or (is_directory and existing[1] != source.revision):
+        raise OutputError(
+            f"{out}: has the artifact of another model ({_describe_source(*existing)}, "
+            f"not {_describe_source(source.source, source.revision)}). Choose another directory, or set --overwrite."
+        )
+
+
+def _describe_source(source: str, revision: str | None) -> str:
+    return f'"{source}"' + (f" with weights {revision[:19]}" if revision and revision.startswith("sha256:") else "")
+
+
+def check_space(out: Path, source: ModelSource) -> None:
+    """Raise SpaceError if the artifact may not fit. The second graph's weights are written before they are compared."""
+    weights = sum(path.stat().st_size for path in model_weight_files(source.directory))
+    required = 2 * weights + GRAPH_BYTES
+    check_free_space(out, required, f"the artifact of {source.source}", "choose another directory")
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if the tokenizer is invalid or slow, or does not fit the embeddings or the token limit."""
+    config, classifier, masked = checkpoint.encoder.config, checkpoint.classifier, checkpoint.masked_lm
+    try:
+        tokenizer = checkpoint.text_tokenizer()
+        tokens, special_tokens = tokenizer.find_input_tokens(), len(tokenizer.encode([TokenizerInput("")])[0])
+        letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+    if (slow := find_slow_pattern(checkpoint.tokenizer)) is not None:
+        raise CheckpointError(f"tokenizer.json: {slow}. Use another tokenizer, or correct the pattern.")
+    # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
+    # [UNK]. Each condition alone is legitimate: a model of another script may not distinguish Latin letters, and an
+    # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
+    indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
+    if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens, vocab_size in config.json is "
+            f"{config.vocab_size}). Use the tokenizer of the model."
+        )
+    inserted = inserted_tokens(
+        checkpoint.multi_vector,
+        None if classifier is None else classifier.template,
+        None if masked is None else masked.mask_token_id,
+    )
+    problem = find_missing_token(tokenizer, config.vocab_size, inserted)
+    problem = problem or find_missing_type(tokenizer, config.type_vocab_size)
+    if problem is not None:
+        raise CheckpointError(f"tokenizer.json: {problem}. Use the tokenizer of the model.")
+    if checkpoint.max_input_tokens <= special_tokens:
+        raise CheckpointError(
+            f"{checkpoint.embedding_config.origins['max_input_tokens']}: maximum length leaves no room for text "
+            f"({checkpoint.max_input_tokens} tokens, including {special_tokens} special tokens). "
+            "Set --max-input-tokens to a larger value."
+        )
+
+
+INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
+NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Optional graphs to write. `eval_texts` are the texts for the accuracy measurement of `cuda`.
+
+    `explain`: write the graph of all hidden states and the records that attention maps need.
+    """
+
+    names: Sequence[Variant] = ()
+    eval_texts: Sequence[str] = ()
+    explain: bool = True
+
+
+class ParityError(Exception):
+    """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
+
+    status = EX_SOFTWARE
+
+
+def export(  # noqa: PLR0913  # the options of the command
+    source: str,
+    out: Path,
+    *,
+    revision: str | None,
+    name: str | None,
+    progress: Progress,
+    variants: Variants = Variants(),
+    settings: SettingOptions = FROM_FILES,
+    overwrite: bool = False,
+) -> Manifest:
+    """Write the artifact of `source` to the directory `out`, atomically, replacing an artifact of the same source.
+
+    Args:
+        source: "default", a directory or a Hugging Face model ID.
+        out: directory to write: an existing artifact, an empty directory, or a new path.
+        revision: branch, tag or commit of a Hugging Face model ID.
+        name: model name in the manifest; defaults to the last part of the source.
+        progress: called with a message before each step.
+        variants: optional graphs.
+        settings: embedding settings that replace those in the files of the model.
+        overwrite: replace the artifact of another source, too.
+
+    Raises:
+        SourceError: the source is unavailable.
+        CheckpointError: the checkpoint is invalid or unsupported.
+        ParityError: a graph differs from the encoder.
+        AccuracyError: float16 embeddings differ too much from float32.
+        ArtifactError: `out` is unusable or has the artifact of another source, or the written artifact is invalid.
+    """
+    check_directory(out)
+    progress(f"locating {source}")
+    located = locate(source, revision, progress)
+    name = name or located.name
+    if not is_model_name(name):
+        raise SourceError(
+            f"{source}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Set --name, or rename the directory."
+        )
+    if not overwrite:
+        check_same_source(out, located)
+    check_space(out, located)
+    progress(f"reading {located.source}")
+    try:
+        checkpoint = load_checkpoint(located.directory, settings)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"{located.directory}: a configuration file has an invalid value ({problem}). Download the model again."
+        ) from error
+    embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
+    checkpoint = replace(checkpoint, embedding_config=embedding)
+    check_tokenizer(checkpoint)
+    _report_settings(checkpoint, source, revision, progress)
+    if restricts_commercial_use(located.license):
+        progress(
+            f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
+        )
+    if "cuda" in variants.names:
+        check_cuda(checkpoint)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        root = Path(scratch) / "artifact"
+        root.mkdir()
+        manifest = _write(root, checkpoint, located, name, progress, variants)
+        progress("verifying the artifact")
+        Artifact.open(root)
+        _replace(out, root, Path(scratch) / "old")
+    return manifest
+
+
+def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, progress: Progress) -> None:
+    embedding = checkpoint.embedding_config
+    settings = EmbeddingSettings(
+        embedding.pooling,
+        embedding.include_prompt,
+        embedding.normalize,
+        checkpoint.max_input_tokens,
+        [name for name, text in embedding.prompts.items() if text],
+        embedding.default_prompt_name,
+        [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in embedding.dense],
+        embedding.origins,
+    )
+    for line in settings.describe():
+        progress(line)
+    for problem in checkpoint.warnings:
+        progress(f"warning: {problem}")
+    if checkpoint.tasks:
+        progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
+    if (classifier := checkpoint.classifier) is not None:
+        progress(describe_classifier(classifier.labels, classifier.pooling, classifier.activation))
+    tokens = checkpoint.token_classifier
+    has_sparse, has_multi_vector = checkpoint.sparse is not None, checkpoint.multi_vector is not None
+    for line in describe_other_heads(
+        None if tokens is None else tokens.labels,
+        masked_lm=checkpoint.masked_lm is not None,
+        sparse=has_sparse,
+        multi_vector=has_multi_vector,
+    ):
+        progress(line)
+    if checkpoint.unexported:
+        progress(f"not exported: {', '.join(checkpoint.unexported)}")
+    # The embeddings of a model for another task have no training of their own.
+    has_other_task = classifier is not None or tokens is not None or has_sparse or has_multi_vector
+    if not has_other_task and (warning := settings.warning(source, revision)):
+        progress(warning)
+
+
+def _write(
+    root: Path,
+    checkpoint: Checkpoint,
+    source: ModelSource,
+    name: str,
+    progress: Progress,
+    variants: Variants,
+) -> Manifest:
+    encoder, config = checkpoint.encoder, checkpoint.encoder.config
+    (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
+    modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder}
+    if variants.explain:
+        modules["explain"] = HiddenStatesEncoder(encoder)
+    graphs, reports = {}, {}
+    for graph, module in modules.items():
+        progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
+        export_graph(module, root / f"{graph}.onnx", OUTPUTS[graph])
+        progress(f"comparing {graph}.onnx with torch")
+        parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_input_tokens)
+        _check_parity(f"{graph}.onnx", parity, progress)
+        reports[graph] = GraphReport(parity=parity)
+        graphs[graph] = describe_graph(root / f"{graph}.onnx", WEIGHTS, "float32")
+    for variant in variants.names:
+        graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.eval_texts, progress)
+        _check_parity(graphs[variant].file, reports[variant].parity, progress)
+    for notice in source.notices:
+        shutil.copyfile(notice, root / notice.name)
+    embedding = checkpoint.embedding_config
+    store = WeightStore(root / graphs["fast"].file)
+    layers: LayersRecord | Absent = NO_EXPLAIN
+    if variants.explain:
+        progress("exporting the graphs of attention maps")
+        written = write_layer_graphs(encoder, root)
+        for layer_graph, report in written.reports.items():
+            _check_parity(f"{layer_graph}.onnx", report.parity, progress)
+        graphs |= written.graphs
+        reports |= written.reports
+        layers = describe_layers(encoder, written.graph_of_layer, store)
+    heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
+    for item in write_heads(root, checkpoint, store):
+        heads.append(item.head)
+        for graph_name, head_graph in item.graphs.items():
+            progress(f"exported {head_graph.file}")
+            _check_parity(head_graph.file, item.reports[graph_name].parity, progress)
+        graphs |= item.graphs
+        reports |= item.reports
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        name=name,
+        source=source.source,
+        revision=source.revision,
+        license=source.license,
+        notices=tuple(notice.name for notice in source.notices),
+        architecture=describe_architecture(checkpoint.family.name, config),
+        max_input_tokens=checkpoint.max_input_tokens,
+        truncation_side=checkpoint.truncation_side,
+        role_max_tokens=dict(checkpoint.role_max_tokens),
+        special_tokens_in_text=checkpoint.special_tokens_in_text,
+        heads=tuple(heads),
+        prompts=embedding.prompts,
+        default_prompt_name=embedding.default_prompt_name,
+        roles=resolve_roles(embedding.prompts),
+        origins=embedding.origins,
+        task=checkpoint.task,
+        graphs=graphs,
+        explain=ExplainRecord(graph="explain", kinds=attention_kinds(config)) if variants.explain else NO_EXPLAIN,
+        layers=layers,
+        static=store.find(encoder.embeddings.word_embeddings.weight),
+        training=checkpoint.training,
+        files={path.name: describe_file(path) for path in sorted(root.iterdir())},
+    )
+    write_manifest(root, manifest)
+    (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
+    golden = compute_golden_vectors(checkpoint, manifest)
+    (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
+    return manifest
+
+
+def _write_variant(
+    variant: Variant, root: Path, checkpoint: Checkpoint, eval_texts: Sequence[str], progress: Progress
+) -> tuple[GraphRecord, GraphReport]:
+    if variant == "int8":
+        return write_int8(root, checkpoint, progress)
+    return write_cuda(root, checkpoint, eval_texts, progress)
+
+
+def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
+    progress(
+        f"largest difference between {graph} and torch in any output value: {parity.max_abs_difference:.2e}, "
+        f"limit {parity.tolerance:.0e}"
+    )
+    if not parity.max_abs_difference <= parity.tolerance:
+        if graph == INT8_GRAPH:
+            raise ParityError(
+                f"{graph}: too inaccurate for this model (a vector differs by {parity.max_abs_difference:.2e}, "
+                f"limit {parity.tolerance:.0e}). Export without --variant int8."
+            )
+        raise ParityError(
+            f"{graph}: onnxruntime differs from torch (by {parity.max_abs_difference:.2e}, "
+            f"limit {parity.tolerance:.0e}). Report this as a bug."
+        )
+
+
+def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:
+    """Export `module` to the graph `path`, with four int64 inputs (R, T), dynamic R and T, and weights in WEIGHTS."""
+    examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
+    dynamic_axes = {name: {0: "R", 1: "T"} for name in INPUTS}
+    write_graph(module, path, WEIGHTS, GraphSignature(examples, dynamic_axes, outputs))
+
+
+def _replace(out: Path, new: Path, old: Path) -> None:
+    if out.exists():
+        os.rename(out, old)
+    try:
+        os.rename(new, out)
+    except BaseException:
+        if old.exists():
+            os.rename(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

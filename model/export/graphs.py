@@ -1,0 +1,427 @@
+"""ONNX graphs: export from PyTorch, fused attention, and compact storage of weights."""
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import torch
+from numpy.typing import NDArray
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
+from torch import Tensor, nn
+
+from model.artifact.files import ArtifactError, describe_file
+from model.artifact.manifest import GraphPrecision, GraphRecord, ValueRecord
+from model.encoder.attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
+
+TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
+CHUNK = 2**20
+"""Values that are compared at once. Most float32 matrices are rejected after the first chunk."""
+
+
+def compact_weights(model: onnx_ir.Model) -> None:
+    """Store each float32 matrix in bfloat16 or float16 if all its values fit exactly, with a Cast to float32.
+
+    Vectors stay in float32: they are small.
+    """
+    for value in list(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) < 2:
+            continue
+        values = tensor.numpy()
+        fitting = next((dtype for dtype in TYPES if is_lossless(values, dtype.numpy())), None)
+        if fitting is not None:
+            _store(model.graph, value, values, fitting)
+
+
+def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
+    """Return whether every value is the same in a 16-bit type, bit for bit."""
+    flat = values.reshape(-1)
+    with np.errstate(over="ignore"):
+        return all(
+            np.array_equal(chunk.astype(dtype).astype(np.float32).view(np.uint32), chunk.view(np.uint32))
+            for chunk in (flat[start : start + CHUNK] for start in range(0, len(flat), CHUNK))
+        )
+
+
+def _store(graph: onnx_ir.Graph, value: onnx_ir.Value, values: NDArray[np.float32], dtype: onnx_ir.DataType) -> None:
+    """Replace an initializer by the same values in `dtype` and a Cast."""
+    name = value.name
+    assert name is not None
+    stored = onnx_ir.Value(
+        name=f"{name}.{dtype.name.lower()}",
+        shape=value.shape,
+        type=onnx_ir.TensorType(dtype),
+        const_value=onnx_ir.tensor(values.astype(dtype.numpy())),
+    )
+    cast = onnx_ir.node("Cast", [stored], {"to": onnx_ir.DataType.FLOAT.value}, name=f"{name}.cast")
+    value.replace_all_uses_with(cast.outputs[0])
+    del graph.initializers[name]
+    graph.register_initializer(stored)
+    cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = name, value.type, value.shape
+    graph.insert_before(graph[0], cast)
+
+
+FUSED = "fused_attention"
+
+HEADER = f'<opset_import: ["" : 20, "{DOMAIN}" : 1], domain: "{DOMAIN}">'
+CONSTANTS = f"""
+    zero = Constant<value = int64 {{0}}>()
+    one = Constant<value = int64 {{1}}>()
+    block = Constant<value = int64 {{{BLOCK_TOKENS}}}>()
+    limit = Constant<value = int64 {{{MAX_DENSE_TOKENS}}}>()
+    allow = Constant<value = float {{0}}>()
+    lowest = Constant<value = float {{-3.4028234663852886e38}}>()
+    axis0 = Constant<value = int64[1] {{0}}>()
+    axis1 = Constant<value = int64[1] {{1}}>()
+    axis2 = Constant<value = int64[1] {{2}}>()
+    rest = Constant<value = int64[1] {{-1}}>()
+"""
+MASK_SIZES = f"""{CONSTANTS}
+    shape = Shape<start = 1, end = 2>(sequence_ids)
+    tokens = Squeeze(shape)
+    short = LessOrEqual(tokens, limit)
+"""
+SIZES = f"""{CONSTANTS}
+    shape = Shape<start = 2, end = 3>(q)
+    tokens = Squeeze(shape)
+    short = LessOrEqual(tokens, limit)
+    fused = {DOMAIN}.Fused()
+    last = Sub(tokens, one)
+    padded = Add(last, block)
+    blocks = Div(padded, block)
+    yes = Constant<value = bool {{1}}>()
+"""
+JOIN_BLOCKS = """
+        ordered = Transpose<perm = [1, 2, 0, 3, 4]>(parts)
+        keep = Constant<value = int64[3] {0, 0, -1}>()
+        size = Shape<start = 3>(q)
+        joined_shape = Concat<axis = 0>(keep, size)
+        joined = Reshape(ordered, joined_shape)
+        unpadded = Slice(joined, axis0, shape, axis2)
+"""
+QUERY_BLOCK = """
+            again = Identity(more)
+            start = Mul(number, block)
+            stop = Add(start, block)
+            range = Range(start, stop, one)
+            queries = Min(range, last)
+            q_block = Gather<axis = 2>(q, queries)
+"""
+
+
+def _attend(name: str, inputs: str, fused: str, body: str) -> str:
+    return f"""{name} <scale: float> ({inputs}) => (output) {{
+    {SIZES}
+    output = If (fused) <then_branch = fused_branch () => (together) {{
+        {fused}
+    }}, else_branch = loop_branch () => (either) {{
+        either = If (short) <then_branch = short_branch () => (dense) {{
+            dense = {DOMAIN}.Dense<scale: float = @scale>(q, k, v, mask)
+        }}, else_branch = long_branch () => (unpadded) {{
+            parts = Loop (blocks, yes) <body = block_body (int64 number, bool more)
+                => (bool again, float[R, H, B, d] part) {{
+                {QUERY_BLOCK}
+                {body}
+            }}>
+            {JOIN_BLOCKS}
+        }}>
+    }}>
+}}"""
+
+
+ATTEND_ALL = f"together = {DOMAIN}.Dense<scale: float = @scale>(q, k, v, mask)"
+FUNCTIONS = (
+    f"""FullMask (position_ids, sequence_ids) => (mask) {{
+    {MASK_SIZES}
+    queries = Where(short, tokens, one)
+    stop = Unsqueeze(queries, axis0)
+    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
+    query_ids = Abs(signed_ids)
+    query_column = Unsqueeze(query_ids, axis2)
+    key_row = Unsqueeze(sequence_ids, axis1)
+    allowed = Equal(query_column, key_row)
+    additive = Where(allowed, allow, lowest)
+    mask = Unsqueeze(additive, axis1)
+}}""",
+    f"""CausalMask (position_ids, sequence_ids) => (mask) {{
+    {MASK_SIZES}
+    fused = {DOMAIN}.Fused()
+    all = Or(fused, short)
+    queries = Where(all, tokens, one)
+    stop = Unsqueeze(queries, axis0)
+    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
+    query_ids = Abs(signed_ids)
+    query_positions = Slice(position_ids, axis0, stop, axis1)
+    query_id_column = Unsqueeze(query_ids, axis2)
+    query_column = Unsqueeze(query_positions, axis2)
+    key_id_row = Unsqueeze(sequence_ids, axis1)
+    key_row = Unsqueeze(position_ids, axis1)
+    same = Equal(query_id_column, key_id_row)
+    earlier = GreaterOrEqual(query_column, key_row)
+    allowed = And(same, earlier)
+    additive = Where(allowed, allow, lowest)
+    mask = Unsqueeze(additive, axis1)
+}}""",
+    f"""WindowMask <behind: int, ahead: int> (position_ids, sequence_ids) => (mask, keys) {{
+    {MASK_SIZES}
+    none = Constant<value = int64 {{-1}}>()
+    radius_behind = Constant<value_int: int = @behind>()
+    radius_ahead = Constant<value_int: int = @ahead>()
+    B = Where(short, tokens, block)
+    behind = Where(short, zero, radius_behind)
+    ahead = Where(short, zero, radius_ahead)
+    starts = Range(zero, tokens, B)
+    start_column = Unsqueeze(starts, axis1)
+    last = Sub(tokens, one)
+
+    query_offsets = Range(zero, B, one)
+    query_grid = Add(start_column, query_offsets)
+    query_range = Reshape(query_grid, rest)
+    queries = Min(query_range, last)
+    to = Add(B, ahead)
+    from = Neg(behind)
+    key_offsets = Range(from, to, one)
+    key_grid = Add(start_column, key_offsets)
+    key_range = Reshape(key_grid, rest)
+    key_floor = Max(key_range, zero)
+    keys = Min(key_floor, last)
+
+    query_shape = Shape(query_offsets)
+    key_shape = Shape(key_offsets)
+    column_shape = Concat<axis = 0>(rest, query_shape, axis1)
+    row_shape = Concat<axis = 0>(rest, axis1, key_shape)
+    inside = Equal(keys, key_range)
+    clamped_ids = Gather<axis = 1>(sequence_ids, keys)
+    key_ids = Where(inside, clamped_ids, none)
+    key_positions = Gather<axis = 1>(position_ids, keys)
+    signed_ids = Gather<axis = 1>(sequence_ids, queries)
+    query_ids = Abs(signed_ids)
+    query_positions = Gather<axis = 1>(position_ids, queries)
+    query_id_column = Reshape(query_ids, column_shape)
+    query_column = Reshape(query_positions, column_shape)
+    key_id_row = Reshape(key_ids, row_shape)
+    key_row = Reshape(key_positions, row_shape)
+    same = Equal(query_id_column, key_id_row)
+    distance = Sub(query_column, key_row)
+    distance_ahead = Neg(distance)
+    near_behind = LessOrEqual(distance, radius_behind)
+    near_ahead = LessOrEqual(distance_ahead, radius_ahead)
+    near = And(near_behind, near_ahead)
+    allowed = And(same, near)
+    additive = Where(allowed, allow, lowest)
+    mask = Unsqueeze(additive, axis1)
+}}""",
+    """Dense <scale: float> (q, k, v, mask) => (output) {
+    factor = Constant<value_float: float = @scale>()
+    k_columns = Transpose<perm = [0, 1, 3, 2]>(k)
+    products = MatMul(q, k_columns)
+    scores = Mul(products, factor)
+    masked = Add(scores, mask)
+    probs = Softmax<axis = -1>(masked)
+    output = MatMul(probs, v)
+}""",
+    _attend(
+        "FullAttend",
+        "q, k, v, mask",
+        ATTEND_ALL,
+        f"part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, mask)",
+    ),
+    _attend(
+        "CausalAttend",
+        "q, k, v, mask",
+        ATTEND_ALL,
+        f"""
+                key_stop = Min(stop, tokens)
+                key_end = Unsqueeze(key_stop, axis0)
+                k_block = Slice(k, axis0, key_end, axis2)
+                v_block = Slice(v, axis0, key_end, axis2)
+                key_range = Range(zero, key_stop, one)
+                query_column = Unsqueeze(queries, axis1)
+                earlier = GreaterOrEqual(query_column, key_range)
+                block_mask = Where(earlier, allow, lowest)
+                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k_block, v_block, block_mask)""",
+    ),
+    _attend(
+        "WindowAttend",
+        "q, k, v, mask, keys",
+        f"""
+        query_count = Shape<start = 2, end = 3>(mask)
+        key_count = Shape<start = 3>(mask)
+        q_rows = Transpose<perm = [0, 2, 1, 3]>(q)
+        q_rows_shape = Shape(q_rows)
+        heads = Shape<start = 2>(q_rows)
+        q_shape = Concat<axis = 0>(rest, query_count, heads)
+        k_shape = Concat<axis = 0>(rest, key_count, heads)
+        q_blocks = Reshape(q_rows, q_shape)
+        q_heads = Transpose<perm = [0, 2, 1, 3]>(q_blocks)
+        k_rows = Transpose<perm = [0, 2, 1, 3]>(k)
+        k_gathered = Gather<axis = 1>(k_rows, keys)
+        k_blocks = Reshape(k_gathered, k_shape)
+        k_heads = Transpose<perm = [0, 2, 1, 3]>(k_blocks)
+        v_rows = Transpose<perm = [0, 2, 1, 3]>(v)
+        v_gathered = Gather<axis = 1>(v_rows, keys)
+        v_blocks = Reshape(v_gathered, k_shape)
+        v_heads = Transpose<perm = [0, 2, 1, 3]>(v_blocks)
+        out_heads = {DOMAIN}.Dense<scale: float = @scale>(q_heads, k_heads, v_heads, mask)
+        out_blocks = Transpose<perm = [0, 2, 1, 3]>(out_heads)
+        out_rows = Reshape(out_blocks, q_rows_shape)
+        together = Transpose<perm = [0, 2, 1, 3]>(out_rows)""",
+        f"""
+                key_count = Shape<start = 3>(mask)
+                number_axis = Unsqueeze(number, axis0)
+                key_start = Mul(number_axis, key_count)
+                key_stop = Add(key_start, key_count)
+                block_keys = Slice(keys, key_start, key_stop, axis0)
+                k_block = Gather<axis = 2>(k, block_keys)
+                v_block = Gather<axis = 2>(v, block_keys)
+                block_mask = Gather<axis = 0>(mask, number_axis)
+                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k_block, v_block, block_mask)""",
+    ),
+)
+
+
+def define_attention(model: onnx_ir.Model) -> None:
+    """Replace the operators of `DOMAIN` in a model by the nodes of their functions."""
+    nodes = [node for node in model.graph if node.domain == DOMAIN]
+    if not nodes:
+        return
+    for node in nodes:
+        for value in node.outputs:
+            value.shape = None  # torch declares T x T, the functions decide
+    for text in FUNCTIONS:
+        function = onnx_ir.serde.deserialize_function(onnx.parser.parse_function(f"{HEADER}\n{text}"))
+        model.functions[function.identifier()] = function
+    model.opset_imports.setdefault(DOMAIN, 1)
+    InlinePass()(model)
+    fused = onnx_ir.Value(
+        name=FUSED,
+        type=onnx_ir.TensorType(onnx_ir.DataType.BOOL),
+        shape=onnx_ir.Shape([]),
+        const_value=onnx_ir.tensor(False, name=FUSED),
+    )
+    model.graph.register_initializer(fused)
+    for node in list(model.graph.all_nodes()):
+        if node.domain == DOMAIN:  # Fused
+            node.outputs[0].replace_all_uses_with(fused)
+    model.functions.clear()
+    model.opset_imports.pop(DOMAIN, None)
+    RemoveUnusedNodesPass()(model)
+
+
+OPSET = 20
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """The inputs and outputs of a graph.
+
+    `example_inputs` has an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
+    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module.
+    """
+
+    example_inputs: dict[str, Tensor]
+    dynamic_axes: dict[str, dict[int, str]]
+    outputs: tuple[str, ...]
+    variadic: int = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(self.example_inputs)
+
+
+def write_graph(module: nn.Module, path: Path, weights: str | None, signature: GraphSignature) -> None:
+    """Export `module` to the graph `path`, with its weights in the file `weights` next to it, or in the graph.
+
+    Graphs may share a weights file. Raises ArtifactError if it exists with other contents.
+    """
+    save_graph(_to_onnx(module, signature), path, weights)
+
+
+def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
+    """Write an ONNX model like `write_graph`."""
+    _strip_metadata(model)
+    if weights is None:
+        onnx_ir.save(model, path)
+        return
+    compact_weights(model)
+    with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
+        onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)
+        written, shared = Path(scratch) / weights, path.parent / weights
+        if shared.exists() and describe_file(written) != describe_file(shared):
+            raise ArtifactError(f"{path.name}: weights differ from the existing {weights}. Report this as a bug.")
+        os.replace(written, shared)
+        os.replace(Path(scratch) / path.name, path)
+
+
+def describe_graph(path: Path, weights: str | None, precision: GraphPrecision) -> GraphRecord:
+    """Return the record of a graph that `write_graph` wrote."""
+    graph = onnx_ir.load(path).graph
+    return GraphRecord(
+        file=path.name,
+        weights=() if weights is None else (weights,),
+        inputs=_describe_values(graph.inputs),
+        outputs=_describe_values(graph.outputs),
+        precision=precision,
+    )
+
+
+def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]:
+    return tuple(
+        ValueRecord.model_validate(
+            {
+                "name": value.name,
+                "dtype": np.dtype(value.dtype.numpy()).name,
+                "shape": [size if isinstance(size, int) else size.value for size in value.shape],
+            }
+        )
+        for value in values
+        if value.dtype is not None and value.shape is not None
+    )
+
+
+def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
+    axes = signature.dynamic_axes
+    sizes = {name: torch.export.Dim(name) for names in axes.values() for name in names.values()}
+    shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
+    if signature.variadic:
+        shapes = [*shapes[: -signature.variadic], tuple(shapes[-signature.variadic :])]
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                tuple(signature.example_inputs.values()),
+                input_names=signature.inputs,
+                output_names=signature.outputs,
+                dynamic_shapes=tuple(shapes),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+    assert program is not None
+    define_attention(program.model)
+    return program.model
+
+
+def _strip_metadata(model: onnx_ir.Model) -> None:
+    """Remove the source paths and stack traces that the exporter adds to every node, which depend on the machine."""
+    model.metadata_props.clear()
+    for graph in model.graphs():
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None

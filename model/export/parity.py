@@ -1,0 +1,191 @@
+"""Parity: what the exported graphs compute, compared with PyTorch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from onnx import parser
+from torch import nn
+
+from model.artifact.manifest import ParityRecord
+from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
+
+OPERATOR = "PackedMultiHeadAttention"
+DOMAIN = "attendant.reference"
+
+FUNCTION = f"""
+<domain: "{DOMAIN}", opset_import: ["": 20]>
+{OPERATOR} <num_heads> (query, key, value, bias, token_offset, cu_seqlens) => (context)
+{{
+    heads = Constant <value_int: int = @num_heads> ()
+    axis_0 = Constant <value_ints = [0]> ()
+    minus_one = Constant <value_ints = [-1]> ()
+    tokens = Shape <end = 1> (query)
+    count = Squeeze (tokens, axis_0)
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    indices = Range (zero, count, one)
+    index = Unsqueeze (indices, minus_one)
+    cu_seqlens_long = Cast <to = 7> (cu_seqlens)
+    end = Gather (cu_seqlens_long, minus_one)
+    covered = Less (index, end)
+
+    heads_1d = Unsqueeze (heads, axis_0)
+    split = Concat <axis = 0> (axis_0, heads_1d, minus_one)
+    q = Cast <to = 1> (query)
+    k = Cast <to = 1> (key)
+    v = Cast <to = 1> (value)
+    float_zero = Constant <value_float = 0.0> ()
+    v_covered = Where (covered, v, float_zero)
+    q_split = Reshape (q, split)
+    k_split = Reshape (k, split)
+    v_split = Reshape (v_covered, split)
+    q_heads = Transpose <perm = [1, 0, 2]> (q_split)
+    k_heads = Transpose <perm = [1, 2, 0]> (k_split)
+    v_heads = Transpose <perm = [1, 0, 2]> (v_split)
+    products = MatMul (q_heads, k_heads)
+    head_size = Shape <start = 2> (q_split)
+    head_size_float = Cast <to = 1> (head_size)
+    scale = Sqrt (head_size_float)
+    scores = Div (products, scale)
+
+    started = LessOrEqual (cu_seqlens_long, index)
+    started_long = Cast <to = 7> (started)
+    sequence_id = ReduceSum <keepdims = 1> (started_long, minus_one)
+    sequence_id_row = Transpose (sequence_id)
+    same = Equal (sequence_id, sequence_id_row)
+    lowest = Constant <value_float = -3.4e38> ()
+    masked = Where (same, scores, lowest)
+    probs = Softmax <axis = -1> (masked)
+    context_heads = MatMul (probs, v_heads)
+    context_split = Transpose <perm = [1, 0, 2]> (context_heads)
+    shape = Shape (query)
+    context_float = Reshape (context_split, shape)
+
+    nan = Div (float_zero, float_zero)
+    written = Where (covered, context_float, nan)
+    context = CastLike (written, query)
+}}
+"""
+
+
+def to_reference_graph(graph: bytes) -> bytes:
+    """Return the serialized ONNX graph with the packed operator defined as a function of standard operators."""
+    model = onnx.load_model_from_string(graph)
+    for node in model.graph.node:
+        if node.op_type == OPERATOR:
+            node.domain = DOMAIN
+    model.functions.append(parser.parse_function(FUNCTION))
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    body: bytes = model.SerializeToString()
+    return body
+
+
+def open_reference_session(graph: Path, weights: str) -> onnxruntime.InferenceSession:
+    """Return a session for the reference of a graph on the CPU execution provider; `weights` is next to the graph."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    body = (graph.parent / weights).read_bytes()
+    options.add_external_initializers_from_files_in_memory([weights], [body], [len(body)])
+    return onnxruntime.InferenceSession(
+        to_reference_graph(graph.read_bytes()), options, providers=["CPUExecutionProvider"]
+    )
+
+
+GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
+"""Sequence lengths of each tested batch. A sequence of the maximum length is added."""
+
+MAX_TESTED_TOKENS = 2304
+"""Longer sequences would take minutes. This length exceeds the limits of dense masks and of unscaled positions."""
+
+TOLERANCE = 1e-4
+"""Maximum difference, relative to the largest absolute value of the reference (at least 1)."""
+
+Inputs = dict[str, NDArray[np.int64]]
+"""Model inputs by name, each (R, T)."""
+
+
+def measure_parity(module: Encoder | HiddenStatesEncoder, graph: Path, max_input_tokens: int) -> ParityRecord:
+    """Return the parity of `module` and its exported graph on onnxruntime's CPU execution provider."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return compare_outputs(
+        module, lambda sequences: session.run(None, pack_sequences(sequences))[0], max_input_tokens, TOLERANCE
+    )
+
+
+def compare_outputs(
+    module: Encoder | HiddenStatesEncoder,
+    run: Callable[[list[Inputs]], NDArray[Any]],
+    max_input_tokens: int,
+    tolerance: float,
+) -> ParityRecord:
+    """Return the largest difference between `module` and `run` over the grid.
+
+    Args:
+        module: reference, run on each sequence alone.
+        run: returns (..., T, D) for the T tokens of a batch of sequences.
+        max_input_tokens: longest sequence to test, at most `MAX_TESTED_TOKENS`.
+        tolerance: relative to the largest absolute value of the reference; absolute in the record.
+    """
+    rng = np.random.default_rng(0)
+    longest = min(max_input_tokens, MAX_TESTED_TOKENS)
+    batches = [lengths for lengths in (*GRID, (longest,)) if max(lengths) <= longest]
+    difference, largest = 0.0, 1.0
+    for lengths in batches:
+        sequences = [_random_sequence(module.config, length, rng) for length in lengths]
+        reference = np.concatenate([_run_torch(module, sequence) for sequence in sequences], axis=-2)
+        output = run(sequences)
+        if not np.isfinite(reference).all():
+            return ParityRecord(batches=len(batches), max_abs_difference=float("nan"), tolerance=tolerance)
+        difference = float(np.maximum(difference, np.abs(output - reference).max()))  # max() would lose a NaN
+        largest = max(largest, float(np.abs(reference).max()))
+    return ParityRecord(batches=len(batches), max_abs_difference=difference, tolerance=tolerance * largest)
+
+
+def make_sequence(input_ids: Sequence[int], token_type_ids: Sequence[int]) -> Inputs:
+    """Return the inputs (1, T) of one sequence."""
+    length = len(input_ids)
+    return {
+        "input_ids": np.array([input_ids], dtype=np.int64),
+        "position_ids": np.arange(length)[None],
+        "token_type_ids": np.array([token_type_ids], dtype=np.int64),
+        "sequence_ids": np.ones((1, length), dtype=np.int64),
+    }
+
+
+def pack_sequences(sequences: Sequence[Inputs]) -> Inputs:
+    """Return the inputs (1, T) of sequences packed end to end, with `sequence_ids` from 1."""
+    batch = {name: np.concatenate([sequence[name] for sequence in sequences], axis=1) for name in sequences[0]}
+    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    batch["sequence_ids"] = np.repeat(np.arange(1, len(sequences) + 1), lengths)[None]
+    return batch
+
+
+def pack_varlen(sequences: Sequence[Inputs]) -> dict[str, NDArray[np.int32]]:
+    """Return the inputs of a varlen graph: int32 tensors (T,), `cu_seqlens` (B+1,) and `token_offset` (B, S)."""
+    batch: dict[str, NDArray[np.int32]] = {
+        name: np.concatenate([sequence[name][0] for sequence in sequences]).astype(np.int32)
+        for name in ("input_ids", "position_ids", "token_type_ids")
+    }
+    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    batch["cu_seqlens"] = np.cumsum([0, *lengths], dtype=np.int32)
+    batch["token_offset"] = np.zeros((len(sequences), max(lengths)), dtype=np.int32)
+    return batch
+
+
+def _random_sequence(config: EncoderConfig, length: int, rng: np.random.Generator) -> Inputs:
+    input_ids = rng.integers(0, config.vocab_size, length).tolist()
+    return make_sequence(input_ids, rng.integers(0, max(1, config.type_vocab_size), length).tolist())
+
+
+def _run_torch(module: nn.Module, sequence: Inputs) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        output: torch.Tensor = module(**{name: torch.from_numpy(values) for name, values in sequence.items()})
+    return output.numpy()

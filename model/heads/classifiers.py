@@ -1,0 +1,225 @@
+"""Heads that label: texts, tokens and, for causal rerankers, the logit of "yes" less the logit of "no"."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from torch import Tensor
+
+from model.artifact.manifest import ClassifierPooling, PairTemplateRecord, ScoreActivation
+from model.heads.row_head import HeadLayout, RowHead, read_labels
+from model.source.published import TOKENIZER_CONFIG, CheckpointError, ModelFiles, Module, require_finite
+
+ARCHITECTURE = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class ClassifierLayout:
+    """The layers of a classifier, and the rows that they read; see `ClassificationHead`."""
+
+    layers: HeadLayout
+    pooling: ClassifierPooling = "cls"
+
+    def skipped_token_id(self, config: Mapping[str, Any]) -> int | None:
+        """Return the padding token of config.json if the classifier reads the last token.
+
+        transformers reads the last token that is not padding, and some tokenizers append the padding token to each
+        text.
+        """
+        return config.get("pad_token_id") if self.pooling == "last" else None
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A classifier from a checkpoint: logits (N, C) of rows (N, D). See `ClassificationHead`."""
+
+    head: RowHead
+    pooling: ClassifierPooling
+    skipped_token_id: int | None
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+    template: PairTemplateRecord | None = None
+    pair_activation: ScoreActivation | None = None
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a model with a classifier."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURE) for name in architectures)
+
+
+def read_classifier(
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    layout: ClassifierLayout,
+    tensors: Mapping[str, Tensor],
+    hidden_size: int,
+) -> Classifier:
+    """Return the classifier of a checkpoint.
+
+    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` have the
+    names of the architecture, without the prefix of the encoder.
+
+    Raises:
+        CheckpointError: a tensor or a value of config.json is missing or invalid.
+    """
+    head = RowHead(layout.layers, tensors, hidden_size)
+    labels = read_labels(config, head.out_features)
+    skipped, activation = layout.skipped_token_id(config), read_activation(config, options, len(labels))
+    pair_activation = read_pair_activation(config, options, len(labels))
+    return Classifier(head, layout.pooling, skipped, labels, activation, pair_activation=pair_activation)
+
+
+def read_pair_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation | None:
+    """Return the function for the score of a pair where it differs from `read_activation`; None elsewhere.
+
+    For a regression model, transformers returns the logit, and CrossEncoder of sentence-transformers its sigmoid.
+    """
+    is_regression = labels == 1 and config.get("problem_type") == "regression"
+    return "sigmoid" if is_regression and _named_activation(config, options) is None else None
+
+
+def _named_activation(config: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
+    """Return the first function that is named in the three places of sentence-transformers."""
+    nested = config.get("sentence_transformers")
+    paths = (
+        options.get("activation_fn"),
+        nested.get("activation_fn") if isinstance(nested, dict) else None,
+        config.get("sbert_ce_default_activation_function"),
+    )
+    return next((str(path) for path in paths if path is not None), None)
+
+
+def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
+    """Return the function that turns logits into scores.
+
+    sentence-transformers can name it in three places, in this order. Otherwise it is the one of the pipeline
+    "text-classification" of transformers.
+    """
+    path = _named_activation(config, options)
+    named = None if path is None else path.rsplit(".", 1)[-1]
+    names: dict[str, ScoreActivation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
+    if labels > 1:
+        names["Softmax"] = "softmax"
+    if named is not None and named not in names:
+        raise CheckpointError(f"activation_fn: unsupported function {path!r}. Supported: {', '.join(names)}.")
+    if named is not None and (labels == 1 or named != "Identity"):
+        return names[named]
+    if config.get("problem_type") == "regression":
+        return "identity"
+    return "sigmoid" if labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"
+
+
+TAGGER_ARCHITECTURE = "ForTokenClassification"
+
+
+@dataclass(frozen=True)
+class TokenClassifier:
+    """A token classifier from a checkpoint: logits (T, C) of the hidden states (T, D)."""
+
+    head: RowHead
+    labels: tuple[str, ...]
+
+
+def is_token_classifier(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json describes a model with a token classifier."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(TAGGER_ARCHITECTURE) for name in architectures)
+
+
+def read_token_classifier(
+    config: Mapping[str, Any], layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int
+) -> TokenClassifier:
+    """Return the token classifier of a checkpoint; arguments are as in `read_classifier`. Raises CheckpointError."""
+    head = RowHead(layout, tensors, hidden_size)
+    return TokenClassifier(head, read_labels(config, head.out_features))
+
+
+MODULE = "LogitScore"
+TEMPLATE = "chat_template.jinja"
+QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
+"""Texts in private-use characters, which no template contains."""
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def find_logit_score(files: ModelFiles) -> Module | None:
+    """Return the module LogitScore; None if the model has none."""
+    return next((module for module in files.modules if module.kind == MODULE), None)
+
+
+def read_logit_score(
+    module: Module, files: ModelFiles, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
+) -> Classifier:
+    """Return the reranker as a classifier of one label, which reads the last token.
+
+    `output` (V, D) are the weights of the language model's head, and `tokenizer` is a tokenizer.json.
+
+    Raises:
+        CheckpointError: a file is invalid, or the chat template cannot be split at query and document.
+    """
+    values = files.module_config(module)
+    values.require("module_input_name", "causal_logits")
+    true_id, false_id = values.get("true_token_id"), values.get("false_token_id")
+    for name, number in (("true_token_id", true_id), ("false_token_id", 0 if false_id is None else false_id)):
+        if type(number) is not int or not 0 <= number < len(output):
+            raise CheckpointError(f"{values.name}: {name} is not a token id ({number!r}). Correct it.")
+    vector = output[true_id].float() - (0.0 if false_id is None else output[false_id].float())
+    require_finite(vector, "lm_head.weight")
+    head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
+    options = files.sentence_transformers
+    template = _read_template(files, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))
+    return Classifier(head, "last", None, ("LABEL_0",), read_activation(config, options, 1), template)
+
+
+def _read_template(
+    files: ModelFiles, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer
+) -> PairTemplateRecord:
+    """Return the parts of the chat template, with the model's default prompt as its instruction."""
+    special = files.read(files.transformer / TOKENIZER_CONFIG)
+    path = files.transformer / TEMPLATE
+    source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
+    if not isinstance(source, str):
+        raise CheckpointError(f"{TEMPLATE}: missing. A reranker that is a language model needs its chat template.")
+    prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
+    text = _render(source, prompt, {name: _content(special.get(name)) for name in SPECIAL_TOKENS})
+    before, _, rest = text.partition(QUERY)
+    middle, _, after = rest.partition(DOCUMENT)
+    added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len, reverse=True)
+    if any(content in middle for content in added):
+        raise CheckpointError(f"{TEMPLATE}: unsupported: there is a special token between query and document.")
+    start = max((before.rfind(content) + len(content) for content in added if content in before), default=0)
+    end = min((after.find(content) for content in added if content in after), default=len(after))
+    prefix, suffix = (
+        tuple(tokenizer.encode(part, add_special_tokens=False).ids) for part in (before[:start], after[end:])
+    )
+    return PairTemplateRecord(
+        prefix_ids=prefix, head=before[start:], middle=middle, tail=after[:end], suffix_ids=suffix
+    )
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _render(source: str, prompt: str | None, special: Mapping[str, str]) -> str:
+    """Render a conversation of query and document, which appear once each. Templates are code, and run in a sandbox."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
+    texts = [("system", prompt)] * (prompt is not None) + [("query", QUERY), ("document", DOCUMENT)]
+    for structured in (False, True):  # content as a text, or as a list of parts
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if structured else text} for role, text in texts
+        ]
+        try:
+            rendered = environment.from_string(source).render(messages=messages, **special)
+        except TemplateError as error:
+            raise CheckpointError(f"{TEMPLATE}: cannot be rendered ({error}). Correct it.") from None
+        if rendered.count(QUERY) == rendered.count(DOCUMENT) == 1 and rendered.find(QUERY) < rendered.find(DOCUMENT):
+            return rendered
+    raise CheckpointError(f"{TEMPLATE}: does not render one query, then one document, by their roles. Correct it.")

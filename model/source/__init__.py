@@ -1,0 +1,1 @@
+"""Published models as their authors store them: hub, files, sentence-transformers settings and tokenizers."""

@@ -1,0 +1,276 @@
+"""Well-known models per architecture, for `attendant-model list` and docs/models.md. Imports no torch.
+
+`config` has the keys of the published config.json that decide the architecture. The tests build each encoder from them
+and compare its number of parameters with the published one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from model.artifact.manifest import Pooling
+
+Proof = Literal["published weights", "random weights"]
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A published model.
+
+    `millions` are its parameters without pooler and heads. `proof` says what the tests of this project have run: the
+    published weights, or tiny random weights of the architecture compared with transformers.
+    """
+
+    hub_id: str
+    config: Mapping[str, Any]
+    millions: float
+    max_input_tokens: int
+    pooling: Pooling
+    prompts: str
+    license: str
+    proof: Proof = "random weights"
+
+    @property
+    def model_type(self) -> str:
+        """The key of the architecture in config.json."""
+        return str(self.config["model_type"])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of layers and the hidden size."""
+        layers = self.config.get("num_hidden_layers", self.config.get("n_layer", 22))
+        return int(layers), int(self.config.get("hidden_size", self.config.get("n_embd", 0)))
+
+
+def _bert(model_type: str, layers: int, size: int, vocab: int, **options: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type, "hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": size // 64,
+        "intermediate_size": 4 * size, "vocab_size": vocab, "hidden_act": "gelu", "max_position_embeddings": 512,
+        **options,
+    }  # fmt: skip
+
+
+XLM_R = {"max_position_embeddings": 8194, "type_vocab_size": 1, "pad_token_id": 1}
+GTE = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "max_position_embeddings": 8192}
+QWEN3 = {
+    "model_type": "qwen3", "hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1000000,
+    "max_position_embeddings": 32768, "use_sliding_window": False, "attention_bias": False,
+}  # fmt: skip
+BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
+QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
+OTHER_ARCHITECTURES = ("attendant", "camembert", "distilbert", "electra", "gte", "roberta")
+"""Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
+KNOWN_MODELS = (
+    KnownModel(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        _bert("bert", 6, 384, 30522, num_attention_heads=12),
+        22.6, 256, "mean", "none", "Apache-2.0", "published weights",
+    ),
+    KnownModel("BAAI/bge-base-en-v1.5", _bert("bert", 12, 768, 30522), 109, 512, "cls", BGE_QUERY, "MIT"),
+    KnownModel(
+        "mixedbread-ai/mxbai-embed-large-v1", _bert("bert", 24, 1024, 30522), 334, 512, "cls", BGE_QUERY, "Apache-2.0"
+    ),
+    KnownModel(
+        "intfloat/multilingual-e5-small",
+        _bert("bert", 12, 384, 250037, num_attention_heads=12),
+        118, 512, "mean", "`query: `, `passage: `", "MIT",
+    ),
+    KnownModel(
+        "intfloat/multilingual-e5-large",
+        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R | {"max_position_embeddings": 514}),
+        559, 512, "mean", "`query: `, `passage: `", "MIT",
+    ),
+    KnownModel("BAAI/bge-m3", _bert("xlm-roberta", 24, 1024, 250002, **XLM_R), 567, 8192, "cls", "none", "MIT"),
+    KnownModel(
+        "Snowflake/snowflake-arctic-embed-l-v2.0",
+        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        567, 8192, "cls", "query: `query: `", "Apache-2.0",
+    ),
+    KnownModel(
+        "sentence-transformers/all-mpnet-base-v2",
+        _bert(
+            "mpnet", 12, 768, 30527,
+            max_position_embeddings=514, relative_attention_num_buckets=32, layer_norm_eps=1e-5,
+        ),
+        109, 384, "mean", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "nomic-ai/nomic-embed-text-v1.5",
+        {
+            "model_type": "nomic_bert", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072,
+            "vocab_size": 30528,
+            "n_positions": 8192, "max_trained_positions": 2048, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+            "rotary_scaling_factor": None, "activation_function": "swiglu", "type_vocab_size": 2, "prenorm": False,
+            "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "scale_attn_weights": True,
+        },
+        137, 8192, "mean", "`search_query: `, `search_document: `, ...", "Apache-2.0",
+    ),
+    KnownModel(
+        "Alibaba-NLP/gte-multilingual-base",
+        _bert(
+            "new", 12, 768, 250048, **GTE, type_vocab_size=1, rope_theta=20000,
+            rope_scaling={"type": "ntk", "factor": 8.0},
+        ),
+        305, 8192, "cls", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "Alibaba-NLP/gte-large-en-v1.5",
+        _bert(
+            "new", 24, 1024, 30528, **GTE, type_vocab_size=2, rope_theta=160000,
+            rope_scaling={"type": "ntk", "factor": 2.0},
+        ),
+        434, 8192, "cls", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "Snowflake/snowflake-arctic-embed-m-v2.0",
+        _bert("new", 12, 768, 250048, **GTE, type_vocab_size=1, rope_theta=160000),
+        305, 8192, "cls", "query: `query: `", "Apache-2.0",
+    ),
+    KnownModel(
+        "jinaai/jina-embeddings-v3",
+        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R, position_embedding_type="rotary", rotary_emb_base=20000.0),
+        558, 8192, "mean", "per task (`--task`)", "CC-BY-NC-4.0",
+    ),
+    KnownModel(
+        "Alibaba-NLP/gte-modernbert-base",
+        {
+            "model_type": "modernbert", "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12,
+            "intermediate_size": 1152, "vocab_size": 50368, "global_attn_every_n_layers": 3, "local_attention": 128,
+            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+        },
+        149, 8192, "cls", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "lightonai/modernbert-embed-large",
+        {
+            "model_type": "modernbert", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "intermediate_size": 2624, "vocab_size": 50368, "global_attn_every_n_layers": 3, "local_attention": 128,
+            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+        },
+        395, 8192, "mean", "`search_query: `, `search_document: `", "Apache-2.0",
+    ),
+    KnownModel(
+        "EuroBERT/EuroBERT-210m",
+        {
+            "model_type": "eurobert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+            "num_key_value_heads": 12, "intermediate_size": 3072, "vocab_size": 128256, "hidden_act": "silu",
+            "rope_theta": 250000, "max_position_embeddings": 8192,
+        },
+        212, 8192, "mean", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "Qwen/Qwen3-Embedding-0.6B",
+        QWEN3 | {
+            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
+            "vocab_size": 151669,
+        },
+        596, 32768, "last", QWEN_QUERY, "Apache-2.0",
+    ),
+    KnownModel(
+        "Qwen/Qwen3-Embedding-4B",
+        QWEN3 | {
+            "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728,
+            "vocab_size": 151665,
+        },
+        4022, 32768, "last", QWEN_QUERY, "Apache-2.0",
+    ),
+    KnownModel(
+        "google/embeddinggemma-300m",
+        {
+            "model_type": "gemma3_text", "hidden_size": 768, "num_hidden_layers": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 1152, "vocab_size": 262144,
+            "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 2048, "query_pre_attn_scalar": 256,
+            "sliding_window": 512, "_sliding_window_pattern": 6, "use_bidirectional_attention": True,
+            "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+        },
+        303, 2048, "mean", "`task: ... \\| query: `, `title: none \\| text: `", "Gemma",
+    ),
+)  # fmt: skip
+
+
+def list_models() -> Iterator[str]:
+    """Yield one line per architecture and well-known model."""
+    width = max(len(model.hub_id) for model in KNOWN_MODELS)
+    for model_type in dict.fromkeys(model.model_type for model in KNOWN_MODELS):
+        yield model_type
+        for model in KNOWN_MODELS:
+            if model.model_type == model_type:
+                layers, size = model.shape
+                yield (
+                    f"  {model.hub_id:{width}}  {layers} layers, size {size}, {model.max_input_tokens:,} tokens, "
+                    f"{model.pooling} pooling, {model.license}"
+                )
+    yield f"others: {', '.join(OTHER_ARCHITECTURES)}"
+
+
+def describe_models(
+    backends: Sequence[tuple[str, Mapping[str, bool]]], heads: Sequence[tuple[str, Mapping[str, bool]]]
+) -> str:
+    """Return docs/models.md; `backends` and `heads` say which ones each architecture has."""
+    lines = [INTRODUCTION]
+    for model in KNOWN_MODELS:
+        layers, size = model.shape
+        lines.append(
+            f"| `{model.hub_id}` | `{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
+            f"{model.max_input_tokens:,} | {model.pooling} | {model.prompts} | {model.license} | {model.proof} |"
+        )
+    lines += [BACKENDS, *_table(backends, "refused at export"), HEADS, *_table(heads, "none")]
+    return "\n".join(lines) + "\n"
+
+
+def _table(architectures: Sequence[tuple[str, Mapping[str, bool]]], missing: str) -> Iterator[str]:
+    """Yield the lines of a table with a row per architecture."""
+    names = list(architectures[0][1])
+    yield f"| architecture | {' | '.join(names)} |"
+    yield f"|{'---|' * (len(names) + 1)}"
+    for architecture, supported in architectures:
+        cells = ["yes" if supported[name] else missing for name in names]
+        yield f"| `{architecture}` | {' | '.join(cells)} |"
+
+
+INTRODUCTION = """\
+# Models
+
+`make docs` writes this page from model/source/known_models.py and model/families/; `attendant-model list` prints it.
+
+Each model is served with one command, for example:
+
+```sh
+.venv/bin/attendant serve Alibaba-NLP/gte-modernbert-base
+```
+
+The encoder is rebuilt from config.json and the weights. Code in a repository is never executed, and unknown tensors and
+unknown keys of config.json that may change the result are errors.
+
+The last column names the weights that this project's tests use. Only the default model is tested with its published
+weights, because the test machines have no others. For every other model, the tests use a small model of the same
+architecture with random weights: its hidden states match transformers to 1e-5 of their largest value, and its attention
+probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
+on its model card.
+
+The architectures `camembert`, `distilbert`, `electra`, `gte` and `roberta` have no row, because none of the models
+chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
+encoders of the architecture `attendant`.
+
+Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
+[CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.
+
+| model | model_type | layers | size | parameters | maximum length | pooling | prompts | license | tested with |
+|---|---|---|---|---|---|---|---|---|---|"""
+BACKENDS = """
+## Backends
+
+Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares the results of every head
+with golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured
+cosine, or replaced by float32 under `auto`. An export with a variant that the architecture does not support is an
+error. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the architecture
+`jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
+"""
+HEADS = """
+## Heads
+
+A checkpoint can have these heads in addition to its embeddings. Heads run in float32 on the hidden states of the
+backend, in every precision. They have not been run on CUDA. Query expansion without attention is refused at export for
+CUDA, whose graph has no mask. `none` means that no such models of the architecture are known.
+[Your own model](own-model.md#rerankers-and-classifiers) describes the files.
+"""

@@ -1,0 +1,368 @@
+"""The settings of sentence-transformers: modules, pooling, prompts and similarity."""
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from model.artifact.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole, Role, Similarity
+from model.source.published import (
+    CONFIG,
+    MODULES,
+    TOKENIZER_CONFIG,
+    CheckpointError,
+    ConfigFile,
+    ModelFiles,
+    Module,
+    read_tensors,
+    require_finite,
+)
+
+PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+    "passage": ("passage", "document"),
+}
+"""Prompt names to try per role, in order. A role without any of them has no prompt, not even the default one."""
+
+
+def resolve_roles(prompts: Container[str]) -> dict[Role, str]:
+    """Return the name of the prompt for each role that has one."""
+    named = {role: next((name for name in names if name in prompts), None) for role, names in PROMPT_NAMES.items()}
+    return {role: name for role, name in named.items() if name is not None}
+
+
+SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
+LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
+LOGIT_SCORE = "Transformer LogitScore"
+"""The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
+POOLING_NAMES = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "weightedmean_tokens": "weightedmean",
+}
+SIMILARITIES: dict[str, Similarity] = {
+    "cosine": "cosine",
+    "dot": "dot",
+    "euclidean": "euclidean",
+    "manhattan": "manhattan",
+}
+LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
+TASKS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "fill-mask": ("logits", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
+}
+"""The output of the encoder that a task of the module Transformer reads, and its name in sentence-transformers."""
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters."""
+
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    max_input_tokens: int | None = None
+    task: str | None = None
+    special_tokens_in_text: bool = False
+
+
+FROM_FILES = SettingOptions()
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A dense layer after pooling, `activation(x @ weight.T + bias)`; weight (out, in), bias (out,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Literal["identity", "tanh"]
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """The steps before and after the encoder; mean pooling without sentence-transformers files.
+
+    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "cosine"
+    unless a file names another function. `truncate_dim` and `origins`: see `EmbeddingHead` and `Manifest`.
+    """
+
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    dense: tuple[DenseLayer, ...] = ()
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    include_prompt: bool = True
+    similarity: Similarity = "cosine"
+    truncate_dim: int | None = None
+    origins: dict[str, str] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True)
+class TransformerSettings:
+    """Settings of the module Transformer in sentence-transformers.
+
+    `config` and `tokenizer` replace values of config.json and tokenizer_config.json. `max_input_tokens` is None
+    without a limit in these files, and `origin` is the file that contains it. `query_expansion` fills up queries of
+    ColBERT models.
+    """
+
+    config: Mapping[str, Any]
+    tokenizer: Mapping[str, Any]
+    max_input_tokens: int | None
+    origin: str
+    role_max_tokens: dict[RetrievalRole, int]
+    do_lower_case: bool
+
+
+def read_transformer_settings(files: ModelFiles) -> TransformerSettings:
+    """Return the settings of the module Transformer. Raises CheckpointError for one that is not supported."""
+    file = files.transformer_config
+    file.require("tokenizer_name_or_path")
+    _check_task(file, files)
+    config = _arguments(file, "config_kwargs", "config_args")
+    tokenizer = _arguments(file, "processor_kwargs", "tokenizer_args")
+    model = _arguments(file, "model_kwargs", "model_args")
+    for arguments in (config, tokenizer, model):
+        for key in ("revision", "subfolder", "variant", "quantization_config", "gguf_file"):
+            arguments.require(key)
+    own = files.read(files.transformer / TOKENIZER_CONFIG)
+    call_limit = _read_call(file.nested("processing_kwargs"))
+    limits = (  # the first one applies, and each is read, so that none counts as unknown
+        (call_limit, file.name),
+        (tokenizer.integer("model_max_length"), file.name),
+        (file.integer("max_seq_length"), file.name),
+        (own.integer("model_max_length"), own.name),
+        (own.integer("max_len"), own.name),
+    )
+    limit, origin = next(((limit, name) for limit, name in limits if limit is not None), (None, ""))
+    lengths: dict[RetrievalRole, int] = {}
+    for role in ("query", "document"):
+        if (length := file.integer(f"{role}_length")) is not None and call_limit is None:
+            lengths[role] = length
+    return TransformerSettings(config, tokenizer, limit, origin, lengths, bool(file.get("do_lower_case")))
+
+
+def _arguments(file: ConfigFile, name: str, old_name: str) -> ConfigFile:
+    """Return the object with arguments of transformers, under its current or its old name."""
+    return file.nested(old_name if old_name in file else name, name)
+
+
+def _check_task(file: ConfigFile, files: ModelFiles) -> None:
+    """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
+    task = file.get("transformer_task") or "feature-extraction"
+    if not isinstance(task, str) or task not in TASKS:
+        raise CheckpointError(
+            f"{file.name}: unsupported transformer_task {task!r}. Supported: {', '.join(sorted(TASKS))}."
+        )
+    output, name = TASKS[task]
+    if files.order != LOGIT_SCORE:
+        file.require("module_output_name", name)
+    modalities = file.nested("modality_config", "modality_config")
+    for modality in modalities:
+        options = modalities.nested(modality, "modality")
+        options.require("method", "forward")
+        options.require("method_output_name", output)
+        _ = options.get("format")
+    if "message" in modalities and files.order != LOGIT_SCORE:
+        raise CheckpointError(
+            f"{file.name}: modality_config renders each text through the chat template (message), which is not "
+            'supported. If the model was trained on plain texts, remove "message" from modality_config.'
+        )
+
+
+def _read_call(call: ConfigFile) -> int | None:
+    """Return the token limit in the arguments of each call of the tokenizer; None without one."""
+    limit = None
+    for key in ("text", "common", "chat_template"):
+        arguments = call.nested(key, "processing_kwargs.call")
+        limit = arguments.integer("max_length") or limit
+        arguments.require("add_special_tokens", True)
+        arguments.require("truncation", True, "longest_first")
+        arguments.require("logits_to_keep", 1)
+        arguments.require("restore_suffix", True)
+    return limit
+
+
+def read_max_input_tokens(
+    settings: TransformerSettings, max_position_embeddings: int, option: int | None
+) -> tuple[int, str]:
+    """Return the token limit of an input and its origin.
+
+    In the order of sentence-transformers: the arguments of a call, those of the tokenizer, `max_seq_length`, and
+    `model_max_length` of tokenizer_config.json. The result is at most `max_position_embeddings`. Raises CheckpointError
+    if `option` is larger.
+    """
+    if option is not None:
+        if not 1 <= option <= max_position_embeddings:
+            raise CheckpointError(
+                f"--max-input-tokens: out of range ({option}, limit {max_position_embeddings}). "
+                f"Use 1 to {max_position_embeddings}."
+            )
+        return option, "--max-input-tokens"
+    if settings.max_input_tokens is None or settings.max_input_tokens > max_position_embeddings:
+        return max_position_embeddings, "config.json"
+    return settings.max_input_tokens, settings.origin
+
+
+def read_embedding_config(files: ModelFiles, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
+    """Return the configuration in the sentence-transformers files, changed by `options`. Raises CheckpointError."""
+    config = files.sentence_transformers
+    prompts, default_prompt_name = _read_prompts(config)
+    embedding = EmbeddingConfig(
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        similarity=read_similarity(files, "cosine"),
+        origins={"pooling": ASSUMED, "normalize": ASSUMED} | ({"prompts": CONFIG} if config else {}),
+    )
+    if files.has_modules:
+        embedding = _read_module_settings(files, hidden_size, embedding)
+    elif config:
+        files.warn(f"{CONFIG} is used, though sentence-transformers ignores it without {MODULES}.")
+    size = embedding.dense[-1].weight.shape[0] if embedding.dense else hidden_size
+    truncate_dim = config.integer("truncate_dim")
+    if truncate_dim is not None and truncate_dim < size:
+        embedding.origins["truncate_dim"] = CONFIG
+        embedding = replace(embedding, truncate_dim=truncate_dim)
+    changes: dict[str, Any] = {}
+    origins = dict(embedding.origins)
+    if options.pooling is not None:
+        changes["pooling"], origins["pooling"] = options.pooling, "--pooling"
+    if options.normalize is not None:
+        changes["normalize"] = options.normalize
+        origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
+    return replace(embedding, **changes, origins=origins)
+
+
+def read_similarity(files: ModelFiles, default: Similarity) -> Similarity:
+    """Return the similarity function of the model. Names for other kinds of models select the default."""
+    name = files.sentence_transformers.get("similarity_fn_name")
+    if name is None or str(name).lower() in LATE_SIMILARITIES:
+        return default
+    if not isinstance(name, str) or name not in SIMILARITIES:
+        files.warn(f"{CONFIG}: unknown similarity_fn_name {name!r}, using {default}.")
+        return default
+    return SIMILARITIES[name]
+
+
+def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConfig:
+    """Return `embedding` with last pooling if attention is causal and neither a file nor an option sets the pooling.
+
+    Only the last token of a causal model attends to the whole text.
+    """
+    if causal and embedding.origins["pooling"] == ASSUMED:
+        return replace(embedding, pooling="last")
+    return embedding
+
+
+def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
+    """Return `embedding` with pooling, dense layers and normalization of modules.json."""
+    modules = [module for module in files.modules if module.kind != "Dropout"]  # only training drops values
+    order = " ".join(module.kind for module in modules)
+    if is_late_interaction(files) or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
+        return embedding
+    if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
+        raise CheckpointError(
+            f"{MODULES}: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
+        )
+    if files.transformer_config.get("query_expansion") is not None:
+        raise CheckpointError(
+            f"{files.transformer_config.name}: query_expansion is supported for multi-vector models only. Remove it."
+        )
+    pooling, include_prompt = embedding.pooling, True
+    origins = embedding.origins | {"normalize": MODULES, "dense": MODULES}
+    dense: list[DenseLayer] = []
+    size = hidden_size
+    for module in modules:
+        if module.kind == "Pooling":
+            config = files.module_config(module)
+            if not (module.path / "config.json").is_file():
+                raise CheckpointError(f"{config.name}: missing. Download the model again.")
+            pooling, include_prompt = _read_pooling(config)
+            origins["pooling"] = config.name
+        elif module.kind == "Dense":
+            dense.append(read_dense(files, module, size, "sentence_embedding"))
+            size = dense[-1].weight.shape[0]
+        elif module.kind == "Normalize":
+            check_features(files.module_config(module), "sentence_embedding")
+    return replace(
+        embedding,
+        pooling=pooling,
+        normalize=order.endswith("Normalize"),
+        dense=tuple(dense),
+        include_prompt=include_prompt,
+        origins=origins,
+    )
+
+
+def is_late_interaction(files: ModelFiles) -> bool:
+    """Return whether the modules are those of a ColBERT model."""
+    named = (
+        files.sentence_transformers.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+        or "query_prefix" in files.sentence_transformers
+    )
+    return LATE_INTERACTION.fullmatch(files.order) is not None and (named or "MultiVectorMask" in files.order)
+
+
+def _read_prompts(config: ConfigFile) -> tuple[dict[str, str], str | None]:
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if isinstance(prompts, dict):  # a null is a name without a text
+        prompts = {name: "" if prompt is None else prompt for name, prompt in prompts.items()}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise CheckpointError(f"{CONFIG}: prompts is not a map of names to strings. Correct it.")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise CheckpointError(f"{CONFIG}: default_prompt_name {default!r} is not in prompts. Correct it.")
+    return prompts, default
+
+
+def _read_pooling(config: ConfigFile) -> tuple[Pooling, bool]:
+    # The older format has one flag per mode.
+    flags = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
+    modes = config.get("pooling_mode", flags or ["mean"])
+    modes = [POOLING_NAMES.get(str(mode), mode) for mode in (modes if isinstance(modes, list) else [modes])]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise CheckpointError(f"{config.name}: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
+    include_prompt = config.get("include_prompt", True)
+    if not isinstance(include_prompt, bool):
+        raise CheckpointError(f"{config.name}: include_prompt is not a boolean. Correct it.")
+    mode: Pooling = modes[0]
+    return mode, include_prompt
+
+
+def check_features(config: ConfigFile, name: str) -> None:
+    """Raise CheckpointError unless a module reads and writes the features `name` of sentence-transformers."""
+    config.require("module_input_name", name)
+    config.require("module_output_name", name)
+
+
+def read_dense(files: ModelFiles, module: Module, in_features: int, features: str) -> DenseLayer:
+    """Return the layer of a module Dense that reads `features`. Raises CheckpointError."""
+    config = files.module_config(module)
+    check_features(config, features)
+    path = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    supported: dict[str, Literal["identity", "tanh"]] = {"Identity": "identity"}
+    if features == "sentence_embedding":  # the projection of token vectors is linear
+        supported["Tanh"] = "tanh"
+    name = path.rsplit(".", 1)[-1]
+    if name not in supported or not path.startswith("torch.") or config.get("use_residual"):
+        kind = f"{path} with a residual" if config.get("use_residual") else path
+        raise CheckpointError(
+            f"{config.name}: unsupported dense layer ({kind}). Supported: "
+            f"{' or '.join(f'torch.nn.{choice}' for choice in supported)}, without a residual."
+        )
+    tensors = read_tensors(module.path)
+    weight, bias = tensors.pop("linear.weight", None), tensors.pop("linear.bias", None)
+    if weight is None or tensors or weight.shape[1] != in_features:
+        raise CheckpointError(
+            f"{module.path.name}/model.safetensors: unexpected tensors. "
+            f"Expected linear.weight (*, {in_features}) and optionally linear.bias."
+        )
+    for part, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            require_finite(tensor, f"linear.{part}", f"{module.path.name}/model.safetensors")
+    return DenseLayer(weight.float(), None if bias is None else bias.float(), supported[name])

@@ -1,0 +1,451 @@
+"""The tokenizer of a published model: tokenizer.json, changed by the settings of the other tokenizer files."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from model.artifact.files import TOKENIZER
+from model.artifact.manifest import TruncationSide
+from model.artifact.tokenizer import check_template, write_definition
+from model.source.published import (
+    ADDED_TOKENS,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+    CheckpointError,
+    ModelFiles,
+    read_json,
+    read_optional_json,
+    reject_pointer,
+)
+from model.source.sentence_transformers import TransformerSettings
+
+WORDPIECE_TYPES = ("bert", "distilbert", "electra")
+"""Values of `model_type` whose tokenizers differ only in the settings read here."""
+TOKENIZER_CLASSES = tuple(
+    f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra") for suffix in ("", "Fast")
+)
+CONVERSION = (
+    "import sys, transformers; transformers.AutoTokenizer.from_pretrained(sys.argv[1])"
+    f".backend_tokenizer.save(sys.argv[1] + '/{TOKENIZER}')"
+)
+"""A program for `python -c "..." DIRECTORY`: no character of it is special within the double quotes of a shell."""
+VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
+"""Patterns of the files that hold a vocabulary. Without one, transformers makes a tokenizer of special tokens only."""
+SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
+                  ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
+
+
+def convert_tokenizer(directory: Path) -> str:
+    """Return the equivalent tokenizer.json of a model with a BERT vocabulary.
+
+    Raises:
+        CheckpointError: there is no such vocabulary, or a setting that cannot be converted.
+    """
+    path = directory / TOKENIZER
+    if not any(all(any(directory.glob(name)) for name in names) for names in VOCABULARIES):
+        raise CheckpointError(
+            f"{path}: missing, and there is no vocabulary. Download {TOKENIZER} from the model's page, or its "
+            "vocabulary: vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, or tokenizer.model."
+        )
+    problem = _find_obstacle(directory)
+    if problem is not None:
+        raise CheckpointError(
+            f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
+            f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
+        )
+    return str(_convert_wordpiece(directory).to_str())
+
+
+def _find_obstacle(directory: Path) -> str | None:
+    """Return why the tokenizer cannot be converted here; None if it can. Raises CheckpointError without vocab.txt."""
+    config, model_config = _read_config(directory), read_json(directory / "config.json")
+    kind = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+    if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
+        return f"only tokenizers of BERT are converted here (not {kind or model_config.get('model_type')})"
+    if not (directory / "vocab.txt").is_file():
+        raise CheckpointError(
+            f"{directory / TOKENIZER}: missing, and so is vocab.txt. Download either from the model's page."
+        )
+    if config.get("do_basic_tokenize") is False or config.get("never_split"):
+        return "tokenizer_config.json has do_basic_tokenize or never_split"
+    expected = set(_special_tokens(config).values())
+    decoder = config.get("added_tokens_decoder") or {}
+    added = [*read_optional_json(directory / "added_tokens.json"), *(config.get("additional_special_tokens") or ())]
+    added += [token.get("content") for token in decoder.values()]
+    if any(_content(token) not in expected for token in added):
+        return "it has added tokens"
+    flagged = [token for token in (*config.values(), *decoder.values()) if isinstance(token, dict)]
+    if any(token.get(flag) for token in flagged for flag in ("lstrip", "rstrip", "single_word")):
+        return "special tokens have options"
+    missing = expected - _read_vocabulary(directory).keys()
+    return f"vocab.txt has no {min(missing)}" if missing else None
+
+
+def _convert_wordpiece(directory: Path) -> Tokenizer:
+    """Return the tokenizer that transformers makes of the same files (`BertTokenizer`)."""
+    config, vocabulary = _read_config(directory), _read_vocabulary(directory)
+    special = _special_tokens(config)
+    cls, sep = special["cls_token"], special["sep_token"]
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+        lowercase=config.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.add_special_tokens(list(special.values()))
+    return tokenizer
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """Return the settings of the tokenizer; settings of the newer file take precedence."""
+    return read_optional_json(directory / "special_tokens_map.json") | read_optional_json(
+        directory / "tokenizer_config.json"
+    )
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    return {name: _content(config.get(name) or default) for name, default in SPECIAL_TOKENS.items()}
+
+
+def _content(token: Any) -> str:
+    """Return the text of a token, which is a string or an object with options."""
+    return str(token.get("content")) if isinstance(token, dict) else str(token)
+
+
+def _read_vocabulary(directory: Path) -> dict[str, int]:
+    """Return the id of each token, which is its line number, from 0."""
+    path = directory / "vocab.txt"
+    try:
+        return dict(models.WordPiece.read_file(str(path)))
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise CheckpointError(f"{path}: not a vocabulary ({error}). Download the model again.") from None
+
+
+WORDPIECE, BYTE_LEVEL, UNIGRAM, GENERIC = "wordpiece", "byte level", "unigram", "generic"
+STYLES = {
+    "BertTokenizer": WORDPIECE,
+    "DistilBertTokenizer": WORDPIECE,
+    "ElectraTokenizer": WORDPIECE,
+    "MobileBertTokenizer": WORDPIECE,
+    "MPNetTokenizer": WORDPIECE,
+    "RobertaTokenizer": BYTE_LEVEL,
+    "BartTokenizer": BYTE_LEVEL,
+    "Qwen2Tokenizer": BYTE_LEVEL,
+    "XLMRobertaTokenizer": UNIGRAM,
+    "CamembertTokenizer": UNIGRAM,
+}
+"""The settings that each class of transformers reads. Other classes read those of `GENERIC`."""
+USUAL_PARTS = {
+    WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
+    BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
+    UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
+}
+"""The normalizers and pre-tokenizers that are equal, or nearly, to those of the classes in transformers 5."""
+ROLES = ("cls", "sep")
+CLS_AND_SEP = {
+    "BertTokenizer": ("[CLS]", "[SEP]"),
+    "DistilBertTokenizer": ("[CLS]", "[SEP]"),
+    "ElectraTokenizer": ("[CLS]", "[SEP]"),
+    "MPNetTokenizer": ("<s>", "</s>"),
+    "RobertaTokenizer": ("<s>", "</s>"),
+    "XLMRobertaTokenizer": ("<s>", "</s>"),
+    "CamembertTokenizer": ("<s>", "</s>"),
+}
+"""The tokens around a text, of classes in transformers 5 that replace the post-processor."""
+DEFAULT_CLASSES = {
+    "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "ernie": "BertTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+"""The class of the tokenizer of each `model_type` whose files name none."""
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
+WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer")
+"""Classes that return token types unless `model_input_names` says otherwise."""
+SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerSettings:
+    """The settings of tokenizer_config.json and the files beside it, with those of sentence-transformers on top."""
+
+    def __init__(self, files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
+        self.files = files
+        self._transformer = settings
+        directory = files.transformer
+        self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
+        if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file
+            self._layers.insert(1, files.read(directory / SPECIAL_TOKENS_MAP))
+        self._added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, also where they do nothing
+        named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
+        self.class_name = _select_class(named, str(model_config.get("model_type")))
+        self.style = STYLES.get(self.class_name, GENERIC)
+        for key in ("add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+            self.get(key)  # classes that do not use a setting ignore it
+        if not isinstance(self.get("model_input_names", []), list):
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: model_input_names is not a list. Correct it.")
+        if not all(type(number) is int for number in self._added.values()):
+            raise CheckpointError(f"{ADDED_TOKENS}: not a map of tokens to ids. Correct it.")
+        for key in ("init_inputs", "fast_tokenizer_files", "fix_mistral_regex"):
+            if self.get(key):
+                raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} ({self.get(key)!r}). Remove it.")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Raise CheckpointError unless all tokens are strings or objects with a string."""
+        decoder = self.get("added_tokens_decoder", {})
+        if not isinstance(decoder, dict) or not all(str(number).isdigit() for number in decoder):
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is not a map of token ids. Correct it.")
+        tokens: dict[str, Any] = {key: [self.get(key)] for key in SPECIAL_TOKEN_KEYS}
+        tokens["added_tokens_decoder"] = list(decoder.values())
+        for key in ("extra_special_tokens", "additional_special_tokens"):
+            extra = self.get(key, [])
+            tokens[key] = list(extra.values()) if isinstance(extra, dict) else extra
+        for key, values in tokens.items():
+            is_valid = isinstance(values, list) and all(
+                token is None or isinstance(token.get("content") if isinstance(token, dict) else token, str)
+                for token in values
+            )
+            if not is_valid:
+                raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not a token or a list of tokens. Correct it.")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value; None and missing keys are the default. All files count as read."""
+        values = [layer.get(key) for layer in self._layers]
+        return next((value for value in values if value is not None), default)
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the model gets token types, which tell the texts of a pair apart."""
+        names = self.get("model_input_names")
+        return self.class_name in WITH_TOKEN_TYPES if names is None else "token_type_ids" in names
+
+    def _extra_tokens(self) -> list[Any]:
+        """Return the special tokens without a role, under the current or the old key of a file."""
+        for layer in reversed(self._layers):
+            if "extra_special_tokens" in layer or "additional_special_tokens" in layer:
+                extra = layer.get("extra_special_tokens") or layer.get("additional_special_tokens") or []
+                return list(extra.values() if isinstance(extra, dict) else extra)
+        return []
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean. Raises CheckpointError."""
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not true or false ({value!r}). Correct it.")
+        return value
+
+    def added_tokens(self) -> Iterator[AddedToken]:
+        """Yield the tokens that the settings add to those of tokenizer.json, or change, in the order of their ids."""
+        named = [token for key in SPECIAL_TOKEN_KEYS if (token := self.get(key))]
+        special = [*named, *self._extra_tokens()]
+        for layer in self._layers:  # the tokens of models with roles of their own, such as "image_token"
+            special += [layer[key] for key in layer if key.endswith("_token") and isinstance(layer[key], (str, dict))]
+        decoder = self.get("added_tokens_decoder") or {}
+        for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
+            yield _added_token(token, special=_content(token) in map(_content, named))
+        if not decoder:
+            for content, _ in sorted(self._added.items(), key=lambda item: int(item[1])):
+                is_special = content in map(_content, special)
+                yield AddedToken(content, special=is_special, normalized=not is_special)
+        yielded = {_content(token) for token in decoder.values()}
+        for token in special:
+            if _content(token) not in yielded:
+                yielded.add(_content(token))
+                yield _added_token(token, special=True)
+
+
+@dataclass(frozen=True)
+class PublishedTokenizer:
+    """A tokenizer.json with all settings of a model, and where an input over the limit loses tokens."""
+
+    definition: bytes
+    truncation_side: TruncationSide
+
+
+def read_tokenizer(
+    files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings
+) -> PublishedTokenizer:
+    """Return the tokenizer of a model; without tokenizer.json, BERT's vocab.txt is converted.
+
+    Raises:
+        CheckpointError: there is neither, or a setting that is not supported.
+    """
+    path = files.transformer / TOKENIZER
+    options = TokenizerSettings(files, model_config, settings)
+    if path.is_file():
+        reject_pointer(path)
+        definition = path.read_bytes()
+        try:
+            values = json.loads(definition)
+            check_template(Tokenizer.from_str(definition.decode()))
+        except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+            raise CheckpointError(f"{TOKENIZER}: invalid ({error}). Download the model again.") from None
+    else:
+        values = json.loads(convert_tokenizer(files.transformer))
+    apply_settings(values, options)
+    if settings.do_lower_case:
+        _add_lowercase(values)
+    side = options.get("truncation_side") or (values.get("truncation") or {}).get("direction") or "right"
+    if str(side).lower() not in ("right", "left"):
+        raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported truncation_side {side!r}. Supported: right or left.")
+    return PublishedTokenizer(
+        _add_tokens(json.dumps(values, ensure_ascii=False), options).encode(),
+        "left" if str(side).lower() == "left" else "right",
+    )
+
+
+def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Change the parts of a tokenizer.json that the settings name."""
+    _check_parts(values, options)
+    if options.style == WORDPIECE:
+        flags = {  # as in transformers, missing settings have the defaults of the class
+            "lowercase": options.flag("do_lower_case", True),
+            "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
+            "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
+        }
+        for part in _parts(values.get("normalizer"), "normalizers", "BertNormalizer"):
+            part.update(flags)
+    elif options.style == BYTE_LEVEL:
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
+            part["add_prefix_space"] = options.flag("add_prefix_space", False)
+    elif options.style == UNIGRAM:
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "Metaspace"):
+            scheme = options.get("add_prefix_space")
+            if scheme is not None:
+                part["prepend_scheme"] = "always" if options.flag("add_prefix_space", True) else "never"
+    unknown = options.get("unk_token")
+    if values["model"].get("unk_token") is not None and unknown and _content(unknown) in values["model"]["vocab"]:
+        values["model"]["unk_token"] = _content(unknown)
+    if not options.has_token_types:
+        _drop_token_types(values)
+
+
+def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Add a warning if transformers 5 replaces parts of tokenizer.json with other ones: those of the class."""
+    usual = USUAL_PARTS.get(options.style)
+    if usual is None:
+        return
+    normalizers, pre_tokenizers = usual
+    differ = []
+    kinds = _kinds(values.get("normalizer"), "normalizers")
+    if not kinds <= normalizers or (options.style == WORDPIECE and not kinds):
+        differ.append("normalizer")
+    if not _kinds(values.get("pre_tokenizer"), "pretokenizers") <= pre_tokenizers:
+        differ.append("pre_tokenizer")
+    if options.style == WORDPIECE:
+        model, normalizer = values["model"], values.get("normalizer") or {}
+        if model.get("continuing_subword_prefix") != "##" or model.get("max_input_chars_per_word") != 100:
+            differ.append("model")
+        if normalizer.get("clean_text") is False and "normalizer" not in differ:
+            differ.append("normalizer")
+    names = CLS_AND_SEP.get(options.class_name)
+    if names is not None and values["model"].get("vocab"):
+        cls, sep = (_content(options.get(f"{role}_token") or name) for role, name in zip(ROLES, names, strict=True))
+        tokenizer = Tokenizer.from_str(json.dumps(values))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if tokenizer.encode("").ids != [tokenizer.token_to_id(cls), tokenizer.token_to_id(sep)]:
+            differ.append("post_processor")
+    if differ:
+        options.files.warn(
+            f"{TOKENIZER}: {', '.join(differ)} differ from those of {options.class_name} and are used, as in "
+            "transformers 4. transformers 5 replaces them and returns other tokens. To use its tokens, load the "
+            "tokenizer there, save it, and export again."
+        )
+
+
+def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
+    """Return the types of the parts of a component of tokenizer.json."""
+    return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
+
+
+def _add_lowercase(values: dict[str, Any]) -> None:
+    """Add lower-casing before the normalizer unless it has that step, as sentence-transformers does."""
+    normalizer, lowercase = values.get("normalizer"), {"type": "Lowercase"}
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    steps = [step for step in steps if step]
+    if lowercase not in steps:
+        values["normalizer"] = {"type": "Sequence", "normalizers": [lowercase, *steps]}
+
+
+def _add_tokens(definition: str, options: TokenizerSettings) -> str:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.add_tokens([token for token in options.added_tokens() if token.content])
+    return write_definition(tokenizer)
+
+
+def _drop_token_types(values: dict[str, Any]) -> None:
+    """Set all token types to 0."""
+    for part in _parts(values.get("post_processor"), "processors", "TemplateProcessing"):
+        for piece in (*part["single"], *part["pair"]):
+            for item in piece.values():
+                item["type_id"] = 0
+    for part in _parts(values.get("post_processor"), "processors", "BertProcessing"):
+        (cls, cls_id), (sep, sep_id) = part.pop("cls"), part.pop("sep")
+
+        def special(token: str) -> dict[str, Any]:
+            return {"SpecialToken": {"id": token, "type_id": 0}}
+
+        def text(name: str) -> dict[str, Any]:
+            return {"Sequence": {"id": name, "type_id": 0}}
+
+        single = [special(cls), text("A"), special(sep)]
+        part |= {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, text("B"), special(sep)],
+            "special_tokens": {
+                token: {"id": token, "ids": [number], "tokens": [token]}
+                for token, number in ((cls, cls_id), (sep, sep_id))
+            },
+        }
+
+
+def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a type in a component of tokenizer.json; `key` has those of a sequence."""
+    if component is None:
+        return
+    if component["type"] == kind:
+        yield component
+    for part in component.get(key) or ():
+        yield from _parts(part, key, kind)
+
+
+def _select_class(named: Any, model_type: str) -> str:
+    """Return the class that AutoTokenizer of transformers selects for a model, without "Fast"."""
+    default = DEFAULT_CLASSES.get(model_type, GENERIC_CLASSES[0])
+    if not named:
+        return default
+    name = str(named).removesuffix("Fast") if named != GENERIC_CLASSES[0] else str(named)
+    if default in GENERIC_CLASSES and model_type in ("modernbert", "eurobert"):
+        return default
+    return name
+
+
+def _added_token(token: Any, *, special: bool) -> AddedToken:
+    if not isinstance(token, dict):
+        return AddedToken(str(token), special=special, normalized=not special)
+    options = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
+    return AddedToken(_content(token), special=special or bool(token.get("special")), **options)
