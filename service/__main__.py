@@ -1,5 +1,6 @@
 """`attendant serve | embed | ask | compare | evaluate | size | options`."""
 
+import importlib
 import logging
 import os
 import signal
@@ -20,6 +21,8 @@ from service.model_cache import cache_directory, prepare_artifact
 from service.process import LOADING_THREAD
 from service.sockets import check_ports
 
+COMMANDS = ("embed", "ask", "compare", "evaluate", "size")
+"""Modules of `service.commands` with a function `run`."""
 USAGE = """usage: attendant COMMAND
 
   serve [SOURCE]      serve a model over REST and gRPC: an artifact, or a directory or Hugging Face model ID that is
@@ -70,30 +73,13 @@ def _run_checked(command: str, rest: list[str]) -> int:
         return error.status
 
 
-def _run(command: str, rest: list[str]) -> int:  # noqa: PLR0911  # one return per command
-    # Commands are imported where they run, because the server needs none of them.
+def _run(command: str, rest: list[str]) -> int:
     if command == "serve":
         return _serve(*load_serve_settings(rest))
-    if command == "embed":
-        from service.commands.embed import command as embed
-
-        return embed.run(rest)
-    if command == "ask":
-        from service.commands.ask import command as ask
-
-        return ask.run(rest)
-    if command == "compare":
-        from service.commands.compare import command as compare
-
-        return compare.run(rest)
-    if command == "evaluate":
-        from service.commands.evaluate import command as evaluate
-
-        return evaluate.run(rest)
-    if command == "size":
-        from service.commands.size import command as size
-
-        return size.run(rest)
+    if command in COMMANDS:
+        # Imported here, because the server needs no command.
+        status: int = importlib.import_module(f"service.commands.{command}").run(rest)
+        return status
     if command == "--version":
         print(f"attendant {__version__}, revision {read_revision()}")
         return EX_OK

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from service import __version__
-from service.commands.size import command as size
+from service.commands import size
 from tests.deploy.conftest import DEPLOY, run_tool
 
 README = (DEPLOY / "README.md").read_text()

@@ -15,9 +15,9 @@ from sentence_transformers import SentenceTransformer, SimilarityFunction
 from torch import nn
 
 from model.artifact.tokenizer import TokenizerInput
-from service.commands.encoding import TextEncoder
-from service.commands.evaluate.similarities import pair_similarities
-from service.commands.neighbors import Vectors, top_neighbors
+from service.commands.attribution import pair_similarities
+from service.commands.measures import Vectors, top_neighbors
+from service.commands.sources import TextEncoder
 from service.engine.encode.alignment import token_words, words_of
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import MAX_TOKENS, PROMPTS, VARIANTS, Variant, build

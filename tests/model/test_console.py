@@ -12,11 +12,7 @@ from model.__main__ import _parser as model_parser
 from model.__main__ import main as model_main
 from model.artifact.console import STATUSES, run_command
 from service.__main__ import main as service_main
-from service.commands.ask import command as ask
-from service.commands.compare import command as compare
-from service.commands.embed import command as embed
-from service.commands.evaluate import command as evaluate
-from service.commands.size import command as size
+from service.commands import ask, compare, embed, evaluate, size
 from tests.conftest import ROOT
 
 LONG = "x" * 100_000
@@ -76,7 +72,7 @@ def test_other_errors_of_the_system_are_not_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "module"), [(service_main, "service.commands.size.command.run"), (model_main, "model.__main__._verify")]
+    ("main", "module"), [(service_main, "service.commands.size.run"), (model_main, "model.__main__._verify")]
 )
 def test_interrupted_command_exits_with_130(
     main: Callable[[list[str]], int],

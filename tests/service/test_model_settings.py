@@ -18,7 +18,7 @@ import transformers
 from attendant_client import AttendantError, Client
 
 from model.export.export import export
-from service.commands.encoding import TextEncoder
+from service.commands.sources import TextEncoder
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2

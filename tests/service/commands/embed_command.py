@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands import vector_sources
-from service.commands.embed import file as embed_file
-from service.commands.vector_sources import VectorSource
+from service.commands import embed as embed_file
+from service.commands import sources as vector_sources
+from service.commands.sources import VectorSource
 from tests.service.commands.embed_stub import open_stub
 
 RunEmbed = Callable[..., tuple[int, str]]

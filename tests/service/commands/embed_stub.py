@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.__main__ import main
-from service.commands import vector_sources
-from service.commands.embed import file as embed_file
-from service.commands.vector_sources import Operation, SourceError, SourceInfo, VectorOptions, VectorSource
+from service.commands import embed as embed_file
+from service.commands import sources as vector_sources
+from service.commands.sources import Operation, SourceError, SourceInfo, VectorOptions, VectorSource
 from service.config import Settings
 
 DIMENSIONS = 4

@@ -13,10 +13,8 @@ import pytest
 from rich.console import Console
 
 from service.__main__ import main
-from service.commands import ask as ask_folder
-from service.commands.ask import command as ask
-from service.commands.ask.analysis import Analysis
-from service.commands.ask.view import show_map, show_neighbors, show_words
+from service.commands import ask
+from service.commands.ask import Analysis, show_map, show_neighbors, show_words
 from tests.conftest import RunningServer
 
 TEXT = "He cashed a check at the bank."
@@ -128,15 +126,14 @@ def test_errors_are_one_line_with_a_remedy(run_ask: Ask, arguments: list[str], s
 
 
 def test_unreachable_server_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.commands.vector_sources.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("service.commands.sources.MAX_ATTEMPTS", 1)
     status, out, err = run_ask("a", "--server", "http://127.0.0.1:9")
     problem = "--server: cannot connect to http://127.0.0.1:9 (All connection attempts failed). Check the URL."
     assert (status, out, err) == (69, "", f"attendant ask: {problem}\n")
 
 
 def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ask_folder, "view", raising=False)
-    monkeypatch.setitem(sys.modules, "service.commands.ask.view", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
     remedy = "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'."
     assert run_ask("a") == (78, "", f"attendant ask: rich is not installed. {remedy}\n")
 

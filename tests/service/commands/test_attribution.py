@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
-from service.commands.evaluate.measures import top_precision
+from service.commands.measures import top_precision
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel

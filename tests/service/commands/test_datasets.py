@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.commands.evaluate import datasets
-from service.commands.evaluate.datasets import read_attribution, read_retrieval, read_similarity, read_words
-from service.commands.lines import TextError
+from service.commands import labeled_texts as datasets
+from service.commands.labeled_texts import TextError, read_attribution, read_retrieval, read_similarity, read_words
 
 PAIR = {"text1": "a", "text2": "b", "score": 1}
 WORDS = {"text1": "a b", "word_index1": 0, "text2": "b a", "start2": 2, "end2": 3, "same": True}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.commands.embed.work_directory import partial_path, rejected_path
+from service.commands.embed import partial_path, rejected_path
 from tests.conftest import EXAMPLES
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
 from tests.service.commands.embed_stub import (

@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 
 from model.export.sample_texts import sample_sentences
-from service.commands import embed as embed_folder
+from service.commands import embed_ray as ray_embedder  # imports Ray
 from service.commands.arguments import CommandError
-from service.commands.embed import ray_embedder  # imports Ray
-from service.commands.embed.work_directory import partial_path, rejected_path
-from service.commands.vector_sources import VectorOptions
+from service.commands.embed import partial_path, rejected_path
+from service.commands.sources import VectorOptions
 from service.config import Settings
 from tests.conftest import ROOT, server_environment
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, read_vectors, write_rows
@@ -144,9 +143,7 @@ def test_unreachable_cluster_is_an_error(tmp_path: Path, run_embed: RunEmbed, mo
 
 
 def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embed_folder, "ray_embedder", None)
-    monkeypatch.delattr(embed_folder, "ray_embedder")
-    monkeypatch.setitem(sys.modules, "service.commands.embed.ray_embedder", None)
+    monkeypatch.setitem(sys.modules, "service.commands.embed_ray", None)
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
     problem = "Install the extra \"ray\": pip install -c constraints.txt -e '.[cpu,ray]'."
     expected = f"attendant embed: --ray: Ray is not installed. {problem}\n"

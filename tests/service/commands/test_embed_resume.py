@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from service.__main__ import main
-from service.commands.embed import file as embed_file
-from service.commands.embed import work_directory
-from service.commands.embed.file import EmbedFile
-from service.commands.embed.work_directory import partial_path, rejected_path
+from service.commands import embed as embed_file
+from service.commands.embed import EmbedFile, partial_path, rejected_path
 from service.commands.row_files import RowFile
-from service.commands.vector_sources import VectorOptions
+from service.commands.sources import VectorOptions
 from tests.service.commands.embed_command import LONG, TEXTS, RunEmbed, write_rows
 from tests.service.commands.embed_stub import DIMENSIONS, StubSource
 
@@ -49,7 +47,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], 
 
         monkeypatch.setattr(owner, name, call)
 
-    append = work_directory._append
+    append = embed_file._append
 
     def append_half(path: Path, size: int, data: bytes) -> None:
         if is_due():
@@ -59,7 +57,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None], 
 
     for owner, name in ((os, "fsync"), (os, "truncate"), (shutil, "rmtree"), (Path, "replace"), (Path, "unlink")):
         wrap(owner, name)
-    monkeypatch.setattr(work_directory, "_append", append_half)
+    monkeypatch.setattr(embed_file, "_append", append_half)
 
     def kill_at(step: int | None) -> None:
         remaining[0] = step
@@ -139,17 +137,17 @@ def test_run_continues_after_the_disk_was_full(
     tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = write_rows(tmp_path / "in.txt", [{"text": text} for text in TEXTS]), tmp_path / "out.npy"
-    append = work_directory._append
+    append = embed_file._append
 
     def fail(target: Path, size: int, data: bytes) -> None:
         if target.name == "data" and size:
             raise OSError(errno.ENOSPC, "No space left on device")
         append(target, size, data)
 
-    monkeypatch.setattr(work_directory, "_append", fail)
+    monkeypatch.setattr(embed_file, "_append", fail)
     problem = f"{out}.partial: cannot be written (No space left on device). Check the path and the free space."
     assert run_embed(path, "-o", out) == (73, f"attendant embed: {problem}\n")
-    monkeypatch.setattr(work_directory, "_append", append)
+    monkeypatch.setattr(embed_file, "_append", append)
     assert run_embed(path, "-o", out)[0] == 0
     assert np.load(out).shape == (len(TEXTS), DIMENSIONS)
 
@@ -157,7 +155,7 @@ def test_run_continues_after_the_disk_was_full(
 def start_and_stop(path: Path, out: Path, *options: str) -> None:
     """Leave a work directory with one chunk behind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_directory.WorkDirectory, "publish", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(embed_file.WorkDirectory, "publish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             main(["embed", str(path), "-o", str(out), *options])
 
@@ -196,7 +194,7 @@ def test_moved_input_continues_a_run_and_changed_input_does_not(tmp_path: Path, 
 
 def test_directory_in_use_is_not_written(tmp_path: Path, run_embed: RunEmbed) -> None:
     path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
-    with work_directory.WorkDirectory.open(out, {}, b"", overwrite=False):
+    with embed_file.WorkDirectory.open(out, {}, b"", overwrite=False):
         problem = f"{out}.partial: in use by another process. Wait for its end."
         assert run_embed(path, "-o", out) == (73, f"attendant embed: {problem}\n")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.commands.embed.encoded_rows import CHARACTERS_PER_ROW, split_batches
+from service.commands.embed import CHARACTERS_PER_ROW, split_batches
 from service.commands.row_files import Row
 
 TEXTS = st.none() | st.integers(0, 3 * CHARACTERS_PER_ROW).map(lambda length: "a" * length)

@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact.files import WEIGHTS
-from service.commands.evaluate.measures import Flags, Values
-from service.commands.evaluate.tasks import SenseFigures
+from service.commands.evaluate import SenseFigures
+from service.commands.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.schema.explain import CompareRequest, Occurrence

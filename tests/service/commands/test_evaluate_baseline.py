@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from service.commands.lines import TextError
+from service.commands.labeled_texts import TextError
 from tests.service.commands.evaluate_command import Evaluate, Run
 
 FILES = (
@@ -64,7 +64,7 @@ def test_table_has_baseline_and_difference(run: Run, default_artifact: Path, exp
 def test_invalid_baseline_is_named_before_any_model_is_loaded(
     run: Run, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.commands.evaluate.command.evaluate", None)
+    monkeypatch.setattr("service.commands.evaluate.evaluate", None)
     status, out, err = run(exported, "--baseline", tmp_path / "none", *FILES)
     assert (status, out, err.count("\n")) == (78, "", 1)
     assert err.startswith(f"attendant: {tmp_path / 'none'}: no such directory.")
@@ -79,6 +79,6 @@ def test_models_are_loaded_one_after_the_other(run: Run, exported: Path, monkeyp
         if len(loaded) == 2:
             raise TextError("stopped")
 
-    monkeypatch.setattr("service.commands.evaluate.command.evaluate", evaluate)
+    monkeypatch.setattr("service.commands.evaluate.evaluate", evaluate)
     assert run(exported, "--baseline", exported.parent / exported.name, "--sts", "sts.jsonl")[0] == 65
     assert loaded == [(exported, "float32")] * 2

@@ -14,7 +14,7 @@ from jsonschema import validate
 
 from model.artifact.files import Artifact, update_manifest
 from model.artifact.manifest import EvaluationRecord
-from service.commands.evaluate import measures
+from service.commands import measures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.conftest import EXAMPLES
@@ -136,7 +136,7 @@ def test_artifact_that_changed_during_the_evaluation_is_not_changed_again(
         shutil.copytree(exported_labse, root)
         return update_manifest(root, change)
 
-    monkeypatch.setattr("service.commands.evaluate.model_card.update_manifest", exchange)
+    monkeypatch.setattr("service.commands.evaluate.update_manifest", exchange)
     status, _, err = run(artifact, "--sts", "sts.jsonl", "--save")
     assert (status, err) == (78, f"attendant: {artifact}: changed during the evaluation. Run the command again.\n")
     assert Artifact.open(artifact).digest == Artifact.open(exported_labse).digest

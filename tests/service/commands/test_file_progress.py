@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.embed import progress as file_progress
+from service.commands import embed as file_progress
 from tests.conftest import HANG_TIMEOUT_S, ROOT, server_environment
 from tests.service.commands.embed_command import RunEmbed, write_rows
 

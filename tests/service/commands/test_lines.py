@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.lines import TextError, TextFile
+from service.commands.labeled_texts import TextError, TextFile
 
 
 def write(path: Path, body: bytes) -> Path:

@@ -13,9 +13,11 @@ from scipy.stats import pearsonr, spearmanr
 from sentence_transformers.util import cos_sim
 from sklearn.metrics import ndcg_score, roc_auc_score
 
-from service.commands.evaluate import measures
-from service.commands.evaluate.measures import (
+from service.commands import measures
+from service.commands.measures import (
     Estimate,
+    Floats,
+    Vectors,
     best_threshold,
     bootstrap,
     cross_validate,
@@ -23,9 +25,10 @@ from service.commands.evaluate.measures import (
     estimate_mean,
     estimate_pearson,
     estimate_spearman,
+    normalize,
+    pearson,
     rank_measures,
 )
-from service.commands.neighbors import Floats, Vectors, normalize, pearson
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30)
 LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from model.artifact.manifest import Similarity
-from service.commands import neighbors
-from service.commands.neighbors import (
+from service.commands import measures as neighbors
+from service.commands.measures import (
     MAX_PAIRS,
     Vectors,
     normalize,

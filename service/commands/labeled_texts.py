@@ -1,23 +1,176 @@
-"""Labeled texts from JSON lines: scored pairs, queries with documents, words in texts."""
+"""Lines of text files, read up to a limit."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, BinaryIO, Generic, Literal, Self, TypeVar
 
-from pydantic import model_validator
+import orjson
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from service.commands.evaluate.records import (
-    Index,
-    OneOrMore,
-    Record,
-    Records,
-    Score,
-    Text,
-    line_error,
-    read_records,
-    record_error,
-)
-from service.commands.lines import LabeledText, ReadFile, TextError
+from service.errors import MalformedRequest, ServiceError
+
+NumberedLine = tuple[int, str]
+LabeledText = tuple[str, str]
+"""A label for error messages ("line 3", "line 3: text1"), and the text."""
+
+
+class TextError(Exception):
+    """An error in a file of texts. The message names file and line, and never contains text."""
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """The part of a file that was read. `is_complete` is True if this is the whole file."""
+
+    path: Path
+    lines_read: int
+    is_complete: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as JSON."""
+        return {"file": str(self.path), "lines_read": self.lines_read, "complete": self.is_complete}
+
+
+@dataclass(frozen=True)
+class TextFile(ReadFile):
+    """Distinct lines among the first lines of a file.
+
+    Duplicates are dropped: they would be neighbors with tied similarities, in no particular order.
+    """
+
+    lines: tuple[NumberedLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"distinct": len(self.lines)}
+
+    @property
+    def labeled(self) -> list[LabeledText]:
+        return [(f"line {number}", text) for number, text in self.lines]
+
+    @classmethod
+    def read(cls, path: Path, limit: int) -> "TextFile":
+        """Read the first `limit` lines. Raises `TextError`."""
+        file, lines = read_file(path, limit)
+        numbers = {text: number for number, text in reversed(lines)}
+        distinct = sorted((number, text) for text, number in numbers.items())
+        return cls(path, file.lines_read, file.is_complete, tuple(distinct))
+
+
+def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
+    """Yield numbered lines, from 1, without line breaks. Raises `MalformedRequest` if one is not UTF-8."""
+    for number, line in enumerate(file, start=1):
+        try:
+            yield number, line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
+
+
+def read_file(path: Path, limit: int) -> tuple[ReadFile, list[NumberedLine]]:
+    """Return the first `limit` lines of a file. Raises `TextError` if a line is blank, or if there are none."""
+    lines: list[NumberedLine] = []
+    is_complete = True
+    try:
+        with path.open("rb") as file:
+            for number, text in read_lines(file):
+                if number > limit:
+                    is_complete = False
+                    break
+                if not text or text.isspace():
+                    raise TextError(f"{path}: line {number}: empty or blank. Remove it.")
+                lines.append((number, text))
+    except ServiceError as error:
+        raise TextError(f"{path}: {error.message}") from None
+    except OSError as error:
+        raise TextError(f"{path}: cannot be read ({error.strerror}). Check the path.") from None
+    if not lines:
+        raise TextError(f"{path}: empty. Add lines.")
+    return ReadFile(path, len(lines), is_complete), lines
+
+
+MAX_SCORE = 1e9
+PROBLEMS = {
+    "missing": "missing. Add it.",
+    "string_type": "not a string. Use a string.",
+    "int_type": "not an integer. Use an integer.",
+    "float_type": "not a number. Use a number.",
+    "bool_type": "not true or false. Use true or false.",
+    "too_short": "empty. Add an item.",
+    "greater_than_equal": "out of range ({value:g}, limit {ge:g}). Use {ge:g} or more.",
+    "less_than_equal": "out of range ({value:g}, limit {le:g}). Use {le:g} or less.",
+}
+"""Messages by pydantic error type."""
+
+
+class Record(BaseModel):
+    """An object of a file. Unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    line: int
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Records(Generic[R]):
+    """The records of a file."""
+
+    file: ReadFile
+    lines: tuple[R, ...]
+
+
+def record_error(problem: str) -> PydanticCustomError:
+    """Return an error of a validator. `problem` is a message without the path of the validated field."""
+    return PydanticCustomError("record", "{problem}", {"problem": problem})
+
+
+def _check_text(text: str) -> str:
+    if not text or text.isspace():
+        raise record_error("empty or blank. Remove the line or add text.")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Index = Annotated[int, Field(ge=0)]
+Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+OneOrMore = Annotated[
+    list[T], Field(min_length=1), BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+]
+"""An item, or a non-empty array of items."""
+
+
+def read_records(path: Path, limit: int, kind: type[R]) -> Records[R]:
+    """Read the first `limit` lines of a file. Raises `TextError`, which names file, line and field, but no text."""
+    file, lines = read_file(path, limit)
+    return Records(file, tuple(_parse(path, number, line, kind) for number, line in lines))
+
+
+def line_error(path: Path, line: int, problem: str) -> TextError:
+    return TextError(f"{path}: line {line}: {problem}")
+
+
+def _parse(path: Path, number: int, line: str, kind: type[R]) -> R:
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        raise line_error(path, number, "not JSON. Write one JSON object per line.") from None
+    if not isinstance(fields, dict):
+        raise line_error(path, number, "not a JSON object. Write one JSON object per line.")
+    try:
+        return kind.model_validate({**fields, "line": number})
+    except ValidationError as error:
+        raise line_error(path, number, _message(error.errors(include_url=False)[0])) from None
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    field = "".join(f"[{step}]" if isinstance(step, int) else step for step in error["loc"])
+    problem = PROBLEMS.get(error["type"], error["msg"]).format(value=error["input"], **error.get("ctx", {}))
+    return f"{field}: {problem}" if field else problem
+
 
 MAX_DOCUMENTS = 100_000
 MIN_PAIRS = 3

@@ -18,8 +18,7 @@ import ray
 from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE
 from model.artifact.files import ArtifactError
 from service.commands.arguments import CommandError
-from service.commands.model_selection import select_model
-from service.commands.vector_sources import Encoded, SourceInfo, VectorOptions, VectorSource
+from service.commands.sources import Encoded, SourceInfo, VectorOptions, VectorSource, select_model
 from service.config import ConfigError, Settings
 
 BLOCK_ROWS = 1024

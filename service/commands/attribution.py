@@ -1,25 +1,98 @@
-"""Ranks a text's words by their effect on a word or on a similarity score, and computes precision@1."""
+"""Similarities of labeled texts and words under one model."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from model.artifact.manifest import ONE_TOKEN_POOLINGS, Kind
+from model.artifact.manifest import ONE_TOKEN_POOLINGS, Kind, Similarity
 from model.artifact.tokenizer import TokenizerInput
-from service.commands.encoding import TextEncoder
-from service.commands.evaluate.datasets import AttributionLine
-from service.commands.evaluate.measures import Flags, Values, top_precision
-from service.commands.evaluate.records import Records, line_error
-from service.commands.evaluate.similarities import split_batches, word_problem
-from service.commands.lines import TextError
-from service.commands.neighbors import DECIMALS, Floats, normalize
+from service.commands.labeled_texts import AttributionLine, LabeledText, Records, TextError, WordPlace, line_error
+from service.commands.measures import DECIMALS, Flags, Floats, Values, normalize, top_precision
+from service.commands.sources import BATCH_SIZE, TextEncoder, name_text
+from service.engine.encode.similarity_functions import compare_rows
 from service.engine.schema.encode import EncodeRequest, EncodeResult, Input
 from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit
 from service.engine.schema.similarity import Effect, PairResult, SimilarityRequest, SimilarityResponse
 from service.errors import ServiceError
+
+Item = TypeVar("Item")
+
+
+async def pair_similarities(encoder: TextEncoder, path: Path, texts: Sequence[LabeledText]) -> Values:
+    """Return the similarities of consecutive pairs of texts (0 and 1, 2 and 3, ...), (N / 2,). Raises `TextError`."""
+    similarity = encoder.engine.info.similarity
+    return np.concatenate([_compare_pairs(rows, similarity) async for rows in encoder.batches(path, texts, None)])
+
+
+async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPlace]) -> tuple[Values, Values]:
+    """Return the contextual and static cosines of consecutive pairs of words, (N / 2,) each. Raises `TextError`."""
+    contextual: list[Values] = []
+    static: list[Values] = []
+    done = 0
+    for batch in split_batches(places):
+        inputs = tuple(Input(TokenizerInput(place.text)) for place in batch)
+        request = EncodeRequest(inputs, outputs=("tokens", "words", "static"), truncation="auto", prompt="")
+        try:
+            response = await encoder.engine.encode(request)
+        except ServiceError as error:
+            name_text(error, [f"line {place.line}: text{place.side}" for place in batch])
+            raise TextError(f"{path}: {error.message}") from None
+        vectors = [_word_vectors(path, *item) for item in zip(batch, response.results, strict=True)]
+        for cosines, rows in zip((contextual, static), zip(*vectors, strict=True), strict=True):
+            cosines.append(_compare_pairs(normalize(np.stack(rows), "cosine"), "cosine"))
+        done += len(batch)
+        encoder.truncated += response.truncated_inputs
+        encoder.report(path, done, len(places))
+    return np.concatenate(contextual), np.concatenate(static)
+
+
+def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), BATCH_SIZE):
+        yield items[start : start + BATCH_SIZE]
+
+
+def word_problem(word: int, result: EncodeResult) -> str:
+    """Return why a word has no vector."""
+    assert result.words is not None
+    last = len(result.words) - 1
+    if word <= last:
+        return f"word without tokens ({word}). Use another word."
+    if result.truncated:
+        return f"removed by truncation ({word}, limit {last}). Shorten the text or remove the line."
+    return f"out of range ({word}, limit {last}). Use 0 to {last}."
+
+
+def _word_vectors(path: Path, place: WordPlace, result: EncodeResult) -> tuple[Floats, Floats]:
+    """Return the means of the last hidden states and of the embedding table over a word's tokens, (D,) each."""
+    assert result.tokens is not None
+    assert result.token_vectors is not None
+    assert result.static_vectors is not None
+    if place.word_index is not None:
+        own = [not token.special and token.word_index == place.word_index for token in result.tokens]
+        problem = f"word_index{place.side}: {word_problem(place.word_index, result)}"
+    else:
+        assert place.start is not None
+        assert place.end is not None
+        own = [not token.special and token.start < place.end and token.end > place.start for token in result.tokens]
+        problem = "removed by truncation. Shorten the text" if result.truncated else "span without tokens. Move it"
+        problem = f"start{place.side}: {problem} or remove the line."
+    if not any(own):
+        raise line_error(path, place.line, problem)
+    contextual, static = (
+        part.values[np.array(own)].mean(axis=0) for part in (result.token_vectors, result.static_vectors)
+    )
+    return contextual, static
+
+
+def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
+    """Return the rounded similarities of consecutive pairs of rows."""
+    similarities: Values = compare_rows(rows[0::2], rows[1::2], similarity).astype(np.float64)
+    return np.round(similarities, DECIMALS)
+
 
 HEAD_REDUCES: dict[Kind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "sum", "projection": "sum"}
 
@@ -152,7 +225,7 @@ class _Attributor:
             variants = [text.without(word) for word in words]
             inputs = tuple(Input(TokenizerInput(token_ids=ids)) for ids, _ in variants)
             results = (await self._engine.encode(EncodeRequest(inputs, outputs=("tokens",)))).results
-            vectors = [_mean(result, is_target) for result, (_, is_target) in zip(results, variants, strict=True)]
+            vectors = [_token_mean(result, is_target) for result, (_, is_target) in zip(results, variants, strict=True)]
             cosines = normalize(np.stack(vectors), "cosine") @ normalize(text.vector[None], "cosine")[0]
             distances[words] = 1 - np.round(cosines.astype(np.float64), DECIMALS)
         return distances
@@ -220,12 +293,12 @@ def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedT
         raise line_error(path, line.line, f"{problem}. Remove words or the line.")
     target = position[line.word_index]
     word_of_token = tuple(None if token.word_index is None else position[token.word_index] for token in tokens)
-    vector = _mean(result, np.array([owner == target for owner in word_of_token]))
+    vector = _token_mean(result, np.array([owner == target for owner in word_of_token]))
     starts = tuple(result.words[word].start for word in listed)
     return LocatedText(line, tuple(token.id for token in tokens), word_of_token, starts, target, deciding, vector)
 
 
-def _mean(result: EncodeResult, chosen: Flags) -> Floats:
+def _token_mean(result: EncodeResult, chosen: Flags) -> Floats:
     """Return the mean of the chosen token vectors. `chosen` indexes tokens without special tokens."""
     assert result.token_vectors is not None
     assert result.tokens is not None

@@ -1,1 +1,0 @@
-"""`attendant ask`: what the model sees in a text."""

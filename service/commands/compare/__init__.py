@@ -1,1 +1,0 @@
-"""`attendant compare`: the embeddings of two artifacts."""

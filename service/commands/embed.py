@@ -1,0 +1,726 @@
+"""The work directory of an embedding file, used to resume a run after it was killed."""
+
+import argparse
+import asyncio
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import orjson
+
+from model.artifact.console import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_NEGATIVE,
+    EX_OK,
+    EX_UNAVAILABLE,
+    EX_USAGE,
+    output_path,
+)
+from service.commands import sources
+from service.commands.arguments import CommandError, Parser, import_extra, integer
+from service.commands.labeled_texts import LabeledText, read_lines
+from service.commands.row_files import INPUT_FORMATS, Row, RowFile, RowReader, import_arrow, input_format
+from service.commands.sources import Encoded, SourceInfo, VectorOptions, encode_texts, open_engine, open_source
+from service.commands.vector_files import (
+    OUTPUT_FORMATS,
+    Chunk,
+    JsonLines,
+    Numpy,
+    OutputFormat,
+    Parquet,
+    VectorFormat,
+    output_format,
+)
+from service.config import Settings, load_settings
+from service.errors import ServiceError
+
+VERSION = 1
+DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
+OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
+
+RunKey = Mapping[str, str | int | bool | None]
+"""Properties of the input file, the model and the options that must be unchanged to resume a run."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of input rows on disk."""
+
+    rows: int = 0
+    rejected: int = 0
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class _State:
+    run: dict[str, Any]
+    counts: Counts = field(default_factory=Counts)
+    data_bytes: int = 0
+    rejected_bytes: int = 0
+    output: str | None = None
+    """Name of the complete output file, once it is ready to be published; "" if there is none."""
+
+
+class WorkDirectory:
+    """The directory OUT.partial.
+
+    Files are append-only, and a state file records their sizes. It is replaced once the data is on disk. If the process
+    is killed, the next run truncates the files to these sizes and continues with the following row.
+    """
+
+    def __init__(self, target: Path, state: _State) -> None:
+        self._target, self._state = target, state
+        self.path = partial_path(target)
+
+    @classmethod
+    @contextmanager
+    def open(cls, target: Path, run: RunKey, header: bytes, *, overwrite: bool) -> Iterator[Self]:
+        """Create the work directory of an output file, or resume it, and lock it.
+
+        Args:
+            target: The output file.
+            run: See `RunKey`.
+            header: Start of the data.
+            overwrite: Whether the output file may exist.
+
+        Raises:
+            CommandError: The directory cannot be written, is in use, or belongs to another run.
+        """
+        path = partial_path(target)
+        if not overwrite and not path.exists():
+            check_absent(target)
+        with _write_errors(path):
+            path.mkdir(exist_ok=True)
+            foreign = sorted({item.name for item in path.iterdir()} - OWN_FILES)
+            if foreign:
+                raise CommandError(f"{path}: contains other files. Move the directory.", EX_CANTCREAT)
+            lock = (path / LOCK).open("wb")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise CommandError(f"{path}: in use by another process. Wait for its end.", EX_CANTCREAT) from None
+            with _write_errors(path):
+                work = cls._open(target, dict(run), header, overwrite=overwrite)
+            yield work
+
+    @classmethod
+    def _open(cls, target: Path, run: dict[str, Any], header: bytes, *, overwrite: bool) -> Self:
+        path = partial_path(target)
+        state = _read_state(path)
+        if state is not None:
+            _check_same_run(path, state.run, run)
+        # A run killed while publishing its output may already have moved some of it.
+        if not overwrite and (state is None or state.output is None):
+            check_absent(target)
+        if state is None:
+            (path / REJECTED).write_bytes(b"")
+            _append(path / DATA, 0, header)
+            state = _State(run, data_bytes=len(header))
+            _write_state(path, state)
+        return cls(target, state)
+
+    @property
+    def counts(self) -> Counts:
+        return self._state.counts
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all rows are on disk and only renames can be missing."""
+        return self._state.output is not None
+
+    def append(self, data: bytes, rejected: bytes, counts: Counts) -> None:
+        """Write a chunk to disk; `counts` already include it. Raises `CommandError`."""
+        state = self._state
+        with _write_errors(self.path):
+            if rejected:
+                _append(self.path / REJECTED, state.rejected_bytes, rejected)
+            _append(self.path / DATA, state.data_bytes, data)
+            self._state = replace(
+                state,
+                counts=counts,
+                data_bytes=state.data_bytes + len(data),
+                rejected_bytes=state.rejected_bytes + len(rejected),
+            )
+            _write_state(self.path, self._state)
+
+    def publish(self, finish: Callable[[Path, int], Path] | None) -> None:
+        """Move the rejected rows into place, then the output, if any. Raises `CommandError`.
+
+        `finish` completes the output from the data and the number of rows. It is None if all rows are rejected.
+        """
+        with _write_errors(self.path):
+            if self._state.output is None:
+                for name, size in ((DATA, self._state.data_bytes), (REJECTED, self._state.rejected_bytes)):
+                    os.truncate(self.path / name, size)
+                output = finish(self.path / DATA, self._state.counts.rows).name if finish is not None else ""
+                self._state = replace(self._state, output=output)
+                _write_state(self.path, self._state)
+            # If an earlier run was killed, any step may already be done.
+            rejected, output_path = self.path / REJECTED, self.path / str(self._state.output)
+            if not self._state.counts.rejected:
+                rejected_path(self._target).unlink(missing_ok=True)
+            elif rejected.exists():
+                rejected.replace(rejected_path(self._target))
+            if output_path.is_file():
+                output_path.replace(self._target)
+            self._remove()
+
+    def _remove(self) -> None:
+        _sync(self._target.parent)
+        # Remove the state last: without it, the leftover directory of a published file would start a new run.
+        for item in self.path.iterdir():
+            if item.name != STATE:
+                item.unlink()
+        shutil.rmtree(self.path)
+        _sync(self._target.parent)
+
+
+def partial_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.partial")
+
+
+def rejected_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.rejected.jsonl")
+
+
+def check_absent(target: Path) -> None:
+    """Raise `CommandError` if the output file exists. Rejected rows alone come from a run that wrote no output."""
+    if target.exists():
+        raise CommandError(f"{target}: exists. Remove it or set --overwrite.", EX_CANTCREAT)
+
+
+def _check_same_run(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    changed = [
+        f"{name}: {_shown(old.get(name))}, now {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if changed:
+        raise CommandError(
+            f"{path}: state of another run ({'; '.join(changed)}). "
+            "Repeat the command of that run to continue it, or remove the directory.",
+            EX_CONFIG,
+        )
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _read_state(path: Path) -> _State | None:
+    try:
+        fields = orjson.loads((path / STATE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError:
+        raise CommandError(f"{path / STATE}: damaged. Remove the directory.", EX_CONFIG) from None
+    if fields.pop("version", None) != VERSION:
+        raise CommandError(f"{path / STATE}: state of another version. Remove the directory.", EX_CONFIG)
+    return _State(**fields | {"counts": Counts(**fields["counts"])})
+
+
+def _write_state(path: Path, state: _State) -> None:
+    new = path / f"{STATE}.new"
+    _append(new, 0, orjson.dumps({"version": VERSION, **asdict(state)}))
+    new.replace(path / STATE)
+    _sync(path)
+
+
+def _append(path: Path, size: int, data: bytes) -> None:
+    """Write data after the first `size` bytes of a file, truncate the rest, and fsync."""
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """Wait until renames in a directory are on disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(
+            f"{path}: cannot be written ({error.strerror or error}). Check the path and the free space.", EX_CANTCREAT
+        ) from None
+
+
+INTERVAL_S = 10.0
+
+
+class FileProgress:
+    """Shows rows done, rate and time left on stderr. The total is estimated from how much of the file has been read."""
+
+    def __init__(self, command: str, done: int) -> None:
+        """Start with `done` rows from an earlier run."""
+        self._command, self._first, self._done = command, done, done
+        self._start = self._last = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return self
+            self._bar = tqdm(initial=self._done, unit="row", unit_scale=True, smoothing=0.05, file=sys.stderr)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    @property
+    def rate(self) -> float:
+        """Rows per second in this run."""
+        return (self._done - self._first) / max(time.monotonic() - self._start, 1e-3)
+
+    def update(self, rows: int, total: int) -> None:
+        """Report `rows` more rows out of an estimated total."""
+        self._done += rows
+        total = max(total, self._done)
+        if self._bar is not None:
+            self._bar.total = total
+            self._bar.update(rows)
+        elif time.monotonic() - self._last >= INTERVAL_S:
+            self._last = time.monotonic()
+            left = (total - self._done) / max(self.rate, 1e-3)
+            print(
+                f"{self._command}: {self._done:,} of about {total:,} rows, {self.rate:,.0f} rows/s, {left:,.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+CHARACTERS_PER_ROW = 64
+"""A batch ends with the text that exceeds this mean length, so that long texts in flight use little memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Consecutive rows with their embeddings.
+
+    Attributes:
+        rows: The rows.
+        encoded: Each row's embedding, or why it was rejected.
+        total: Estimated number of rows of the file.
+    """
+
+    rows: list[Row]
+    encoded: list[Encoded]
+    total: int
+
+
+class Embedder(Protocol):
+    """Computes embeddings with one model."""
+
+    info: SourceInfo
+    dimensions: int
+    """Embedding size."""
+    batch_rows: int
+    """Maximum number of texts per call of `encode`."""
+    in_flight: int
+    """Number of concurrent calls that keep the model busy."""
+
+    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
+
+
+async def encode_rows(embedder: Embedder, reader: RowReader, skip: int) -> AsyncGenerator[EncodedRows, None]:
+    """Yield the rows after the first `skip` rows, in order. Raises `CommandError`."""
+    pending: deque[asyncio.Task[EncodedRows]] = deque()
+    batches = split_batches(islice(reader.rows, skip, None), embedder.batch_rows)
+    try:
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            pending.append(asyncio.create_task(_encode(embedder, batch, reader.estimate_total(batch[-1].number))))
+            if len(pending) == embedder.in_flight:
+                yield await pending.popleft()
+        while pending:
+            yield await pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRows:
+    errors = [row.error or _check_text(row.text or "", embedder.info.max_input_characters) for row in rows]
+    texts = [row.text or "" for row, error in zip(rows, errors, strict=True) if not error]
+    results = iter(await embedder.encode(texts))
+    return EncodedRows(rows, [Encoded(None, error=error) if error else next(results) for error in errors], total)
+
+
+def _check_text(text: str, limit: int) -> str:
+    """Return why a text is rejected (longer than `limit` characters, or blank), or ""."""
+    if len(text) > limit:
+        return f"too many characters ({len(text)}, limit {limit}). Shorten it."
+    return "" if text and not text.isspace() else "empty or blank. Send text."
+
+
+def split_batches(rows: Iterable[Row], batch_rows: int) -> Iterator[list[Row]]:
+    """Yield batches of consecutive rows, at most `batch_rows` per batch."""
+    batch: list[Row] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.text or "")
+        if len(batch) == batch_rows or characters > CHARACTERS_PER_ROW * batch_rows:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+CHUNK_ROWS = 2048
+"""Rows per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""
+
+
+@dataclass(frozen=True)
+class EmbedFile:
+    """A file to embed, with the options."""
+
+    source: RowFile
+    target: Path
+    output_format: OutputFormat
+    vectors: VectorOptions = field(default_factory=VectorOptions)
+    reject_truncated: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Row counts over all runs, and the rows per second of this run."""
+
+    counts: Counts
+    rate: float
+
+
+async def embed_file(job: EmbedFile, embedder: Embedder) -> Report:
+    """Write the embeddings of a file, resuming an earlier run if there is one. Raises `CommandError`."""
+    with job.source.open() as reader:
+        output = _vector_format(job, embedder, reader.id_type)
+        run = _run_key(job, embedder.info)
+        with WorkDirectory.open(job.target, run, output.header, overwrite=job.overwrite) as work:
+            with FileProgress("attendant embed", work.counts.rows) as progress:
+                if not work.is_complete:
+                    write = functools.partial(_write, job, embedder, output, work)
+                    await _write_chunks(encode_rows(embedder, reader, work.counts.rows), write, progress)
+            rate, counts = progress.rate, work.counts
+            is_empty = 0 < counts.rows == counts.rejected
+            await asyncio.to_thread(work.publish, None if is_empty else output.finish)
+    if is_empty:
+        raise _all_rejected(job, counts)
+    return Report(counts, rate)
+
+
+async def _write_chunks(
+    rows: AsyncGenerator[EncodedRows, None],
+    write: Callable[[Sequence[tuple[Row, Encoded]]], None],
+    progress: FileProgress,
+) -> None:
+    """Write rows in chunks, each while the next one is being encoded."""
+    chunk: list[tuple[Row, Encoded]] = []
+    writing = asyncio.create_task(asyncio.sleep(0))
+    try:
+        async with aclosing(rows):
+            async for batch in rows:
+                chunk += zip(batch.rows, batch.encoded, strict=True)
+                progress.update(len(batch.rows), batch.total)
+                if len(chunk) >= CHUNK_ROWS:
+                    await writing
+                    writing = asyncio.create_task(asyncio.to_thread(write, chunk))
+                    chunk = []
+        await writing
+        if chunk:
+            await asyncio.to_thread(write, chunk)
+    finally:
+        await asyncio.wait([writing])
+
+
+def _write(
+    job: EmbedFile,
+    embedder: Embedder,
+    output: VectorFormat,
+    work: WorkDirectory,
+    encoded: Sequence[tuple[Row, Encoded]],
+) -> None:
+    text, limit = job.source.field, embedder.info.max_input_tokens
+    vectors = np.full((len(encoded), embedder.dimensions), np.nan, job.vectors.dtype)
+    accepted: list[int] = []
+    rejected: list[bytes] = []
+    truncated = 0
+    for index, (row, result) in enumerate(encoded):
+        error = row.error or (f"{text}: {result.error}" if result.error else "")
+        if result.truncated and job.reject_truncated:
+            error = f"{text}: too long (limit {limit} tokens). Shorten it."
+        if error:
+            fields = {"row": row.number, "error": error} | ({} if row.id is None else {"id": row.id})
+            rejected.append(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE))
+        else:
+            vectors[index] = result.vector
+            accepted.append(index)
+            truncated += result.truncated
+    data = output.encode(Chunk(vectors, accepted, [encoded[index][0] for index in accepted]))
+    counts = work.counts
+    counts = Counts(counts.rows + len(encoded), counts.rejected + len(rejected), counts.truncated + truncated)
+    work.append(data, b"".join(rejected), counts)
+
+
+def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
+    source = job.source
+    options = {"--field": source.field} | ({} if source.id_field is None else {"--id-field": source.id_field})
+    remedy = "" if source.format == "text" else f", or change {' or '.join(options)}"
+    return source.error(
+        f"{', '.join(options.values())}: no row accepted (0 of {counts.rows:,}, limit 1). "
+        f"See {rejected_path(job.target)}{remedy}."
+    )
+
+
+def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFormat:
+    info, dtype = embedder.info, job.vectors.dtype
+    if job.output_format == "jsonl":
+        return JsonLines(ids=job.source.id_field is not None)
+    if job.output_format == "npy":
+        return Numpy(embedder.dimensions, dtype)
+    metadata = {"attendant.model": info.name, "attendant.digest": info.digest, "attendant.precision": info.precision}
+    return Parquet(embedder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
+
+
+def _run_key(job: EmbedFile, info: SourceInfo) -> RunKey:
+    with job.source.read_errors(), job.source.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    return {
+        "input size": size,
+        "input digest": digest[:16],
+        "input format": job.source.format,
+        "output format": job.output_format,
+        "field": job.source.field,
+        "id-field": job.source.id_field,
+        "dtype": job.vectors.dtype,
+        "reject-truncated": job.reject_truncated,
+        "model digest": info.digest,
+        "precision": info.precision,
+        "dimensions": job.vectors.dimensions,
+        "prompt-name": job.vectors.prompt_name,
+        "normalize": job.vectors.normalize,
+    }
+
+
+COMMAND = "attendant embed"
+DESCRIPTION = """\
+Write an embedding for each row of a file. Input is one text per line (.txt), JSON lines (.jsonl), CSV with a header
+(.csv) or Parquet (.parquet); output is Parquet, NumPy (.npy) or JSON lines. Without -o, print the embedding of each
+TEXT, or of each line of standard input, as one line of JSON."""
+EPILOG = """\
+OUT has one embedding per row in input order, with row numbers from 1 (in CSV, not counting the header). Rows without a
+usable text are rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their
+place. OUT appears when it is complete. Until then, rows are kept in the directory OUT.partial. To resume after an
+interruption, run the same command again.
+
+Engine options come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
+
+examples:
+  attendant embed texts.parquet -o vectors.parquet --field body --id-field id
+  attendant embed texts.txt -o vectors.npy --server grpc://127.0.0.1:8081
+  attendant embed "river bank flows" "money bank grows"
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Write or print embeddings and return the exit status. Raises `ConfigError` or `ArtifactError`."""
+    if _is_file_command(arguments):
+        return _run_file(arguments)
+    if arguments:
+        _check_texts(arguments)
+    texts: Iterable[LabeledText] = ((f"text {number}", text) for number, text in enumerate(arguments, start=1))
+    if not arguments:
+        texts = ((f"line {number}", text) for number, text in read_lines(sys.stdin.buffer))
+    return asyncio.run(_embed_texts(load_settings(), texts))
+
+
+def _is_file_command(arguments: Sequence[str]) -> bool:
+    """Return whether the arguments have an output file, start with an option, or ask for help."""
+    first = arguments[0] if arguments else ""
+    is_option = first.startswith("-") and not first.startswith("- ")
+    return is_option or any(
+        item in ("--output", "--help") or item.startswith(("-o", "--output=")) for item in arguments
+    )
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Exit with status 2 if the texts look like a file or options, because -o was probably forgotten."""
+    option = next((item for item in arguments if item.startswith("--")), None)
+    if option is None and not _is_path(arguments[0]):
+        return
+    if option is not None:
+        _parser().error(f"--output: missing (option {option.partition('=')[0]}). Set -o OUT: texts allow no options")
+    _parser().error(f"--output: missing (file {arguments[0]}). Set -o OUT, or write texts to standard input")
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text is the name of an existing file, or a word that looks like a path or an input file."""
+    try:
+        if Path(text).is_file():
+            return True
+    except OSError:  # too long for a name
+        return False
+    is_word = len(text.split()) == 1
+    return is_word and (text.startswith(("/", "./", "../")) or input_format(Path(text)) is not None)
+
+
+def _run_file(arguments: list[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        job = _job(parser, options)
+        report = asyncio.run(_embed_file(job, options))
+    except CommandError as error:
+        hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
+        hint = "" if error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
+        print(f"{COMMAND}: {error}{hint}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        if partial_path(options.output).exists():
+            print(f"{COMMAND}: interrupted. Repeat the command to continue.", file=sys.stderr)
+        raise
+    return EX_NEGATIVE if report.counts.rejected else EX_OK
+
+
+async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
+    async with _open_embedder(options, job.vectors) as embedder:
+        report = await embed_file(job, embedder)
+        limit = embedder.info.max_input_tokens
+    counts = report.counts
+    parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
+    if counts.truncated:
+        parts.append(f"truncated {counts.truncated:,} to {limit} tokens, the limit of the model")
+    if counts.rejected:
+        parts.append(f"rejected {counts.rejected:,} of {counts.rows:,} rows, see {rejected_path(job.target)}")
+    print(f"{COMMAND}: {'; '.join(parts)}", file=sys.stderr)
+    return report
+
+
+def _open_embedder(options: argparse.Namespace, vectors: VectorOptions) -> AbstractAsyncContextManager[Embedder]:
+    if not options.ray:
+        return open_source(options, vectors)
+    # Ray reads this at import. Otherwise an interrupted thread would start a second cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    ray_embedder = import_extra("service.commands.embed_ray", "ray", "--ray: Ray")
+    opened: AbstractAsyncContextManager[Embedder] = ray_embedder.open_ray_embedder(
+        load_settings(), vectors, options.ray_workers, sources.open_engine_source
+    )
+    return opened
+
+
+def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
+    """Return the file to embed, after every check that can fail before the model is loaded."""
+    source_format = options.input_format or input_format(options.input)
+    target_format = options.output_format or output_format(options.output)
+    if source_format is None:
+        parser.error(f"IN: unknown suffix ({options.input.suffix or 'none'}). Set --input-format")
+    if target_format is None:
+        parser.error(f"--output: unknown suffix ({options.output.suffix or 'none'}). Set --output-format")
+    if options.id_field is not None and source_format == "text":
+        parser.error("--id-field: not supported for lines of text. Use row numbers")
+    if options.id_field is not None and target_format == "npy":
+        parser.error("--id-field: not supported for NumPy files. Use .parquet or .jsonl")
+    parser.check_source_options(options)
+    if options.ray and options.server is not None:
+        parser.error("--server: not supported with --ray. Remove one of them")
+    if options.ray_workers is not None and not options.ray:
+        parser.error("--ray-workers: set without --ray. Remove it")
+    if not options.input.is_file():
+        problem = "not a regular file" if options.input.exists() else "not found"
+        raise CommandError(f"{options.input}: {problem}. Check the path.", EX_DATAERR)
+    _check_output(options.input, options.output)
+    if "parquet" in (source_format, target_format):
+        import_arrow()
+    return EmbedFile(
+        RowFile(options.input, source_format, options.field, options.id_field),
+        options.output,
+        target_format,
+        VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize),
+        reject_truncated=options.reject_truncated,
+        overwrite=options.overwrite,
+    )
+
+
+def _check_output(source: Path, target: Path) -> None:
+    """Raise `CommandError` if the output cannot be a file, or if it would overwrite the input."""
+    if target.is_dir():
+        raise CommandError(f"{target}: is a directory. Set -o to a file.", EX_CANTCREAT)
+    if not target.parent.is_dir():
+        raise CommandError(f"{target.parent}: no such directory. Create it.", EX_CANTCREAT)
+    for path in (target, rejected_path(target)):
+        if path.exists() and path.samefile(source):
+            raise CommandError(f"{path}: is the input, which would be replaced. Set -o to another file.", EX_USAGE)
+
+
+def _parser() -> Parser:
+    parser = Parser(COMMAND, DESCRIPTION, EPILOG)
+    parser.usage = f"{COMMAND} IN -o OUT [OPTION...]\n       {COMMAND} [TEXT...]"
+    add = parser.add_argument
+    add("input", type=Path, metavar="IN", help="file of texts")
+    add("-o", "--output", type=output_path, metavar="OUT", required=True, help="file of embeddings")
+    add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
+    add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
+    add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
+    add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
+    add("--dtype", choices=("float32", "float16"), default="float32", help="type of the values (default: float32)")
+    add("--prompt-name", metavar="NAME", help="prompt of the model (default: its default prompt)")
+    add("--normalize", action=argparse.BooleanOptionalAction, help="scale to length 1 (default: as the model does)")
+    add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
+    add("--overwrite", action="store_true", help="replace OUT if it exists")
+    parser.add_source_options()
+    add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")
+    add("--ray-workers", type=integer(1, 10_000), metavar="N", help="number of workers (default: as many as fit)")
+    return parser
+
+
+async def _embed_texts(settings: Settings, texts: Iterable[LabeledText]) -> int:
+    truncated = 0
+    async with open_engine(settings) as engine:
+        try:
+            async for response in encode_texts(engine, texts):
+                truncated += response.truncated_inputs
+                for result in response.results:
+                    assert result.pooled is not None
+                    line = orjson.dumps(result.pooled.values, option=orjson.OPT_SERIALIZE_NUMPY)
+                    sys.stdout.buffer.write(line + b"\n")
+                sys.stdout.flush()
+        except ServiceError as error:
+            sys.stdout.flush()
+            print(f"{COMMAND}: {error.message}", file=sys.stderr)
+            return EX_DATAERR if error.http_status < 500 else EX_UNAVAILABLE
+        limit = engine.info.max_input_tokens
+    if truncated:
+        count = "1 text" if truncated == 1 else f"{truncated:,} texts"
+        print(f"{COMMAND}: truncated {count} to {limit} tokens, the limit of the model", file=sys.stderr)
+    return 0

@@ -1,1 +1,0 @@
-"""`attendant embed`: embeddings of files and lines."""

@@ -1,0 +1,509 @@
+"""The tasks of an evaluation: figures, how they are measured, and their rows in the table."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from model.artifact.console import EX_DATAERR
+from model.artifact.files import Artifact, ArtifactError, check_writable, update_manifest
+from model.artifact.manifest import EvaluationRecord, Manifest
+from service.commands.arguments import PRECISIONS, Parser, integer
+from service.commands.attribution import SIMILARITY_METHODS, pair_similarities, rank_words, word_cosines
+from service.commands.labeled_texts import (
+    MAX_DOCUMENTS,
+    AttributionLine,
+    ReadFile,
+    Records,
+    RetrievalData,
+    ScoredPair,
+    TextError,
+    WordPair,
+    read_attribution,
+    read_retrieval,
+    read_similarity,
+    read_words,
+)
+from service.commands.measures import (
+    Estimate,
+    Flags,
+    Values,
+    Vectors,
+    cross_validate,
+    estimate_auc,
+    estimate_mean,
+    estimate_pearson,
+    estimate_spearman,
+    rank_measures,
+)
+from service.commands.sources import TextEncoder, describe_model, model_record, run_engine
+from service.config import Settings, load_settings
+from service.engine.schema.model import ModelInfo
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+
+
+class RowKey(NamedTuple):
+    """A measure. `subject` describes the data."""
+
+    subject: str
+    method: str
+    measure: str
+
+
+Rows = Iterator[tuple[RowKey, Estimate]]
+
+
+class Figures(ABC):
+    """The figures of one task."""
+
+    @classmethod
+    @abstractmethod
+    async def measure(cls, encoder: TextEncoder, data: Any, top_k: int) -> "Figures":
+        """Evaluate a model on a file. Raises `TextError`."""
+
+    @abstractmethod
+    def rows(self) -> Rows:
+        """Yield the measures with their keys."""
+
+    def chances(self) -> Iterator[str]:
+        """Yield lines about the figures of a model that guesses."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class SimilarityFigures(Figures):
+    pairs: int
+    spearman: Estimate
+    pearson: Estimate
+
+    @classmethod
+    async def measure(cls, encoder: TextEncoder, data: Records[ScoredPair], top_k: int) -> "SimilarityFigures":
+        texts = [labeled for pair in data.lines for labeled in pair.labeled]
+        similarities = await pair_similarities(encoder, data.file.path, texts)
+        scores = np.array([pair.score for pair in data.lines])
+        return cls(len(scores), estimate_spearman(similarities, scores), estimate_pearson(similarities, scores))
+
+    def rows(self) -> Rows:
+        subject = f"sts, {self.pairs:,} pairs"
+        yield RowKey(subject, "", "Spearman"), self.spearman
+        yield RowKey(subject, "", "Pearson"), self.pearson
+
+
+@dataclass(frozen=True)
+class RetrievalFigures(Figures):
+    queries: int
+    documents: int
+    top_k: int
+    recall: Estimate
+    ndcg: Estimate
+    mrr: Estimate
+
+    @classmethod
+    async def measure(cls, encoder: TextEncoder, data: RetrievalData, top_k: int) -> "RetrievalFigures":
+        documents = await encoder.vectors(data.file.path, data.documents, "document")
+        queries = await encoder.vectors(data.file.path, data.queries, "query")
+        relevant = [np.array(indices, np.int64) for indices in data.relevant]
+        measures = rank_measures(Vectors(documents, queries, encoder.engine.info.similarity), relevant, top_k).T
+        return cls(len(queries), len(documents), top_k, *map(estimate_mean, measures))
+
+    def rows(self) -> Rows:
+        subject = f"retrieval, {self.queries:,} queries, {self.documents:,} documents"
+        yield RowKey(subject, "", f"recall@{self.top_k}"), self.recall
+        yield RowKey(subject, "", "nDCG@10"), self.ndcg
+        yield RowKey(subject, "", "MRR"), self.mrr
+
+
+@dataclass(frozen=True)
+class SenseFigures:
+    """Two-fold cross-validated accuracy, each fold's threshold, and the AUC."""
+
+    accuracy: Estimate
+    thresholds: tuple[float, float]
+    auc: Estimate
+
+    @classmethod
+    def of(cls, similarities: Values, same: Flags) -> "SenseFigures":
+        correct, thresholds = cross_validate(similarities, same)
+        return cls(estimate_mean(correct.astype(np.float64)), thresholds, estimate_auc(similarities, same))
+
+
+@dataclass(frozen=True)
+class WordFigures(Figures):
+    """Figures for words in context. `majority` is the share of the more frequent class, 0.5..1."""
+
+    pairs: int
+    majority: float
+    contextual: SenseFigures
+    static: SenseFigures
+
+    @classmethod
+    async def measure(cls, encoder: TextEncoder, data: Records[WordPair], top_k: int) -> "WordFigures":
+        same = np.array([pair.same for pair in data.lines])
+        places = [place for pair in data.lines for place in pair.places]
+        contextual, static = await word_cosines(encoder, data.file.path, places)
+        share = float(same.mean())
+        return cls(len(same), max(share, 1 - share), SenseFigures.of(contextual, same), SenseFigures.of(static, same))
+
+    def rows(self) -> Rows:
+        for name, figures in (("contextual", self.contextual), ("static", self.static)):
+            subject = f"word-in-context, {self.pairs:,} pairs"
+            yield RowKey(subject, name, "accuracy"), figures.accuracy
+            yield RowKey(subject, name, "AUC"), figures.auc
+
+    def chances(self) -> Iterator[str]:
+        yield f"majority   {self.majority:.4f} of the pairs of words have the more frequent label"
+
+
+@dataclass(frozen=True)
+class AttributionFigures(Figures):
+    """Precision@1 by method. `chance` is the precision of a random order; `omitted` has the reason by kind or method.
+
+    Similarity methods only cover lines with a reference. If there are none, `reference_chance` is None.
+    """
+
+    lines: int
+    references: int
+    chance: float
+    reference_chance: float | None
+    methods: dict[str, Estimate]
+    omitted: dict[str, str]
+
+    @classmethod
+    async def measure(cls, encoder: TextEncoder, data: Records[AttributionLine], top_k: int) -> "AttributionFigures":
+        precisions = await rank_words(encoder, data)
+        references = precisions.reference_chances
+        return cls(
+            len(data.lines),
+            len(references),
+            float(np.mean(precisions.chances)),
+            float(np.mean(references)) if references else None,
+            {name: estimate_mean(np.array(values)) for name, values in precisions.by_method.items()},
+            precisions.omitted,
+        )
+
+    def rows(self) -> Rows:
+        for method, estimate in self.methods.items():
+            lines = self.references if method in SIMILARITY_METHODS else self.lines
+            yield RowKey(f"attribution, {lines:,} lines", method, "precision@1"), estimate
+
+    def chances(self) -> Iterator[str]:
+        yield f"chance     {self.chance:.4f} is the precision@1 of a random order of the words"
+        if self.reference_chance is not None:
+            yield f"chance     {self.reference_chance:.4f} for the {self.references:,} lines with a reference"
+
+
+TASKS: dict[str, tuple[Callable[[Path, int], Any], type[Figures]]] = {
+    "sts": (read_similarity, SimilarityFigures),
+    "retrieval": (read_retrieval, RetrievalFigures),
+    "word_in_context": (read_words, WordFigures),
+    "attribution": (read_attribution, AttributionFigures),
+}
+"""The functions that read the files of the tasks, and the figures, by name."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of one artifact by task. Tasks without a file are missing."""
+
+    info: ModelInfo
+    truncated: int
+    """Number of texts over the token limit."""
+    files: dict[str, ReadFile]
+    tasks: dict[str, Figures]
+
+    def rows(self) -> dict[RowKey, Estimate]:
+        return {key: estimate for figures in self.tasks.values() for key, estimate in figures.rows()}
+
+
+def evaluate(settings: Settings, datasets: dict[str, Any], top_k: int) -> Evaluation:
+    """Load an artifact, evaluate it on the data of each task, and free the model.
+
+    Raises `ArtifactError`, `ConfigError` or `TextError`.
+    """
+
+    async def measure(engine: "Engine") -> Evaluation:
+        encoder = TextEncoder(engine, engine.info.name)
+        tasks = {name: await TASKS[name][1].measure(encoder, data, top_k) for name, data in datasets.items()}
+        files = {name: data.file for name, data in datasets.items()}
+        return Evaluation(engine.info, encoder.truncated, files, tasks)
+
+    return run_engine(settings, measure)
+
+
+SAVED_DECIMALS = 4
+"""Number of decimals, as in the printed table. Further digits could differ between runs and change the digest."""
+
+
+class SavedCard(NamedTuple):
+    """The artifact's new digest, and the number of saved measures."""
+
+    digest: str
+    measures: int
+
+
+def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> SavedCard:
+    """Save the measures to the artifact's manifest; `evaluated` is the manifest before the evaluation.
+
+    A record replaces the one with the same task, file and measure, and others are kept. Raises `ArtifactError`.
+    """
+    estimates = {
+        (task.replace("_", "-"), evaluation.files[task].path.name, _measure(key)): estimate
+        for task, figures in evaluation.tasks.items()
+        for key, estimate in figures.rows()
+    }
+
+    def change(manifest: Manifest) -> Manifest:
+        # Keep records that another evaluation has saved in the meantime.
+        if _without_records(manifest) != _without_records(evaluated):
+            raise ArtifactError(f"{root}: changed during the evaluation. Run the command again.")
+        records = {(record.task, record.file, record.measure): record for record in manifest.evaluations}
+        for (task, file, measure), estimate in estimates.items():
+            value, low, high = map(_round, (estimate.value, estimate.low, estimate.high))
+            if value is None:
+                records.pop((task, file, measure), None)
+            else:
+                records[task, file, measure] = EvaluationRecord(
+                    task=task, file=file, measure=measure, value=value, low=low, high=high
+                )
+        return manifest.model_copy(update={"evaluations": tuple(records.values())})
+
+    digest = update_manifest(root, change)
+    return SavedCard(f"sha256:{digest}", sum(estimate.value is not None for estimate in estimates.values()))
+
+
+def _measure(key: RowKey) -> str:
+    return f"{key.measure}, {key.method}" if key.method else key.measure
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, SAVED_DECIMALS)
+
+
+def _without_records(manifest: Manifest) -> Manifest:
+    return manifest.model_copy(update={"evaluations": ()})
+
+
+def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
+    """Return the evaluation as JSON, with the baseline and the differences."""
+    files = {name: file.to_json() for name, file in evaluation.files.items()}
+    record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
+    record["saved"] = None if saved is None else saved._asdict()
+    if baseline is None:
+        return record | {"baseline": None, "difference": None}
+    return record | {
+        "baseline": {"model": model_record(baseline.info, baseline.truncated)} | _task_records(baseline),
+        "difference": {task: _difference(evaluation.tasks.get(task), baseline.tasks.get(task)) for task in TASKS},
+    }
+
+
+def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> Iterator[str]:
+    yield f"model      {describe_model(evaluation.info)}"
+    if baseline is not None:
+        yield f"baseline   {describe_model(baseline.info)}"
+    for name, file in evaluation.files.items():
+        rest = "" if file.is_complete else "; the file has more, see --limit"
+        yield f"file       {name.replace('_', '-')}: {file.path}, {file.lines_read:,} lines{rest}"
+    yield from _notes(evaluation, "")
+    if baseline is not None:
+        yield from _notes(baseline, "baseline: ")
+    for figures in evaluation.tasks.values():
+        yield from figures.chances()
+    yield ""
+    yield from _table(evaluation.rows(), None if baseline is None else baseline.rows())
+    if saved is not None:
+        yield ""
+        yield f"saved      {saved.measures} measures; the digest of the artifact is now {saved.digest}"
+
+
+def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
+    if evaluation.truncated:
+        yield f"truncated  {prefix}{evaluation.truncated:,} texts to {evaluation.info.max_input_tokens} tokens"
+    attribution = evaluation.tasks.get("attribution")
+    if isinstance(attribution, AttributionFigures):
+        for name, reason in attribution.omitted.items():
+            yield f"omitted    {prefix}{name}: {reason}"
+
+
+def _table(rows: dict[RowKey, Estimate], baseline: dict[RowKey, Estimate] | None) -> Iterator[str]:
+    task, measure = (max(map(len, column)) + 2 for column in zip(*map(_labels, rows), strict=True))
+    header = f"{'task':<{task}}{'measure':<{measure}}{'value':>9}   {'95 % interval':<18}"
+    if baseline is not None:
+        header += f"{'baseline':>11}{'difference':>13}   95 % interval"
+    yield header.rstrip()
+    for key, estimate in rows.items():
+        name, unit = _labels(key)
+        line = f"{name:<{task}}{unit:<{measure}}"
+        if baseline is None and estimate.value is None:
+            line += "not defined, because all similarities are equal"
+        elif baseline is None:
+            line += f"{_number(estimate.value)}   {_interval(estimate)}"
+        else:
+            other = baseline.get(key, UNDEFINED)
+            difference = estimate.minus(other)
+            line += f"{_number(estimate.value)}   {_interval(estimate):<18}"
+            line += f"{_number(other.value):>11}{_number(difference.value):>13}   {_interval(difference)}"
+        yield line.rstrip()
+
+
+UNDEFINED = Estimate(None, None, None)
+
+
+def _labels(key: RowKey) -> tuple[str, str]:
+    return (f"{key.subject}, {key.method}" if key.method else key.subject), key.measure
+
+
+def _number(value: float | None) -> str:
+    return f"{'-' if value is None else f'{value:.4f}':>9}"
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return "-"
+    return "not defined" if estimate.low is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
+
+
+def _task_records(evaluation: Evaluation) -> dict[str, Any]:
+    return {task: _record(evaluation.tasks.get(task)) for task in TASKS}
+
+
+def _record(figures: Any) -> Any:
+    """Return figures as a JSON object; keys have underscores instead of spaces."""
+    if isinstance(figures, Estimate):
+        return {"value": figures.value, "low": figures.low, "high": figures.high}
+    if is_dataclass(figures):
+        return {field.name: _record(getattr(figures, field.name)) for field in fields(figures)}
+    if isinstance(figures, dict):
+        return {name.replace(" ", "_"): _record(value) for name, value in figures.items()}
+    return figures
+
+
+def _difference(figures: Any, baseline: Any) -> Any:
+    """Return the difference of each measure as a JSON object, leaving out measures that the baseline lacks."""
+    if isinstance(figures, Estimate):
+        return _record(figures.minus(baseline))
+    if is_dataclass(figures):
+        pairs = {field.name: (getattr(figures, field.name), getattr(baseline, field.name)) for field in fields(figures)}
+    elif isinstance(figures, dict):
+        pairs = {name: (value, baseline[name]) for name, value in figures.items() if name in baseline}
+    else:
+        return None
+    differences = {name.replace(" ", "_"): _difference(*pair) for name, pair in pairs.items()}
+    return {name: value for name, value in differences.items() if value} or None
+
+
+DEFAULT_LIMIT = 10_000
+MAX_LIMIT = 100_000
+
+DESCRIPTION = """\
+Evaluate an artifact on your labeled texts: correlation with similarity scores (STS), document retrieval, word senses
+in context, and attention to the words that decide a sense. Files have one JSON object per line. Unknown fields are
+ignored."""
+EPILOG = f"""\
+lines of --sts:              {{"text1": "...", "text2": "...", "score": 4.5}}
+lines of --retrieval:        {{"query": "...", "positive": ["...", "..."]}} or {{"document": "..."}}
+lines of --word-in-context:  {{"text1": "...", "word_index1": 4, "text2": "...", "start2": 8, "end2": 12, "same": true}}
+lines of --attribution:      {{"text": "...", "word_index": 4, "deciding_index": [1, 2], "reference": "..."}}
+
+Only the first {DEFAULT_LIMIT:,} lines are read unless --limit is set, so shuffle sorted files. Retrieving Q queries
+from N distinct documents (at most {MAX_DOCUMENTS:,}) takes 4 * (Q + N) * D bytes for D dimensions, Q * N * D
+multiplications, and sorting Q * N values. On two cores with 384 dimensions and {MAX_LIMIT:,} lines, the largest limit,
+the search takes about 7 minutes and the intervals of --sts a minute, not counting the time to encode the texts.
+--attribution encodes each text 8 times for its maps, once per left-out word, and once more per word of a text and its
+reference. This takes about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit, so set
+--limit.
+
+--baseline measures a second artifact after the first, on the same files and in the same precision. Differences are DIR
+minus baseline. Their intervals are paired: each resample has the same lines or queries for both.
+
+--save writes the measures to manifest.json, replacing those with the same task, file name and measure. If you pin
+ATTENDANT_MODEL_DIGEST, set it to the new digest. After a crash, either the old or the new manifest is left, and both
+are valid. A running server keeps using the manifest it loaded.
+
+example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
+example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the measures and return the exit status.
+
+    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for a usage error.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    paths: dict[str, Path] = {task: path for task in TASKS if (path := getattr(options, task)) is not None}
+    if not paths:
+        names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
+        parser.error(f"{names}: all missing. Set at least one")
+    # Run every check that can fail early before loading the first model.
+    directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
+    artifact, *_ = [Artifact.open(directory) for directory in directories]
+    if options.save:
+        check_writable(artifact.root)
+    settings = load_settings()
+    changes = {"model_digest": None, "precision": options.precision or settings.precision}
+    try:
+        datasets = {task: TASKS[task][0](path, options.limit) for task, path in paths.items()}
+        if "retrieval" in datasets:
+            _check_top_k(parser, options.top_k, datasets["retrieval"])
+        evaluation, *others = (
+            evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
+            for directory in directories
+        )
+    except TextError as error:
+        print(f"attendant evaluate: {error}", file=sys.stderr)
+        return EX_DATAERR
+    baseline = others[0] if others else None
+    saved, failure = None, None
+    if options.save:
+        try:
+            saved = save_measures(artifact.root, artifact.manifest, evaluation)
+        except ArtifactError as error:  # raised after the measures have been printed
+            failure = error
+    if options.json:
+        print(orjson.dumps(evaluation_record(evaluation, baseline, saved), option=orjson.OPT_INDENT_2).decode())
+    else:
+        for line in evaluation_lines(evaluation, baseline, saved):
+            print(line)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("attendant evaluate", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR", help="directory of the artifact")
+    add("--sts", type=Path, metavar="FILE", help="pairs of texts with similarity scores")
+    add("--retrieval", type=Path, metavar="FILE", help="queries with relevant documents, and further documents")
+    description = "pairs of texts with a word, and whether it has the same sense"
+    add("--word-in-context", type=Path, metavar="FILE", help=description)
+    description = "texts with a word, the words that decide its sense, and a text to compare with"
+    add("--attribution", type=Path, metavar="FILE", help=description)
+    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query for recall (default: 10)")
+    add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
+        help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
+    add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")
+    add("--baseline", type=Path, metavar="DIR", help="artifact to compare with; prints paired differences")
+    add("--save", action="store_true", help="save the measures to the manifest of DIR, which changes its digest")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _check_top_k(parser: Parser, top_k: int, data: RetrievalData) -> None:
+    """Require more documents than `top_k`; otherwise the recall of any model is 1."""
+    count = len(data.documents)
+    if count < 2:
+        raise TextError(f"{data.file.path}: too few distinct documents ({count}, limit 2). Add documents.")
+    if top_k >= count:
+        parser.error(
+            f"--top-k: must be less than the number of documents ({top_k}, limit {count - 1}). "
+            "Reduce it or add documents"
+        )

@@ -1,1 +1,0 @@
-"""`attendant evaluate`: an artifact on labeled texts."""

@@ -1,1 +1,0 @@
-"""`attendant size`: replicas, cores and memory for a load."""
