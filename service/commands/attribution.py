@@ -1,4 +1,4 @@
-"""Similarities of labeled texts and words under one model."""
+"""Similarities of labeled texts and words, and rankings of words by their effect on a word or on a score."""
 
 import re
 from collections.abc import Iterator, Sequence

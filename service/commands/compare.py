@@ -1,4 +1,4 @@
-"""The result of a comparison as JSON and as a table, with thresholds."""
+"""`attendant compare`: how much embeddings and neighbors differ between two artifacts or precisions, with gates."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The work directory of an embedding file, used to resume a run after it was killed."""
+"""`attendant embed`: embeddings of a file's rows, resumed after an interruption, or of texts as JSON lines."""
 
 import argparse
 import asyncio
@@ -89,16 +89,9 @@ class WorkDirectory:
     @classmethod
     @contextmanager
     def open(cls, target: Path, run: RunKey, header: bytes, *, overwrite: bool) -> Iterator[Self]:
-        """Create the work directory of an output file, or resume it, and lock it.
+        """Create or resume the work directory of `target`, whose data starts with `header`, and lock it.
 
-        Args:
-            target: The output file.
-            run: See `RunKey`.
-            header: Start of the data.
-            overwrite: Whether the output file may exist.
-
-        Raises:
-            CommandError: The directory cannot be written, is in use, or belongs to another run.
+        Raises `CommandError` if it cannot be written, is in use, or belongs to another run.
         """
         path = partial_path(target)
         if not overwrite and not path.exists():
@@ -115,24 +108,18 @@ class WorkDirectory:
             except OSError:
                 raise CommandError(f"{path}: in use by another process. Wait for its end.", EX_CANTCREAT) from None
             with _write_errors(path):
-                work = cls._open(target, dict(run), header, overwrite=overwrite)
-            yield work
-
-    @classmethod
-    def _open(cls, target: Path, run: dict[str, Any], header: bytes, *, overwrite: bool) -> Self:
-        path = partial_path(target)
-        state = _read_state(path)
-        if state is not None:
-            _check_same_run(path, state.run, run)
-        # A run killed while publishing its output may already have moved some of it.
-        if not overwrite and (state is None or state.output is None):
-            check_absent(target)
-        if state is None:
-            (path / REJECTED).write_bytes(b"")
-            _append(path / DATA, 0, header)
-            state = _State(run, data_bytes=len(header))
-            _write_state(path, state)
-        return cls(target, state)
+                state = _read_state(path)
+                if state is not None:
+                    _check_same_run(path, state.run, dict(run))
+                # A run killed while publishing its output may already have moved some of it.
+                if not overwrite and (state is None or state.output is None):
+                    check_absent(target)
+                if state is None:
+                    (path / REJECTED).write_bytes(b"")
+                    _append(path / DATA, 0, header)
+                    state = _State(dict(run), data_bytes=len(header))
+                    _write_state(path, state)
+            yield cls(target, state)
 
     @property
     def counts(self) -> Counts:
@@ -150,12 +137,8 @@ class WorkDirectory:
             if rejected:
                 _append(self.path / REJECTED, state.rejected_bytes, rejected)
             _append(self.path / DATA, state.data_bytes, data)
-            self._state = replace(
-                state,
-                counts=counts,
-                data_bytes=state.data_bytes + len(data),
-                rejected_bytes=state.rejected_bytes + len(rejected),
-            )
+            data_bytes, rejected_bytes = state.data_bytes + len(data), state.rejected_bytes + len(rejected)
+            self._state = replace(state, counts=counts, data_bytes=data_bytes, rejected_bytes=rejected_bytes)
             _write_state(self.path, self._state)
 
     def publish(self, finish: Callable[[Path, int], Path] | None) -> None:
@@ -178,16 +161,13 @@ class WorkDirectory:
                 rejected.replace(rejected_path(self._target))
             if output_path.is_file():
                 output_path.replace(self._target)
-            self._remove()
-
-    def _remove(self) -> None:
-        _sync(self._target.parent)
-        # Remove the state last: without it, the leftover directory of a published file would start a new run.
-        for item in self.path.iterdir():
-            if item.name != STATE:
-                item.unlink()
-        shutil.rmtree(self.path)
-        _sync(self._target.parent)
+            _sync(self._target.parent)
+            # Remove the state last: without it, the leftover directory of a published file would start a new run.
+            for item in self.path.iterdir():
+                if item.name != STATE:
+                    item.unlink()
+            shutil.rmtree(self.path)
+            _sync(self._target.parent)
 
 
 def partial_path(target: Path) -> Path:
@@ -205,21 +185,11 @@ def check_absent(target: Path) -> None:
 
 
 def _check_same_run(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    changed = [
-        f"{name}: {_shown(old.get(name))}, now {_shown(new.get(name))}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    before, now = ({name: "unset" if value is None else value for name, value in run.items()} for run in (old, new))
+    changed = [f"{name}: {before[name]}, now {now[name]}" for name in sorted(now) if before.get(name) != now[name]]
     if changed:
-        raise CommandError(
-            f"{path}: state of another run ({'; '.join(changed)}). "
-            "Repeat the command of that run to continue it, or remove the directory.",
-            EX_CONFIG,
-        )
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)
+        problem = f"{path}: state of another run ({'; '.join(changed)})"
+        raise CommandError(f"{problem}. Repeat that run's command, or remove the directory.", EX_CONFIG)
 
 
 def _read_state(path: Path) -> _State | None:
@@ -265,9 +235,8 @@ def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandError(
-            f"{path}: cannot be written ({error.strerror or error}). Check the path and the free space.", EX_CANTCREAT
-        ) from None
+        problem = f"{path}: cannot be written ({error.strerror or error})"
+        raise CommandError(f"{problem}. Check the path and the free space.", EX_CANTCREAT) from None
 
 
 INTERVAL_S = 10.0
@@ -276,9 +245,9 @@ INTERVAL_S = 10.0
 class FileProgress:
     """Shows rows done, rate and time left on stderr. The total is estimated from how much of the file has been read."""
 
-    def __init__(self, command: str, done: int) -> None:
+    def __init__(self, done: int) -> None:
         """Start with `done` rows from an earlier run."""
-        self._command, self._first, self._done = command, done, done
+        self._first = self._done = done
         self._start = self._last = time.monotonic()
         self._bar: Any = None
 
@@ -310,11 +279,8 @@ class FileProgress:
         elif time.monotonic() - self._last >= INTERVAL_S:
             self._last = time.monotonic()
             left = (total - self._done) / max(self.rate, 1e-3)
-            print(
-                f"{self._command}: {self._done:,} of about {total:,} rows, {self.rate:,.0f} rows/s, {left:,.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+            done = f"{self._done:,} of about {total:,} rows"
+            print(f"{COMMAND}: {done}, {self.rate:,.0f} rows/s, {left:,.0f} s left", file=sys.stderr, flush=True)
 
 
 CHARACTERS_PER_ROW = 64
@@ -323,13 +289,7 @@ CHARACTERS_PER_ROW = 64
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Consecutive rows with their embeddings.
-
-    Attributes:
-        rows: The rows.
-        encoded: Each row's embedding, or why it was rejected.
-        total: Estimated number of rows of the file.
-    """
+    """Consecutive rows with their embeddings or rejections. `total` is the estimated number of rows of the file."""
 
     rows: list[Row]
     encoded: list[Encoded]
@@ -369,17 +329,17 @@ async def encode_rows(embedder: Embedder, reader: RowReader, skip: int) -> Async
 
 
 async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRows:
-    errors = [row.error or _check_text(row.text or "", embedder.info.max_input_characters) for row in rows]
-    texts = [row.text or "" for row, error in zip(rows, errors, strict=True) if not error]
+    errors, texts, limit = [], [], embedder.info.max_input_characters
+    for row in rows:
+        error, text = row.error, row.text or ""
+        if not error and len(text) > limit:
+            error = f"too many characters ({len(text)}, limit {limit}). Shorten it."
+        elif not error and (not text or text.isspace()):
+            error = "empty or blank. Send text."
+        errors.append(error)
+        texts += [] if error else [text]
     results = iter(await embedder.encode(texts))
     return EncodedRows(rows, [Encoded(None, error=error) if error else next(results) for error in errors], total)
-
-
-def _check_text(text: str, limit: int) -> str:
-    """Return why a text is rejected (longer than `limit` characters, or blank), or ""."""
-    if len(text) > limit:
-        return f"too many characters ({len(text)}, limit {limit}). Shorten it."
-    return "" if text and not text.isspace() else "empty or blank. Send text."
 
 
 def split_batches(rows: Iterable[Row], batch_rows: int) -> Iterator[list[Row]]:
@@ -426,7 +386,7 @@ async def embed_file(job: EmbedFile, embedder: Embedder) -> Report:
         output = _vector_format(job, embedder, reader.id_type)
         run = _run_key(job, embedder.info)
         with WorkDirectory.open(job.target, run, output.header, overwrite=job.overwrite) as work:
-            with FileProgress("attendant embed", work.counts.rows) as progress:
+            with FileProgress(work.counts.rows) as progress:
                 if not work.is_complete:
                     write = functools.partial(_write, job, embedder, output, work)
                     await _write_chunks(encode_rows(embedder, reader, work.counts.rows), write, progress)
@@ -495,10 +455,8 @@ def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
     source = job.source
     options = {"--field": source.field} | ({} if source.id_field is None else {"--id-field": source.id_field})
     remedy = "" if source.format == "text" else f", or change {' or '.join(options)}"
-    return source.error(
-        f"{', '.join(options.values())}: no row accepted (0 of {counts.rows:,}, limit 1). "
-        f"See {rejected_path(job.target)}{remedy}."
-    )
+    problem = f"{', '.join(options.values())}: no row accepted (0 of {counts.rows:,}, limit 1)"
+    return source.error(f"{problem}. See {rejected_path(job.target)}{remedy}.")
 
 
 def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFormat:
@@ -515,21 +473,11 @@ def _run_key(job: EmbedFile, info: SourceInfo) -> RunKey:
     with job.source.read_errors(), job.source.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
-    return {
-        "input size": size,
-        "input digest": digest[:16],
-        "input format": job.source.format,
-        "output format": job.output_format,
-        "field": job.source.field,
-        "id-field": job.source.id_field,
-        "dtype": job.vectors.dtype,
-        "reject-truncated": job.reject_truncated,
-        "model digest": info.digest,
-        "precision": info.precision,
-        "dimensions": job.vectors.dimensions,
-        "prompt-name": job.vectors.prompt_name,
-        "normalize": job.vectors.normalize,
-    }
+    run: dict[str, Any] = {"input size": size, "input digest": digest[:16], "input format": job.source.format}
+    run |= {"field": job.source.field, "id-field": job.source.id_field, "reject-truncated": job.reject_truncated}
+    run |= {"model digest": info.digest, "precision": info.precision, "output format": job.output_format}
+    # The name of the model may be an alias; the digest identifies it.
+    return run | {name.replace("_", "-"): value for name, value in asdict(job.vectors).items() if name != "model"}
 
 
 COMMAND = "attendant embed"
@@ -565,11 +513,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _is_file_command(arguments: Sequence[str]) -> bool:
-    """Return whether the arguments have an output file, start with an option, or ask for help."""
-    first = arguments[0] if arguments else ""
-    is_option = first.startswith("-") and not first.startswith("- ")
-    return is_option or any(
-        item in ("--output", "--help") or item.startswith(("-o", "--output=")) for item in arguments
+    """Return whether the arguments name an output file, start with an option, or ask for help."""
+    first = "".join(arguments[:1])
+    options = ("--output", "--help")
+    return (first.startswith("-") and not first.startswith("- ")) or any(
+        item in options or item.startswith(("-o", "--output=")) for item in arguments
     )
 
 

@@ -1,4 +1,4 @@
-"""The tasks of an evaluation: figures, how they are measured, and their rows in the table."""
+"""`attendant evaluate`: measures an artifact on labeled texts, with differences from a baseline, and saves them."""
 
 import sys
 from abc import ABC, abstractmethod

@@ -1,6 +1,6 @@
-"""Lines of text files, read up to a limit."""
+"""Text files and labeled texts in JSON lines, read up to a limit; errors name file, line and field, but no text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Generic, Literal, Self, TypeVar
@@ -90,17 +90,6 @@ def read_file(path: Path, limit: int) -> tuple[ReadFile, list[NumberedLine]]:
 
 
 MAX_SCORE = 1e9
-PROBLEMS = {
-    "missing": "missing. Add it.",
-    "string_type": "not a string. Use a string.",
-    "int_type": "not an integer. Use an integer.",
-    "float_type": "not a number. Use a number.",
-    "bool_type": "not true or false. Use true or false.",
-    "too_short": "empty. Add an item.",
-    "greater_than_equal": "out of range ({value:g}, limit {ge:g}). Use {ge:g} or more.",
-    "less_than_equal": "out of range ({value:g}, limit {le:g}). Use {le:g} or less.",
-}
-"""Messages by pydantic error type."""
 
 
 class Record(BaseModel):
@@ -163,13 +152,10 @@ def _parse(path: Path, number: int, line: str, kind: type[R]) -> R:
     try:
         return kind.model_validate({**fields, "line": number})
     except ValidationError as error:
-        raise line_error(path, number, _message(error.errors(include_url=False)[0])) from None
-
-
-def _message(error: Mapping[str, Any]) -> str:
-    field = "".join(f"[{step}]" if isinstance(step, int) else step for step in error["loc"])
-    problem = PROBLEMS.get(error["type"], error["msg"]).format(value=error["input"], **error.get("ctx", {}))
-    return f"{field}: {problem}" if field else problem
+        first = error.errors(include_url=False)[0]
+        field = "".join(f"[{step}]" if isinstance(step, int) else step for step in first["loc"])
+        problem = first["msg"] if first["msg"].endswith(".") else f"{first['msg']}."
+        raise line_error(path, number, f"{field}: {problem}" if field else problem) from None
 
 
 MAX_DOCUMENTS = 100_000
@@ -200,11 +186,12 @@ class RetrievalLine(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.document is not None and (self.query is not None or self.positive is not None):
+        if self.document is None:
+            for name in ("query", "positive"):
+                if getattr(self, name) is None:
+                    raise record_error(f"{name}: missing. Add it.")
+        elif self.query is not None or self.positive is not None:
             raise record_error("document: set together with query or positive. Use two lines.")
-        for name in ("query", "positive") if self.document is None else ():
-            if getattr(self, name) is None:
-                raise record_error(f"{name}: missing. Add it.")
         return self
 
 
@@ -235,17 +222,12 @@ class WordPlace:
     def check(self) -> None:
         """Raise an error of a validator unless there is either a word index or a range of characters."""
         word, start, end = (f"{name}{self.side}" for name in ("word_index", "start", "end"))
-        if self.start is None and self.end is None:
-            if self.word_index is None:
-                raise record_error(f"{word}: missing. Add it, or {start} and {end}.")
-        elif self.word_index is not None:
-            raise record_error(f"{word}: set together with {start} or {end}. Use {word}, or {start} and {end}.")
-        elif self.start is None or self.end is None:
-            raise record_error(f"{start if self.start is None else end}: missing. Add it.")
-        elif self.start >= self.end:
-            raise record_error(f"{end}: not after {start} ({self.end}). Use a value over {self.start}.")
-        elif self.end > len(self.text):
-            raise record_error(f"{end}: out of range ({self.end}, limit {len(self.text)}). Use characters of the text.")
+        has_range = self.start is not None or self.end is not None
+        if (self.word_index is not None) == has_range:
+            raise record_error(f"{word}: {'set' if has_range else 'not set'}, like {start} and {end}. Set one of them.")
+        if has_range and (self.start is None or self.end is None or not self.start < self.end <= len(self.text)):
+            problem = f"{start}, {end}: not a range ({self.start} to {self.end}, limit {len(self.text)})"
+            raise record_error(f"{problem}. Use characters of the text.")
 
 
 class WordPair(Record):

@@ -1,4 +1,4 @@
-"""Nearest neighbors of embeddings, and how much their ranks differ between two models.
+"""Nearest neighbors, and similarity and ranking measures with bootstrap intervals (docs/evaluation.md).
 
 Similarities are rounded to `DECIMALS`, so that the last bits of a matrix product do not change ranks. Ties are ordered
 by index, so that results are reproducible.

@@ -1,4 +1,4 @@
-"""Selects a command's model from the options."""
+"""Where commands get embeddings from: an engine in this process, or a server, and the model that options select."""
 
 import argparse
 import asyncio

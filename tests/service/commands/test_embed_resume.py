@@ -163,7 +163,7 @@ def start_and_stop(path: Path, out: Path, *options: str) -> None:
 def test_other_options_or_input_do_not_continue_a_run(tmp_path: Path, run_embed: RunEmbed) -> None:
     path, out = write_rows(tmp_path / "in.txt", [{"text": text} for text in TEXTS]), tmp_path / "out.npy"
     start_and_stop(path, out, "--dimensions", "2")
-    remedy = "Repeat the command of that run to continue it, or remove the directory.\n"
+    remedy = "Repeat that run's command, or remove the directory.\n"
     prefix = f"attendant embed: {out}.partial: state of another run "
     assert run_embed(path, "-o", out) == (78, f"{prefix}(dimensions: 2, now unset). {remedy}")
     status, err = run_embed(path, "-o", out, "--dimensions", 2, "--dtype", "float16", "--normalize")
