@@ -1,7 +1,18 @@
-"""BERT (Devlin et al. 2019). MiniLM, BGE, E5, GTE and LaBSE have this architecture."""
+"""BERT (Devlin et al. 2019) and the post-norm encoders with position tables that derive from it.
+
+MiniLM, BGE, E5, LaBSE and early GTE models are BERTs.
+"""
 
 from model.encoder import EncoderConfig
-from model.families.family import ConfigReader, Family, read_bert_head
+from model.families.family import (
+    ROBERTA_CLASSIFIER,
+    ConfigReader,
+    Family,
+    make_config,
+    read_bert_head,
+    read_roberta_head,
+)
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 from model.source.published import CheckpointError
 
 NAMES = {
@@ -26,7 +37,7 @@ RENAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "La
 def read_config(config: ConfigReader, first_position: int = 0, embedding_size: int = 0) -> EncoderConfig:
     """Return the configuration; the position table starts with `first_position` unused rows.
 
-    `embedding_size` 0 means the hidden size: only ELECTRA has a projection of embeddings.
+    `embedding_size` 0 means the hidden size: only ELECTRA projects its embeddings.
     """
     config.require("position_embedding_type", "absolute")
     if config.flag("add_cross_attention"):
@@ -35,20 +46,168 @@ def read_config(config: ConfigReader, first_position: int = 0, embedding_size: i
             "Use a model without an encoder-decoder architecture."
         )
     config.check_heads("hidden_size", "num_attention_heads")
-    hidden_size = config.size("hidden_size")
-    return EncoderConfig(
-        vocab_size=config.size("vocab_size"),
-        hidden_size=hidden_size,
-        num_hidden_layers=config.size("num_hidden_layers"),
-        num_attention_heads=config.size("num_attention_heads"),
-        intermediate_size=config.size("intermediate_size"),
+    return make_config(
+        config,
         max_position_embeddings=config.size("max_position_embeddings") - first_position,
         type_vocab_size=config.size("type_vocab_size", 2),
         norm_eps=config.number("layer_norm_eps", 1e-12),
         hidden_act=config.activation("hidden_act"),
-        embedding_size=embedding_size or hidden_size,
+        embedding_size=embedding_size,
         causal=config.flag("is_decoder"),
     )
 
 
-FAMILIES = (Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read_bert_head),)
+BERT = Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read_bert_head)
+
+
+# DistilBERT (Sanh et al. 2019): no token types, and keys and tensors under other names.
+
+DISTILBERT_NORM_EPS = 1e-12  # not in config.json
+DISTILBERT_NAMES = {
+    "embeddings.word_embeddings": "embeddings.word_embeddings",
+    "embeddings.position_embeddings": "embeddings.position_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+    "blocks": "transformer.layer",
+    "attention.query": "attention.q_lin",
+    "attention.key": "attention.k_lin",
+    "attention.value": "attention.v_lin",
+    "attention.output": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "feed_forward.inner": "ffn.lin1",
+    "feed_forward.outer": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
+
+
+def read_distilbert(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration. transformers ignores `is_decoder` here."""
+    config.check_heads("dim", "n_heads")
+    return make_config(
+        config,
+        hidden_size=config.size("dim"),
+        num_hidden_layers=config.size("n_layers"),
+        num_attention_heads=config.size("n_heads"),
+        intermediate_size=config.size("hidden_dim"),
+        type_vocab_size=0,
+        norm_eps=DISTILBERT_NORM_EPS,
+        hidden_act=config.activation("activation"),
+    )
+
+
+def read_distilbert_head(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head."""
+    activation = config.activation("activation", "gelu")
+    layers = HeadLayout(None, "vocab_transform", activation, "vocab_layer_norm", DISTILBERT_NORM_EPS)
+    return VocabularyLayout(layers, "vocab_projector", config.flag("tie_word_embeddings", True))
+
+
+DISTILBERT = Family(
+    "distilbert",
+    read_distilbert,
+    DISTILBERT_NAMES,
+    ("", "distilbert."),
+    layers_keys=("n_layers",),
+    classifier=ClassifierLayout(HeadLayout("classifier", "pre_classifier", "relu")),
+    masked_lm=read_distilbert_head,
+)
+
+
+# ELECTRA (Clark et al. 2020): a projection of smaller embeddings.
+
+
+def read_electra(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration."""
+    return read_config(config, embedding_size=config.size("embedding_size", config.size("hidden_size")))
+
+
+def read_electra_head(config: ConfigReader) -> VocabularyLayout:
+    """Return the head of a generator."""
+    name = "generator_predictions"
+    layers = HeadLayout(None, f"{name}.dense", "gelu", f"{name}.LayerNorm", config.number("layer_norm_eps", 1e-12))
+    return VocabularyLayout(layers, "generator_lm_head", config.flag("tie_word_embeddings", True))
+
+
+ELECTRA = Family(
+    "electra",
+    read_electra,
+    NAMES | {"embeddings.project": "embeddings_project"},
+    ("", "electra."),
+    RENAMES,
+    classifier=ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "gelu")),
+    masked_lm=read_electra_head,
+)
+
+
+# RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): positions start after the padding
+# id. The rows of the position table before that are unused and dropped.
+
+
+def roberta_first_position(config: ConfigReader) -> int:
+    """Return the number of unused rows at the start of the position table."""
+    return config.size("pad_token_id", 1, least=0) + 1
+
+
+ROBERTAS = tuple(
+    Family(
+        name,
+        lambda config: read_config(config, roberta_first_position(config)),
+        NAMES,
+        prefixes,
+        RENAMES,
+        first_position=roberta_first_position,
+        classifier=ROBERTA_CLASSIFIER,
+        masked_lm=read_roberta_head,
+    )
+    for name, prefixes in {
+        "roberta": ("", "roberta."),
+        "xlm-roberta": ("", "roberta."),
+        "camembert": ("", "roberta.", "camembert."),
+    }.items()
+)
+
+
+# MPNet (Song et al. 2020): no token types, and a relative position bias that all layers share.
+
+MPNET_FIRST_POSITION = 2  # whatever the padding id
+MPNET_NAMES = {
+    "embeddings.word_embeddings": "embeddings.word_embeddings",
+    "embeddings.position_embeddings": "embeddings.position_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+    "positions.bias": "encoder.relative_attention_bias",
+    "blocks": "encoder.layer",
+    "attention.query": "attention.attn.q",
+    "attention.key": "attention.attn.k",
+    "attention.value": "attention.attn.v",
+    "attention.output": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
+    "feed_forward.inner": "intermediate.dense",
+    "feed_forward.outer": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
+
+
+def read_mpnet(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration."""
+    config.check_heads("hidden_size", "num_attention_heads")
+    config.require("relative_attention_num_buckets", 32)
+    return make_config(
+        config,
+        max_position_embeddings=config.size("max_position_embeddings") - MPNET_FIRST_POSITION,
+        type_vocab_size=0,
+        norm_eps=config.number("layer_norm_eps", 1e-12),
+        hidden_act=config.activation("hidden_act", "gelu"),
+        relative_bias=True,
+    )
+
+
+MPNET = Family(
+    "mpnet",
+    read_mpnet,
+    MPNET_NAMES,
+    ("", "mpnet."),
+    first_position=lambda config: MPNET_FIRST_POSITION,
+    classifier=ROBERTA_CLASSIFIER,
+    masked_lm=read_roberta_head,
+)
+
+FAMILIES = (BERT, DISTILBERT, ELECTRA, *ROBERTAS, MPNET)

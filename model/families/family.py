@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, EncoderConfig
+from model.encoder import ACTIVATIONS, EncoderConfig, RotaryConfig
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
 from model.source.published import CheckpointError
 
@@ -109,6 +109,99 @@ class ConfigReader:
             )
 
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+
+
+def make_config(config: ConfigReader, **parts: Any) -> EncoderConfig:
+    """Return an `EncoderConfig` of `parts`; sizes missing there come from the usual keys of config.json."""
+    sizes: dict[str, Any] = {name: config.size(name) for name in SIZES if name not in parts}
+    return EncoderConfig(**sizes, **parts)
+
+
+SHARED_ROW_TOKENS = 512
+"""Rows of more tokens hold one sequence."""
+ROTARY_KEYS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"}
+
+
+def read_rotary(config: ConfigReader, default_base: float, positions: int) -> RotaryConfig:
+    """Return the rotary position embeddings of a model with one kind of layer.
+
+    Args:
+        config: config.json, with `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
+        default_base: The base that transformers applies to this family.
+        positions: The length beyond which dynamic scaling applies.
+    """
+    base = config.number("rope_theta", default_base)
+    scaling, parameters = config.value("rope_scaling", {}), config.value("rope_parameters", {})
+    # transformers replaces all of `rope_parameters` with `rope_scaling`, including the base.
+    path = "rope_scaling" if scaling else "rope_parameters"
+    return rotary_from({"rope_theta": base} | (scaling or parameters), positions, path)
+
+
+def check_scaled_length(length: int) -> int:
+    """Return the length beyond which dynamic scaling applies. Raises CheckpointError if shorter sequences share rows.
+
+    The scaling depends on the length of a sequence, but the encoder only knows the length of a row.
+    """
+    if length < SHARED_ROW_TOKENS:
+        raise CheckpointError(
+            f"config.json: dynamic scaling applies from {length} tokens on (minimum {SHARED_ROW_TOKENS}). "
+            "The model is not supported."
+        )
+    return length
+
+
+def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> RotaryConfig:
+    """Return rotary position embeddings of the types "default", "linear" and "dynamic".
+
+    Args:
+        parameters: The values of `path`, with the base as `rope_theta`.
+        positions: The length beyond which dynamic scaling applies.
+        path: The key of config.json that errors name.
+
+    Raises:
+        CheckpointError: unsupported type or key.
+    """
+    type_key = "type" if "type" in parameters and "rope_type" not in parameters else "rope_type"
+    kind = parameters.get(type_key, "default")
+    if kind not in ("default", "linear", "dynamic"):
+        raise CheckpointError(
+            f"config.json: {path}.{type_key}: unsupported ({kind!r}). "
+            'Use a model with "default", "linear" or "dynamic".'
+        )
+    if unknown := sorted(parameters.keys() - ROTARY_KEYS):
+        value = parameters[unknown[0]]
+        raise CheckpointError(f"config.json: {path}.{unknown[0]}: unsupported ({value!r}). Use a model without it.")
+    partial = parameters.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise CheckpointError(
+            f"config.json: {path}.partial_rotary_factor: unsupported ({partial!r}). Use a model with 1.0."
+        )
+    base, factor = float(parameters["rope_theta"]), float(parameters.get("factor", 1.0))
+    if kind == "dynamic":
+        length = int(parameters.get("original_max_position_embeddings", positions))
+        return RotaryConfig(base, dynamic=(factor, check_scaled_length(length)))
+    return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
+
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def check_layer_types(types: list[str], layers: int) -> None:
+    """Raise CheckpointError unless there is one known type per layer."""
+    if len(types) != layers or not set(types) <= LAYER_TYPES:
+        raise CheckpointError(
+            f"config.json: layer_types is not a list of {layers} types. Supported: {', '.join(sorted(LAYER_TYPES))}."
+        )
+
+
 # Task heads of language-model and classifier checkpoints, and buffers.
 UNUSED = (
     r"^(pooler|cls|lm_head|classifier|pre_classifier|qa_outputs|discriminator_predictions|generator_predictions"
@@ -117,11 +210,6 @@ UNUSED = (
 )
 NO_HEAD = r"^(pooler|embeddings)\.|(^|\.)rotary_emb\."
 """Unused tensors of encoders without a head."""
-
-
-def _no_rows(config: ConfigReader) -> int:
-    del config
-    return 0
 
 
 TOKEN_CLASSIFIER = HeadLayout("classifier")
@@ -165,7 +253,7 @@ class Family:
     norm_offset: float = 0.0
     layers_keys: tuple[str, ...] = ("num_hidden_layers",)
     layer_lists: tuple[str, ...] = ("layer_types",)
-    first_position: Callable[[ConfigReader], int] = _no_rows
+    first_position: Callable[[ConfigReader], int] = lambda config: 0
     unused: str = UNUSED
     classifier: ClassifierLayout | Callable[[ConfigReader], ClassifierLayout] = BERT_CLASSIFIER
     token_classifier: HeadLayout | Callable[[ConfigReader], HeadLayout] = TOKEN_CLASSIFIER

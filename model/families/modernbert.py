@@ -2,10 +2,8 @@
 
 from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
-from model.families.family import ConfigReader, Family
-from model.families.rotary import rotary_from
+from model.families.family import ConfigReader, Family, check_layer_types, make_config, rotary_from
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
-from model.source.published import CheckpointError
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.tok_embeddings",
@@ -49,11 +47,10 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         for kind, (key, base) in BASES.items()
     }
     check_layer_types(types, layers)
-    return EncoderConfig(
+    return make_config(
+        config,
         vocab_size=config.size("vocab_size", 50_368),
-        hidden_size=config.size("hidden_size"),
         num_hidden_layers=layers,
-        num_attention_heads=config.size("num_attention_heads"),
         intermediate_size=config.size("intermediate_size", 1152),
         max_position_embeddings=positions,
         type_vocab_size=0,
@@ -73,14 +70,6 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     )
 
 
-def check_layer_types(types: list[str], layers: int) -> None:
-    """Raise CheckpointError unless there is one known type per layer."""
-    if len(types) != layers or not set(types) <= BASES.keys():
-        raise CheckpointError(
-            f"config.json: layer_types is not a list of {layers} types. Supported: {', '.join(sorted(BASES))}."
-        )
-
-
 POOLINGS: dict[str, ClassifierPooling] = {"cls": "cls", "mean": "mean"}
 
 
@@ -98,11 +87,6 @@ def read_classifier(config: ConfigReader) -> ClassifierLayout:
     return ClassifierLayout(read_prediction_head(config, "classifier"), pooling)
 
 
-def read_token_classifier(config: ConfigReader) -> HeadLayout:
-    """Return the token classifier of a configuration."""
-    return read_prediction_head(config, "classifier")
-
-
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head of a configuration."""
     return VocabularyLayout(
@@ -115,7 +99,13 @@ def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
 
 FAMILIES = (
     Family(
-        "modernbert", read_config, NAMES, ("", "model."), fused=FUSED, classifier=read_classifier,
-        token_classifier=read_token_classifier, masked_lm=read_masked_lm,
+        "modernbert",
+        read_config,
+        NAMES,
+        ("", "model."),
+        fused=FUSED,
+        classifier=read_classifier,
+        token_classifier=lambda config: read_prediction_head(config, "classifier"),
+        masked_lm=read_masked_lm,
     ),
-)  # fmt: skip
+)

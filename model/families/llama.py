@@ -1,0 +1,195 @@
+"""Encoders derived from Llama: EuroBERT, Qwen3 and Gemma 3.
+
+Their blocks have RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
+"""
+
+from typing import Any
+
+from model.artifact.manifest import ClassifierPooling
+from model.encoder import EncoderConfig, LayerConfig
+from model.families.family import (
+    CAUSAL_CLASSIFIER,
+    CAUSAL_TOKEN_CLASSIFIER,
+    ConfigReader,
+    Family,
+    check_layer_types,
+    make_config,
+    read_rotary,
+    rotary_from,
+)
+from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+
+NAMES = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "blocks": "layers",
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.inner": "mlp.up_proj",
+    "feed_forward.outer": "mlp.down_proj",
+    "norm": "norm",
+}
+PARTS: dict[str, Any] = {
+    "type_vocab_size": 0,
+    "block": "pre",
+    "norm": "rms_norm",
+    "position_table": False,
+    "embedding_norm": False,
+    "gated": True,
+    "feed_forward_bias": False,
+    "feed_forward_output_bias": False,
+}
+
+
+# EuroBERT (Boizard et al. 2025): bidirectional.
+
+EUROBERT_POOLINGS: dict[str, ClassifierPooling] = {"bos": "cls", "mean": "mean", "late": "mean_logits"}
+
+
+def read_eurobert(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration."""
+    config.check_heads("hidden_size", "num_attention_heads")
+    config.require("is_causal", False)
+    config.value("clf_pooling", "late")
+    hidden_size, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    positions, bias = config.size("max_position_embeddings", 8192), config.flag("mlp_bias")
+    parts = PARTS | {
+        "max_position_embeddings": positions,
+        "norm_eps": config.number("rms_norm_eps", 1e-5),
+        "hidden_act": config.activation("hidden_act", "silu"),
+        "num_key_value_heads": config.size("num_key_value_heads", heads),
+        "head_size": config.size("head_dim", hidden_size // heads),
+        "attention_bias": config.flag("attention_bias"),
+        "feed_forward_bias": bias,
+        "feed_forward_output_bias": bias,
+        "layers": (LayerConfig(rotary=read_rotary(config, 10_000.0, positions)),) * config.size("num_hidden_layers"),
+    }
+    return make_config(config, **parts)
+
+
+def read_eurobert_classifier(config: ConfigReader) -> ClassifierLayout:
+    """Return the classifier. Earlier releases call the key `clf_pooling`."""
+    key = "classifier_pooling" if "classifier_pooling" in config else "clf_pooling"
+    return ClassifierLayout(HeadLayout("classifier", "dense", "gelu"), config.choice(key, EUROBERT_POOLINGS, "late"))
+
+
+def read_eurobert_head(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head, which is only the projection."""
+    tied = config.flag("tie_word_embeddings")
+    return VocabularyLayout(HeadLayout(), "lm_head", tied, has_bias=config.flag("mlp_bias"))
+
+
+EUROBERT = Family(
+    "eurobert",
+    read_eurobert,
+    NAMES,
+    ("", "model."),
+    classifier=read_eurobert_classifier,
+    masked_lm=read_eurobert_head,
+)
+
+
+# Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys.
+
+
+def read_qwen3(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration. `is_causal` false makes attention bidirectional."""
+    layers, positions = config.size("num_hidden_layers"), config.size("max_position_embeddings", 32_768)
+    rotary = read_rotary(config, 10_000.0, positions)
+    windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
+    types = config.value(
+        "layer_types",
+        ["sliding_attention" if windows and index >= first else "full_attention" for index in range(layers)],
+    )
+    check_layer_types(types, layers)
+    window = config.size("sliding_window", 4096) - 1  # the key distance is less than the size
+    parts = PARTS | {
+        "max_position_embeddings": positions,
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "hidden_act": config.activation("hidden_act", "silu"),
+        "causal": config.flag("is_causal", True),
+        "num_key_value_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "head_size": config.size("head_dim", 128),
+        "attention_bias": config.flag("attention_bias"),
+        "query_key_norm": True,
+        "layers": tuple(
+            LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types
+        ),
+    }
+    return make_config(config, **parts)
+
+
+QWEN3 = Family(
+    "qwen3",
+    read_qwen3,
+    NAMES,
+    ("", "model."),
+    classifier=CAUSAL_CLASSIFIER,
+    token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+)
+
+
+# Gemma 3 (Gemma Team 2025): norms on both sides of each part, and sliding windows in most layers. EmbeddingGemma is a
+# bidirectional version of it.
+
+GEMMA3_NAMES = NAMES | {
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+GEMMA3_BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+"""Per type of layer, the key of the rotary base in files without `rope_parameters`, and the default of transformers."""
+
+
+def read_gemma3(config: ConfigReader) -> EncoderConfig:
+    """Return the configuration. `sliding_window` is a full width if attention is bidirectional."""
+    hidden_size, layers = config.size("hidden_size"), config.size("num_hidden_layers")
+    positions = config.size("max_position_embeddings", 131_072)
+    bidirectional, sliding = config.flag("use_bidirectional_attention"), config.size("sliding_window", 4096)
+    window = sliding // 2 if bidirectional else sliding - 1
+    every = config.size("_sliding_window_pattern", config.size("sliding_window_pattern", 6))
+    types = config.value(
+        "layer_types", ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(layers)]
+    )
+    check_layer_types(types, layers)
+    parameters, scaling = config.value("rope_parameters", {}), config.value("rope_scaling", {})
+    rotary = {}
+    for kind, (key, base) in GEMMA3_BASES.items():
+        # As in transformers, `rope_scaling` overrides `rope_parameters` of the global layers.
+        override = scaling if kind == "full_attention" else {}
+        values = {"rope_theta": config.number(key, base), **(parameters.get(kind) or {}), **override}
+        rotary[kind] = rotary_from(values, positions, "rope_scaling" if override else f"rope_parameters.{kind}")
+    parts = PARTS | {
+        "max_position_embeddings": positions,
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "hidden_act": config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "causal": not bidirectional,
+        "block": "sandwich",
+        "embedding_scale": hidden_size**0.5,
+        "num_key_value_heads": config.size("num_key_value_heads", 4),
+        "head_size": config.size("head_dim", 256),
+        "attention_scale": config.number("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_bias": config.flag("attention_bias"),
+        "query_key_norm": True,
+        "layers": tuple(LayerConfig(window if kind == "sliding_attention" else None, rotary[kind]) for kind in types),
+    }
+    return make_config(config, **parts)
+
+
+GEMMA3 = Family(
+    "gemma3_text",
+    read_gemma3,
+    GEMMA3_NAMES,
+    ("", "model."),
+    norm_offset=1.0,
+    classifier=CAUSAL_CLASSIFIER,
+    token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+)
+
+FAMILIES = (EUROBERT, QWEN3, GEMMA3)
