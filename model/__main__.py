@@ -138,7 +138,7 @@ def _model_name(text: str) -> str:
 def _train(config: Path, out: Path) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
     try:
-        from model.export.export import ParityError
+        from model.export.graphs import ParityError
         from model.source.hub import SourceError
         from model.source.published import CheckpointError
         from model.train.command import run_training
@@ -195,7 +195,8 @@ def _export(options: argparse.Namespace) -> int:
     try:
         # `verify` works without torch.
         from model.export.cuda import AccuracyError
-        from model.export.export import ParityError, Variants, export
+        from model.export.export import Variants, export
+        from model.export.graphs import ParityError
         from model.source.hub import SourceError
         from model.source.published import CheckpointError
         from model.source.sentence_transformers import SettingOptions

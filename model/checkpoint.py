@@ -40,6 +40,7 @@ from model.heads.classifiers import find_logit_score, read_logit_score
 from model.heads.multi_vector import pop_projection, read_late_interaction
 from model.source.published import (
     HARMLESS,
+    REDOWNLOAD,
     TOKENIZER_CONFIG,
     CheckpointError,
     ModelFiles,
@@ -49,6 +50,8 @@ from model.source.published import (
     read_json,
     read_tensors,
     require_finite,
+    require_shape,
+    unsupported,
 )
 from model.source.sentence_transformers import (
     FROM_FILES,
@@ -137,10 +140,7 @@ def _check_same_tokenizer(files: ModelFiles, query: Module) -> None:
     keys = {*config, *other_config} - HARMLESS[TOKENIZER_CONFIG]
     differ += sorted(key for key in keys if config.get(key) != other_config.get(key))
     if differ:
-        raise CheckpointError(
-            f"{query.path.name}: queries have another tokenizer than documents ({', '.join(differ)}), which is not "
-            "supported. Use the same one."
-        )
+        raise CheckpointError(f"{query.path.name}: tokenizer differs from that of documents ({', '.join(differ)}).")
 
 
 def load_masked_lm(
@@ -241,10 +241,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         raise CheckpointError("config.json: architectures is not a list. Correct it.")
     family = find_family(config)
     if family is None:
-        raise CheckpointError(
-            f"config.json: unsupported model_type {config.get('model_type')!r}. "
-            f"Supported: {', '.join(sorted(FAMILIES))}."
-        )
+        raise unsupported("config.json: model_type", config.get("model_type"), FAMILIES)
     published = read_tokenizer(files, config, transformer)
     tokenizer = published.definition
     tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)
@@ -264,10 +261,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     if settings.task is not None:
         embedding_config.origins["task"] = "--task"
     if encoder.config.causal and embedding_config.pooling == "cls":
-        raise CheckpointError(
-            f"{embedding_config.origins['pooling']}: cls pooling of a causal model (its first token attends to itself "
-            "only, so all embeddings are equal). Use mean pooling."
-        )
+        raise CheckpointError(f"{embedding_config.origins['pooling']}: cls pooling of a causal model. Use mean.")
     classifier = load_classifier(files, family, config, tensors, encoder, tokenizer)
     token_classifier = load_token_classifier(family, config, tensors, encoder)
     masked_lm = load_masked_lm(files, family, config, tensors, encoder, tokenizer)
@@ -331,9 +325,7 @@ def read_training(directory: Path) -> TrainingRecord | None:
         return TrainingRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise CheckpointError(
-            f"{TRAINING}: invalid training record (at {field or 'the top'}). Correct or remove it."
-        ) from None
+        raise CheckpointError(f"{TRAINING}: invalid at {field or 'the top'}. Correct or remove it.") from None
 
 
 def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Encoder:
@@ -346,25 +338,20 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
     encoder_config, first_position = family.read_config(reader), family.first_position(reader)
     reader.reject_unknown()
     if encoder_config.num_hidden_layers > len(tensors):
-        raise CheckpointError(
-            f"config.json: more layers than the weights have tensors ({encoder_config.num_hidden_layers}, "
-            f"limit {len(tensors)}). Correct it."
-        )
+        raise CheckpointError(f"config.json: more layers ({encoder_config.num_hidden_layers}) than tensors.")
     with torch.device("meta"):  # takes no memory, whatever config.json says
         parameters = Encoder(encoder_config).state_dict()
     prefix = family.find_prefix(tensors)
     if prefix is None:
         first = family.published_name("embeddings.word_embeddings.weight")
-        raise CheckpointError(f"Weights: tensor {first} is missing. Download the model again.")
+        raise CheckpointError(f"Weights: tensor {first} is missing. {REDOWNLOAD}")
     remaining = dict(family.parts(tensors, prefix))
     state = {}
     for name, parameter in parameters.items():
         source = family.published_name(name)
         tensor = remaining.pop(source, None)
         if tensor is None:
-            raise CheckpointError(
-                f"Weights: tensor {prefix}{source} is missing. Download the model again, or correct config.json."
-            )
+            raise CheckpointError(f"Weights: tensor {prefix}{source} is missing. {REDOWNLOAD}")
         if not tensor.dtype.is_floating_point:
             raise CheckpointError(
                 f"Weights: tensor {prefix}{source} has type {str(tensor.dtype).removeprefix('torch.')}. "
@@ -373,11 +360,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
         require_finite(tensor, f"{prefix}{source}")
         if name == POSITIONS:
             tensor = tensor[first_position:]
-        if tensor.shape != parameter.shape:
-            raise CheckpointError(
-                f"Weights: tensor {prefix}{source} has an unexpected shape "
-                f"({tuple(tensor.shape)}, expected {tuple(parameter.shape)}). Check config.json."
-            )
+        require_shape(tensor, f"{prefix}{source}", parameter.shape)
         state[name] = tensor.float() + family.norm_offset if is_norm(name) else tensor.float()
     unknown = sorted(name for name in remaining if not family.is_unused(name))
     if unknown:

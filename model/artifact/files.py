@@ -136,10 +136,7 @@ class Artifact:
         if digest not in _listed_digests(_read(root, MANIFEST_DIGEST)):
             raise ArtifactError(f"{root / MANIFEST}: SHA-256 mismatch with {MANIFEST_DIGEST}. Export again.")
         if expected_digest is not None and expected_digest.removeprefix("sha256:") != digest:
-            raise ArtifactError(
-                f"{root / MANIFEST}: not the pinned digest (sha256:{digest}, pinned {expected_digest}). "
-                "Change the pin or the artifact."
-            )
+            raise ArtifactError(f"{root / MANIFEST}: SHA-256 {digest}, pinned {expected_digest}. Change one of them.")
         return _parse(root, body), digest
 
     def read(self, name: str) -> bytes:
@@ -152,10 +149,7 @@ class Artifact:
         descriptor = self._files.descriptor(self.root, name)
         size = os.fstat(descriptor).st_size
         if size != record.size:
-            raise ArtifactError(
-                f"{self.root / name}: size mismatch with {MANIFEST} ({size} bytes, expected {record.size}). "
-                "Export again."
-            )
+            raise ArtifactError(f"{self.root / name}: {size} bytes, {MANIFEST} says {record.size}. Export again.")
         for offset in range(0, size, CHUNK_BYTES):
             chunk = os.pread(descriptor, CHUNK_BYTES, offset)
             digest.update(chunk)
@@ -221,11 +215,8 @@ class Artifact:
         """Raise ArtifactError for a tensor beyond the end of its file: a map of it would be another size or fail."""
         for name, tensor in self.manifest.tensors():
             end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
-            if end > (size := self.manifest.files[tensor.file].size):
-                raise ArtifactError(
-                    f"{self.root / MANIFEST}: {name}: beyond the end of {tensor.file} ({end} bytes, limit {size}). "
-                    "Export again."
-                )
+            if end > self.manifest.files[tensor.file].size:
+                raise ArtifactError(f"{self.root / MANIFEST}: {name}: beyond the end of {tensor.file}. Export again.")
 
 
 def write_manifest(root: Path, manifest: Manifest) -> str:

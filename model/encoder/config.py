@@ -115,9 +115,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         if self.num_attention_heads < 1 or (not self.head_size and self.hidden_size % self.num_attention_heads):
-            raise ValueError(
-                f"hidden_size: not a multiple of num_attention_heads ({self.hidden_size}, {self.num_attention_heads})"
-            )
+            raise ValueError("hidden_size: not a multiple of num_attention_heads")
         defaults = {
             "embedding_size": self.hidden_size,
             "num_key_value_heads": self.num_attention_heads,
@@ -130,13 +128,8 @@ class EncoderConfig:
         if not self.attention_scale:
             object.__setattr__(self, "attention_scale", self.head_size**-0.5)
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                "num_attention_heads: not a multiple of num_key_value_heads "
-                f"({self.num_attention_heads}, {self.num_key_value_heads})"
-            )
+            raise ValueError("num_attention_heads: not a multiple of num_key_value_heads")
         if len(self.layers) != self.num_hidden_layers:
             raise ValueError(f"layers: not num_hidden_layers ({len(self.layers)}, {self.num_hidden_layers})")
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act: unsupported value {self.hidden_act!r}; supported: {', '.join(sorted(ACTIVATIONS))}"
-            )
+            raise ValueError(f"hidden_act: unsupported value {self.hidden_act!r}")

@@ -5,7 +5,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.artifact.console import EX_SOFTWARE
-from model.artifact.manifest import AccuracyRecord, GraphRecord, GraphReport, Pooling
+from model.artifact.manifest import AccuracyRecord, Pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import Block, Encoder, EncoderConfig, SelfAttention
-from model.export.graphs import GraphSignature, describe_graph, write_graph
+from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import (
     Inputs,
     compare_outputs,
@@ -290,8 +289,8 @@ def choose_float32_parts(test: AccuracyTest) -> AccuracyRecord:
     parts, cosine = minimize_float32_parts(names, MIN_COSINE, test.min_cosine_float16, error_of)
     if cosine < MIN_COSINE:
         raise AccuracyError(
-            f"Accuracy: too low with every part in float32 except attention (smallest cosine {cosine:.6f} over "
-            f"{test.texts} texts, limit {MIN_COSINE}). Export without --variant cuda."
+            f"Accuracy: smallest cosine {cosine:.6f} with all supported parts in float32, limit {MIN_COSINE}. "
+            "Export without --variant cuda."
         )
     return AccuracyRecord(texts=test.texts, min_cosine=cosine, float32_parts=parts)
 
@@ -369,11 +368,9 @@ def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
     return batches
 
 
-GRAPH, WEIGHTS = "cuda.onnx", "cuda.bin"
+WEIGHTS = "cuda.bin"
 TOLERANCE = 2e-2
 """Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter."""
-
-Progress = Callable[[str], None]
 
 
 def check_cuda(checkpoint: Checkpoint) -> None:
@@ -382,32 +379,29 @@ def check_cuda(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"--variant cuda: not available for models with {part}. Export without it.")
     vectors = checkpoint.multi_vector
     if vectors is not None and vectors.expansion is not None and not vectors.expansion.attended:
-        raise CheckpointError(
-            "--variant cuda: not available for models with query expansion without attention. Export without it."
-        )
+        raise CheckpointError("--variant cuda: unsupported query expansion without attention. Export without it.")
 
 
-def write_cuda(
-    root: Path, checkpoint: Checkpoint, eval_texts: Sequence[str], progress: Progress
-) -> tuple[GraphRecord, GraphReport]:
-    """Write the graph and its weights to `root`; `eval_texts` determine which parts stay in float32.
+def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
+    """Write the graph and its weights; `eval_texts` determine which parts stay in float32.
 
     Raises:
         AccuracyError: the embeddings differ too much from float32.
     """
-    encoder, pooling = checkpoint.encoder, checkpoint.embedding_config.pooling
+    encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
+    path = graphs.path("cuda")
     tokenizer = Tokenizer(checkpoint.tokenizer)
     sequences = tokenize_texts(eval_texts, tokenizer, checkpoint.max_input_tokens, encoder.config.type_vocab_size)
     progress(f"measuring float16 accuracy over {len(sequences)} texts")
     test = AccuracyTest.from_sequences(encoder, pooling, sequences)
     accuracy = choose_float32_parts(test)
     progress(f"smallest cosine {accuracy.min_cosine:.6f}, in float32: {', '.join(accuracy.float32_parts) or 'none'}")
-    progress(f"exporting {GRAPH}")
+    progress(f"exporting {path.name}")
     module = VarlenEncoder(encoder, pooling, accuracy.float32_parts).eval()
     signature = varlen_signature(module)
-    write_graph(module, root / GRAPH, WEIGHTS, signature)
-    progress(f"running {GRAPH} with reference attention")
-    session = open_reference_session(root / GRAPH, WEIGHTS)
+    write_graph(module, path, WEIGHTS, signature)
+    progress(f"running {path.name} with reference attention")
+    session = open_reference_session(path, WEIGHTS)
 
     def run(output: str, batch: list[Inputs]) -> NDArray[Any]:
         (result,) = session.run([output], pack_varlen(batch))
@@ -424,8 +418,6 @@ def write_cuda(
     cosine = test.min_cosine(embed)
     progress(f"smallest cosine {cosine:.6f}")
     if cosine < MIN_COSINE:
-        raise AccuracyError(
-            f"{GRAPH}: accuracy too low (smallest cosine {cosine:.6f}, limit {MIN_COSINE}). Report this as a bug."
-        )
+        raise AccuracyError(f"{path.name}: smallest cosine {cosine:.6f}, limit {MIN_COSINE}. Report this as a bug.")
     measured = accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)})
-    return describe_graph(root / GRAPH, WEIGHTS, "float16"), GraphReport(parity=parity, accuracy=measured)
+    graphs.add("cuda", parity, WEIGHTS, "float16", measured)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from model.artifact.console import EX_CANTCREAT, EX_SOFTWARE
+from model.artifact.console import EX_CANTCREAT
 from model.artifact.files import (
     GOLDEN,
     MANIFEST,
@@ -26,13 +26,10 @@ from model.artifact.files import (
 from model.artifact.manifest import (
     FORMAT_VERSION,
     Absent,
+    Architecture,
     ExplainRecord,
-    GraphRecord,
-    GraphReport,
-    Head,
     LayersRecord,
     Manifest,
-    ParityRecord,
     Report,
     Variant,
 )
@@ -43,21 +40,13 @@ from model.encoder import Encoder, HiddenStatesEncoder
 from model.export.cuda import check_cuda, write_cuda
 from model.export.description import EmbeddingSettings, describe_classifier, describe_other_heads
 from model.export.golden_vectors import compute_golden_vectors
-from model.export.graphs import GraphSignature, describe_graph, write_graph
-from model.export.heads import write_heads
-from model.export.int8 import GRAPH as INT8_GRAPH
+from model.export.graphs import GraphSet, GraphSignature, WeightStore, write_graph
+from model.export.heads import write_embedding_head, write_heads
 from model.export.int8 import write_int8
-from model.export.layers import write_layer_graphs
+from model.export.layers import attention_kinds, describe_layers, write_layer_graphs
 from model.export.parity import measure_parity
-from model.export.weights import (
-    WeightStore,
-    attention_kinds,
-    describe_architecture,
-    describe_layers,
-    write_embedding_head,
-)
 from model.source.hub import ModelSource, SourceError, check_free_space, locate
-from model.source.published import CheckpointError, model_weight_files
+from model.source.published import REDOWNLOAD, CheckpointError, model_weight_files
 from model.source.sentence_transformers import FROM_FILES, SettingOptions, assume_pooling, resolve_roles
 from model.source.tokenizer_patterns import find_slow_pattern
 
@@ -87,9 +76,7 @@ def check_same_source(out: Path, source: ModelSource) -> None:
         manifest = json.loads((out / MANIFEST).read_bytes())
         existing = manifest["source"], manifest["revision"]
     except (ValueError, RecursionError, TypeError, KeyError):
-        raise OutputError(
-            f"{out}: has a damaged {MANIFEST}, so its model is unknown. Choose another directory, or set --overwrite."
-        ) from None
+        raise OutputError(f"{out}: damaged {MANIFEST}. Choose another directory, or set --overwrite.") from None
     # Directories of two models can have the same name; a Hugging Face model ID has one model in all its revisions.
     is_directory = str(source.revision).startswith("sha256:")
     if existing[0] != source.source or (is_directory and existing[1] != source.revision):
@@ -118,7 +105,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         tokens, special_tokens = tokenizer.find_input_tokens(), len(tokenizer.encode([TokenizerInput("")])[0])
         letters = tokenizer.encode([TokenizerInput(letter) for letter in string.ascii_lowercase])
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
-        raise CheckpointError(f"tokenizer.json: invalid ({error}). Download the model again.") from None
+        raise CheckpointError(f"tokenizer.json: invalid ({error}). {REDOWNLOAD}") from None
     if (slow := find_slow_pattern(checkpoint.tokenizer)) is not None:
         raise CheckpointError(f"tokenizer.json: {slow}. Use another tokenizer, or correct the pattern.")
     # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
@@ -126,10 +113,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
     indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
     if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens, vocab_size in config.json is "
-            f"{config.vocab_size}). Use the tokenizer of the model."
-        )
+        raise CheckpointError(f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens). Use another one.")
     inserted = inserted_tokens(
         checkpoint.multi_vector,
         None if classifier is None else classifier.template,
@@ -140,11 +124,8 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     if problem is not None:
         raise CheckpointError(f"tokenizer.json: {problem}. Use the tokenizer of the model.")
     if checkpoint.max_input_tokens <= special_tokens:
-        raise CheckpointError(
-            f"{checkpoint.embedding_config.origins['max_input_tokens']}: maximum length leaves no room for text "
-            f"({checkpoint.max_input_tokens} tokens, including {special_tokens} special tokens). "
-            "Set --max-input-tokens to a larger value."
-        )
+        limit, origin = checkpoint.max_input_tokens, checkpoint.embedding_config.origins["max_input_tokens"]
+        raise CheckpointError(f"{origin}: no room for text ({limit} tokens, {special_tokens} special tokens).")
 
 
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
@@ -164,12 +145,6 @@ class Variants:
     names: Sequence[Variant] = ()
     eval_texts: Sequence[str] = ()
     explain: bool = True
-
-
-class ParityError(Exception):
-    """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
-
-    status = EX_SOFTWARE
 
 
 def export(  # noqa: PLR0913  # the options of the command
@@ -207,9 +182,7 @@ def export(  # noqa: PLR0913  # the options of the command
     located = locate(source, revision, progress)
     name = name or located.name
     if not is_model_name(name):
-        raise SourceError(
-            f"{source}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Set --name, or rename the directory."
-        )
+        raise SourceError(f"{source}: the name {NAME_FORMAT} ({name[:MAX_CHARACTERS]!r}). Set --name.")
     if not overwrite:
         check_same_source(out, located)
     check_space(out, located)
@@ -218,9 +191,7 @@ def export(  # noqa: PLR0913  # the options of the command
         checkpoint = load_checkpoint(located.directory, settings)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(
-            f"{located.directory}: a configuration file has an invalid value ({problem}). Download the model again."
-        ) from error
+        raise CheckpointError(f"{located.directory}: invalid configuration ({problem}). {REDOWNLOAD}") from error
     embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
     checkpoint = replace(checkpoint, embedding_config=embedding)
     check_tokenizer(checkpoint)
@@ -287,44 +258,30 @@ def _write(
     progress: Progress,
     variants: Variants,
 ) -> Manifest:
-    encoder, config = checkpoint.encoder, checkpoint.encoder.config
+    encoder, config, embedding = checkpoint.encoder, checkpoint.encoder.config, checkpoint.embedding_config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)
+    for notice in source.notices:
+        shutil.copyfile(notice, root / notice.name)
+    graphs = GraphSet(root, progress)
     modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder}
     if variants.explain:
         modules["explain"] = HiddenStatesEncoder(encoder)
-    graphs, reports = {}, {}
     for graph, module in modules.items():
         progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
-        export_graph(module, root / f"{graph}.onnx", OUTPUTS[graph])
+        export_graph(module, graphs.path(graph), OUTPUTS[graph])
         progress(f"comparing {graph}.onnx with torch")
-        parity = measure_parity(module, root / f"{graph}.onnx", checkpoint.max_input_tokens)
-        _check_parity(f"{graph}.onnx", parity, progress)
-        reports[graph] = GraphReport(parity=parity)
-        graphs[graph] = describe_graph(root / f"{graph}.onnx", WEIGHTS, "float32")
+        graphs.add(graph, measure_parity(module, graphs.path(graph), checkpoint.max_input_tokens), WEIGHTS)
     for variant in variants.names:
-        graphs[variant], reports[variant] = _write_variant(variant, root, checkpoint, variants.eval_texts, progress)
-        _check_parity(graphs[variant].file, reports[variant].parity, progress)
-    for notice in source.notices:
-        shutil.copyfile(notice, root / notice.name)
-    embedding = checkpoint.embedding_config
-    store = WeightStore(root / graphs["fast"].file)
+        if variant == "int8":
+            write_int8(graphs, checkpoint)
+        else:
+            write_cuda(graphs, checkpoint, variants.eval_texts)
+    store = WeightStore(graphs.path("fast"))
     layers: LayersRecord | Absent = NO_EXPLAIN
     if variants.explain:
         progress("exporting the graphs of attention maps")
-        written = write_layer_graphs(encoder, root)
-        for layer_graph, report in written.reports.items():
-            _check_parity(f"{layer_graph}.onnx", report.parity, progress)
-        graphs |= written.graphs
-        reports |= written.reports
-        layers = describe_layers(encoder, written.graph_of_layer, store)
-    heads: list[Head] = [write_embedding_head(root, embedding, config.hidden_size)]
-    for item in write_heads(root, checkpoint, store):
-        heads.append(item.head)
-        for graph_name, head_graph in item.graphs.items():
-            progress(f"exported {head_graph.file}")
-            _check_parity(head_graph.file, item.reports[graph_name].parity, progress)
-        graphs |= item.graphs
-        reports |= item.reports
+        layers = describe_layers(encoder, write_layer_graphs(encoder, graphs), store)
+    heads = (write_embedding_head(root, embedding, config.hidden_size), *write_heads(checkpoint, store, graphs))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,
@@ -332,18 +289,26 @@ def _write(
         revision=source.revision,
         license=source.license,
         notices=tuple(notice.name for notice in source.notices),
-        architecture=describe_architecture(checkpoint.family.name, config),
+        architecture=Architecture(
+            family=checkpoint.family.name,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            type_vocab_size=config.type_vocab_size,
+            attention="causal" if config.causal else "bidirectional",
+        ),
         max_input_tokens=checkpoint.max_input_tokens,
         truncation_side=checkpoint.truncation_side,
         role_max_tokens=dict(checkpoint.role_max_tokens),
         special_tokens_in_text=checkpoint.special_tokens_in_text,
-        heads=tuple(heads),
+        heads=heads,
         prompts=embedding.prompts,
         default_prompt_name=embedding.default_prompt_name,
         roles=resolve_roles(embedding.prompts),
         origins=embedding.origins,
         task=checkpoint.task,
-        graphs=graphs,
+        graphs=graphs.records,
         explain=ExplainRecord(graph="explain", kinds=attention_kinds(config)) if variants.explain else NO_EXPLAIN,
         layers=layers,
         static=store.find(encoder.embeddings.word_embeddings.weight),
@@ -351,35 +316,10 @@ def _write(
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
     write_manifest(root, manifest)
-    (root / REPORT).write_text(Report(graphs=reports).model_dump_json(indent=1))
+    (root / REPORT).write_text(Report(graphs=graphs.reports).model_dump_json(indent=1))
     golden = compute_golden_vectors(checkpoint, manifest)
     (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
     return manifest
-
-
-def _write_variant(
-    variant: Variant, root: Path, checkpoint: Checkpoint, eval_texts: Sequence[str], progress: Progress
-) -> tuple[GraphRecord, GraphReport]:
-    if variant == "int8":
-        return write_int8(root, checkpoint, progress)
-    return write_cuda(root, checkpoint, eval_texts, progress)
-
-
-def _check_parity(graph: str, parity: ParityRecord, progress: Progress) -> None:
-    progress(
-        f"largest difference between {graph} and torch in any output value: {parity.max_abs_difference:.2e}, "
-        f"limit {parity.tolerance:.0e}"
-    )
-    if not parity.max_abs_difference <= parity.tolerance:
-        if graph == INT8_GRAPH:
-            raise ParityError(
-                f"{graph}: too inaccurate for this model (a vector differs by {parity.max_abs_difference:.2e}, "
-                f"limit {parity.tolerance:.0e}). Export without --variant int8."
-            )
-        raise ParityError(
-            f"{graph}: onnxruntime differs from torch (by {parity.max_abs_difference:.2e}, "
-            f"limit {parity.tolerance:.0e}). Report this as a bug."
-        )
 
 
 def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:

@@ -1,27 +1,45 @@
-"""ONNX graphs: export from PyTorch, fused attention, and compact storage of weights."""
+"""ONNX graphs: export from PyTorch, attention of long rows, compact storage of weights, and their records."""
 
+import hashlib
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 from torch import Tensor, nn
 
+from model.artifact.console import EX_SOFTWARE
 from model.artifact.files import ArtifactError, describe_file
-from model.artifact.manifest import GraphPrecision, GraphRecord, ValueRecord
+from model.artifact.manifest import (
+    AccuracyRecord,
+    GraphPrecision,
+    GraphRecord,
+    GraphReport,
+    ParityRecord,
+    TensorRecord,
+    TensorType,
+    ValueRecord,
+)
 from model.encoder.attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
 
-TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
+COMPACT_TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
+OTHER_WEIGHTS = "other.bin"
+TYPES: dict[TensorType, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 CHUNK = 2**20
 """Values that are compared at once. Most float32 matrices are rejected after the first chunk."""
 
@@ -36,7 +54,7 @@ def compact_weights(model: onnx_ir.Model) -> None:
         if tensor is None or tensor.dtype != onnx_ir.DataType.FLOAT or len(tensor.shape) < 2:
             continue
         values = tensor.numpy()
-        fitting = next((dtype for dtype in TYPES if is_lossless(values, dtype.numpy())), None)
+        fitting = next((dtype for dtype in COMPACT_TYPES if is_lossless(values, dtype.numpy())), None)
         if fitting is not None:
             _store(model.graph, value, values, fitting)
 
@@ -362,16 +380,56 @@ def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
         os.replace(Path(scratch) / path.name, path)
 
 
-def describe_graph(path: Path, weights: str | None, precision: GraphPrecision) -> GraphRecord:
-    """Return the record of a graph that `write_graph` wrote."""
-    graph = onnx_ir.load(path).graph
-    return GraphRecord(
-        file=path.name,
-        weights=() if weights is None else (weights,),
-        inputs=_describe_values(graph.inputs),
-        outputs=_describe_values(graph.outputs),
-        precision=precision,
-    )
+def open_session(
+    graph: Path | bytes, options: onnxruntime.SessionOptions | None = None
+) -> onnxruntime.InferenceSession:
+    """Return a session on the CPU execution provider that logs errors only."""
+    options = options or onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+class ParityError(Exception):
+    """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
+
+    status = EX_SOFTWARE
+
+
+@dataclass(frozen=True)
+class GraphSet:
+    """The graphs written to the directory of an artifact, with their measurements, by name."""
+
+    root: Path
+    progress: Callable[[str], None] = lambda step: None
+    records: dict[str, GraphRecord] = field(default_factory=dict)
+    reports: dict[str, GraphReport] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        return self.root / f"{name}.onnx"
+
+    def add(
+        self,
+        name: str,
+        parity: ParityRecord,
+        weights: str | None = None,
+        precision: GraphPrecision = "float32",
+        accuracy: AccuracyRecord | None = None,
+    ) -> None:
+        """Describe a graph that was written to `path(name)`. Raises ParityError if it differs from torch."""
+        difference, limit = f"{parity.max_abs_difference:.2e}", f"{parity.tolerance:.0e}"
+        self.progress(f"largest difference between {name}.onnx and torch: {difference}, limit {limit}")
+        if not parity.max_abs_difference <= parity.tolerance:
+            remedy = "Export without --variant int8." if precision == "int8" else "Report this as a bug."
+            raise ParityError(f"{name}.onnx: onnxruntime differs from torch (by {difference}, limit {limit}). {remedy}")
+        graph = onnx_ir.load(self.path(name)).graph
+        self.records[name] = GraphRecord(
+            file=f"{name}.onnx",
+            weights=() if weights is None else (weights,),
+            inputs=_describe_values(graph.inputs),
+            outputs=_describe_values(graph.outputs),
+            precision=precision,
+        )
+        self.reports[name] = GraphReport(parity=parity, accuracy=accuracy)
 
 
 def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]:
@@ -425,3 +483,40 @@ def _strip_metadata(model: onnx_ir.Model) -> None:
         for node in graph:
             node.metadata_props.clear()
             node.doc_string = None
+
+
+class WeightStore:
+    """The tensors in the weights of a graph, found by their digests, and a file for others, such as tiny ones.
+
+    Tensor names cannot be used: the exporter renames linear weights and merges equal tensors.
+    """
+
+    def __init__(self, graph: Path) -> None:
+        self._other = graph.parent / OTHER_WEIGHTS
+        self._locations: dict[bytes, tuple[str, int]] = {}
+        for value in onnx_ir.load(graph).graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, onnx_ir.ExternalTensor):
+                self._locations[_digest(tensor.numpy())] = str(tensor.location), tensor.offset or 0
+
+    def find(self, tensor: Tensor) -> TensorRecord:
+        """Return the record of a tensor, after writing it if it is not yet stored."""
+        for name, dtype in TYPES.items():
+            stored = tensor.detach().to(dtype).contiguous()
+            digest = _digest(stored.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy())
+            if digest in self._locations:
+                file, offset = self._locations[digest]
+                return TensorRecord(file=file, offset=offset, shape=tuple(tensor.shape), dtype=name)
+        values = tensor.detach().contiguous().numpy().astype("<f4")
+        with self._other.open("ab") as other:
+            self._locations[_digest(values)] = self._other.name, other.tell()
+            other.write(values.tobytes())
+        return self.find(tensor)
+
+    def find_optional(self, tensor: Tensor | None) -> TensorRecord | None:
+        """Return the record of a tensor, or None for None."""
+        return None if tensor is None else self.find(tensor)
+
+
+def _digest(values: NDArray[Any]) -> bytes:
+    return hashlib.sha256(values.tobytes()).digest()

@@ -1,32 +1,32 @@
-"""Export of heads: a small graph per head, over rows of hidden states."""
+"""Export of heads: their records and, besides the embedding head, a small graph each over rows of hidden states."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
 from model.artifact.manifest import (
     ClassificationHead,
-    GraphRecord,
-    GraphReport,
+    DenseRecord,
+    EmbeddingHead,
+    Head,
     MaskedLMHead,
     MultiVectorHead,
     ParityRecord,
     SparseHead,
+    TensorRecord,
     TokenClassificationHead,
 )
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import Encoder
-from model.export.graphs import GraphSignature, describe_graph, write_graph
+from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_session, write_graph
 from model.export.parity import TOLERANCE
-from model.export.weights import WeightStore
 from model.heads import MaskedLM, RowHead
+from model.source.sentence_transformers import EmbeddingConfig
 
 OUTPUTS = {
     "classification": "logits",
@@ -37,17 +37,8 @@ OUTPUTS = {
     "multi_vector": "vectors",
 }
 """The output of each graph."""
-WritableHead = ClassificationHead | TokenClassificationHead | MaskedLMHead | SparseHead | MultiVectorHead
+DENSE_WEIGHTS = "dense.bin"
 TESTED_ROWS = (1, 2, 33)
-
-
-@dataclass(frozen=True)
-class WrittenHead:
-    """The records of a head and of its graphs, by name; a projection alone has none."""
-
-    head: WritableHead
-    graphs: dict[str, GraphRecord]
-    reports: dict[str, GraphReport]
 
 
 class NormedHead(nn.Module):
@@ -65,10 +56,45 @@ class NormedHead(nn.Module):
         return features
 
 
-def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Iterator[WrittenHead]:
-    """Write the graphs of all heads of a checkpoint besides the embedding head; yield their records."""
+def write_embedding_head(root: Path, embedding: EmbeddingConfig, hidden_size: int) -> EmbeddingHead:
+    """Write the dense layers of the head, if it has any, and return its record."""
+    dense = _write_dense(root, embedding) if embedding.dense else ()
+    return EmbeddingHead(
+        pooling=embedding.pooling,
+        include_prompt=embedding.include_prompt,
+        dense=dense,
+        normalize=embedding.normalize,
+        dimensions=embedding.truncate_dim or (dense[-1].weight.shape[0] if dense else hidden_size),
+        similarity=embedding.similarity,
+        truncate_dim=embedding.truncate_dim,
+    )
+
+
+def _write_dense(root: Path, embedding: EmbeddingConfig) -> tuple[DenseRecord, ...]:
+    body = bytearray()
+
+    def put(tensor: Tensor) -> TensorRecord:
+        record = TensorRecord(file=DENSE_WEIGHTS, offset=len(body), shape=tuple(tensor.shape), dtype="float32")
+        body.extend(np.ascontiguousarray(tensor.numpy(), dtype="<f4").tobytes())
+        return record
+
+    records = tuple(
+        DenseRecord(
+            weight=put(dense.weight),
+            bias=None if dense.bias is None else put(dense.bias),
+            activation=dense.activation,
+        )
+        for dense in embedding.dense
+    )
+    (root / DENSE_WEIGHTS).write_bytes(body)
+    return records
+
+
+def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) -> Iterator[Head]:
+    """Write the graphs of all heads besides the embedding head; yield the records of the heads."""
     if (classifier := checkpoint.classifier) is not None:
-        record = ClassificationHead(
+        write_row_graph(graphs, "classification", classifier.head)
+        yield ClassificationHead(
             graph="classification",
             pooling=classifier.pooling,
             skipped_token_id=classifier.skipped_token_id,
@@ -77,44 +103,37 @@ def write_heads(root: Path, checkpoint: Checkpoint, store: WeightStore) -> Itera
             template=classifier.template,
             pair_activation=classifier.pair_activation,
         )
-        yield _write(root, record, {record.graph: classifier.head})
     if (tokens := checkpoint.token_classifier) is not None:
-        labels = TokenClassificationHead(graph="token_classification", labels=tokens.labels)
-        yield _write(root, labels, {labels.graph: tokens.head})
+        write_row_graph(graphs, "token_classification", tokens.head)
+        yield TokenClassificationHead(graph="token_classification", labels=tokens.labels)
     if checkpoint.masked_lm is not None:
-        yield _write_masked_lm(root, checkpoint.masked_lm, checkpoint.encoder, store)
+        yield _write_masked_lm(checkpoint.masked_lm, checkpoint.encoder, store, graphs)
     if (sparse := checkpoint.sparse) is not None:
-        special = special_ids(checkpoint.tokenizer)
-        yield _write(
-            root,
-            SparseHead(
-                graph=None if sparse.head is None else "sparse",
-                decoder=store.find_optional(sparse.decoder),
-                bias=store.find_optional(sparse.bias),
-                pooling=sparse.pooling,
-                activation=sparse.activation,
-                # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
-                skipped_token_ids=special if sparse.decoder is None else (),
-                query_weights=store.find_optional(without_frame(sparse.query_weights, checkpoint.tokenizer)),
-                max_active=sparse.max_active,
-                similarity=sparse.similarity,
-            ),
-            {} if sparse.head is None else {"sparse": sparse.head},
+        if sparse.head is not None:
+            write_row_graph(graphs, "sparse", sparse.head)
+        yield SparseHead(
+            graph=None if sparse.head is None else "sparse",
+            decoder=store.find_optional(sparse.decoder),
+            bias=store.find_optional(sparse.bias),
+            pooling=sparse.pooling,
+            activation=sparse.activation,
+            # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
+            skipped_token_ids=special_ids(checkpoint.tokenizer) if sparse.decoder is None else (),
+            query_weights=store.find_optional(without_frame(sparse.query_weights, checkpoint.tokenizer)),
+            max_active=sparse.max_active,
+            similarity=sparse.similarity,
         )
     if (vectors := checkpoint.multi_vector) is not None:
-        yield _write(
-            root,
-            MultiVectorHead(
-                graph="multi_vector",
-                dimensions=vectors.head.out_features,
-                skips_first=vectors.skips_first,
-                query=vectors.query,
-                document=vectors.document,
-                expansion=vectors.expansion,
-                skipped_token_ids=vectors.skipped_token_ids,
-                score=vectors.score,
-            ),
-            {"multi_vector": vectors.head},
+        write_row_graph(graphs, "multi_vector", vectors.head)
+        yield MultiVectorHead(
+            graph="multi_vector",
+            dimensions=vectors.head.out_features,
+            skips_first=vectors.skips_first,
+            query=vectors.query,
+            document=vectors.document,
+            expansion=vectors.expansion,
+            skipped_token_ids=vectors.skipped_token_ids,
+            score=vectors.score,
         )
 
 
@@ -134,38 +153,27 @@ def special_ids(tokenizer: bytes) -> tuple[int, ...]:
     return tuple(sorted(token["id"] for token in added if token.get("special")))
 
 
-def _write_masked_lm(root: Path, masked: MaskedLM, encoder: Encoder, store: WeightStore) -> WrittenHead:
-    layers, graphs = masked.head.layers, dict[str, RowHead | NormedHead]()
+def _write_masked_lm(masked: MaskedLM, encoder: Encoder, store: WeightStore, graphs: GraphSet) -> MaskedLMHead:
+    layers, has_norm = masked.head.layers, not isinstance(encoder.norm, nn.Identity)
     if layers is not None:
-        graphs["masked_lm"] = layers
-    if not isinstance(encoder.norm, nn.Identity):
-        graphs["masked_lm_layers"] = NormedHead(encoder.norm, layers, encoder.config.hidden_size)
-    record = MaskedLMHead(
+        write_row_graph(graphs, "masked_lm", layers)
+    if has_norm:
+        write_row_graph(graphs, "masked_lm_layers", NormedHead(encoder.norm, layers, encoder.config.hidden_size))
+    return MaskedLMHead(
         graph=None if layers is None else "masked_lm",
-        layer_graph="masked_lm_layers" if "masked_lm_layers" in graphs else None,
+        layer_graph="masked_lm_layers" if has_norm else None,
         decoder=store.find(masked.head.decoder),
         bias=store.find_optional(masked.head.bias),
         mask_token_id=masked.mask_token_id,
     )
-    return _write(root, record, graphs)
 
 
-def _write(root: Path, record: WritableHead, graphs: Mapping[str, RowHead | NormedHead]) -> WrittenHead:
-    records, reports = {}, {}
-    for name, head in graphs.items():
-        path = root / f"{name}.onnx"
-        reports[name] = GraphReport(parity=write_row_graph(head, path, OUTPUTS[name]))
-        records[name] = describe_graph(path, None, "float32")
-    return WrittenHead(record, records, reports)
-
-
-def write_row_graph(head: RowHead | NormedHead, path: Path, output: str) -> ParityRecord:
-    """Write a graph from `rows` (N, D) to `output` (N, K), with its weights; return the parity with torch."""
+def write_row_graph(graphs: GraphSet, name: str, head: RowHead | NormedHead) -> None:
+    """Write a graph from `rows` (N, D) to its output (N, K), with its weights, and compare it with torch."""
+    path = graphs.path(name)
     rows = torch.randn(max(TESTED_ROWS), head.in_features, generator=torch.Generator().manual_seed(0))
-    write_graph(head, path, None, GraphSignature({"rows": rows[:2]}, {"rows": {0: "N"}}, (output,)))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    write_graph(head, path, None, GraphSignature({"rows": rows[:2]}, {"rows": {0: "N"}}, (OUTPUTS[name],)))
+    session = open_session(path)
     difference, largest = 0.0, 1.0
     for count in TESTED_ROWS:
         with torch.inference_mode():
@@ -173,4 +181,5 @@ def write_row_graph(head: RowHead | NormedHead, path: Path, output: str) -> Pari
         (computed,) = session.run(None, {"rows": rows[:count].numpy()})
         difference = float(np.maximum(difference, np.abs(computed - expected).max()))  # max() would lose a NaN
         largest = max(largest, float(np.abs(expected).max()))
-    return ParityRecord(batches=len(TESTED_ROWS), max_abs_difference=difference, tolerance=TOLERANCE * largest)
+    parity = ParityRecord(batches=len(TESTED_ROWS), max_abs_difference=difference, tolerance=TOLERANCE * largest)
+    graphs.add(name, parity)

@@ -4,45 +4,31 @@ Only weights are quantized. No calibration data is needed, and the result is the
 quantizes activations at run time per token and channel group, so embeddings do not depend on the batch composition.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir
-import onnxruntime
 from numpy.typing import NDArray
 
-from model.artifact.manifest import GraphRecord, GraphReport
 from model.checkpoint import Checkpoint
-from model.export.graphs import describe_graph, save_graph
-from model.export.parity import compare_outputs, pack_sequences
+from model.export.graphs import GraphSet, save_graph
+from model.export.parity import measure_parity
 
-SOURCE, GRAPH, WEIGHTS = "fast.onnx", "int8.onnx", "int8.bin"
+WEIGHTS = "int8.bin"
 MAX_INT8 = 127
 """Symmetric quantization uses the range of int8 without -128."""
 TOLERANCE = 0.25
 """Maximum relative difference of a token vector, as in parity.py. Quantization causes about 0.03."""
 
-Progress = Callable[[str], None]
 
-
-def write_int8(root: Path, checkpoint: Checkpoint, progress: Progress) -> tuple[GraphRecord, GraphReport]:
-    """Write the int8 version of the float32 graph in `root`, and its weights."""
-    model = onnx_ir.load(root / SOURCE)
+def write_int8(graphs: GraphSet, checkpoint: Checkpoint) -> None:
+    """Write the int8 version of the float32 graph `fast`, and its weights."""
+    model = onnx_ir.load(graphs.path("fast"))
     count = quantize_weights(model)
-    progress(f"quantized the weights of {count} linear layers to int8")
-    save_graph(model, root / GRAPH, WEIGHTS)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(root / GRAPH, options, providers=["CPUExecutionProvider"])
-    parity = compare_outputs(
-        checkpoint.encoder,
-        lambda sequences: session.run(None, pack_sequences(sequences))[0],
-        checkpoint.max_input_tokens,
-        TOLERANCE,
-    )
-    return describe_graph(root / GRAPH, WEIGHTS, "int8"), GraphReport(parity=parity)
+    graphs.progress(f"quantized the weights of {count} linear layers to int8")
+    save_graph(model, graphs.path("int8"), WEIGHTS)
+    parity = measure_parity(checkpoint.encoder, graphs.path("int8"), checkpoint.max_input_tokens, TOLERANCE)
+    graphs.add("int8", parity, WEIGHTS, "int8")
 
 
 def quantize_weights(model: onnx_ir.Model) -> int:

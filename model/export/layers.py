@@ -1,19 +1,19 @@
-"""Export of the graphs that attention maps are computed from: one per kind of layer, with its weights as inputs."""
+"""What attention maps are computed from: one graph per kind of layer, with its weights as inputs, and their records."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from model.artifact.manifest import GraphRecord, GraphReport, ParityRecord
+from model.artifact.manifest import KINDS, Kind, LayerRecord, LayersRecord, ParityRecord
 from model.encoder.attention import attention_mask
+from model.encoder.config import EncoderConfig
 from model.encoder.encoder import Encoder
 from model.encoder.layers import Block
-from model.export.graphs import GraphSignature, describe_graph, write_graph
+from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_session, write_graph
 
 OUTPUTS = ("scores", "probs", "values")
 
@@ -85,20 +85,10 @@ TOLERANCE = 1e-5
 """Maximum difference of attention probabilities."""
 
 
-@dataclass(frozen=True)
-class LayerGraphs:
-    """The graphs and their measurements by name, and the name of each layer's graph."""
-
-    graphs: dict[str, GraphRecord]
-    reports: dict[str, GraphReport]
-    graph_of_layer: list[str]
-
-
-def write_layer_graphs(encoder: Encoder, root: Path) -> LayerGraphs:
-    """Write a graph for each distinct `LayerConfig` of an encoder to `root`."""
+def write_layer_graphs(encoder: Encoder, graphs: GraphSet) -> list[str]:
+    """Write a graph for each distinct `LayerConfig` of an encoder; return the name of each layer's graph."""
     layers = encoder.config.layers
     kinds = list(dict.fromkeys(layers))
-    graphs, reports = {}, {}
     for number, kind in enumerate(kinds):
         name = f"layer_{number}"
         module = LayerAttention(encoder, layers.index(kind)).eval()
@@ -110,18 +100,15 @@ def write_layer_graphs(encoder: Encoder, root: Path) -> LayerGraphs:
         }
         axes = {"hidden_state": {1: "T"}, "position_ids": {1: "T"}}
         signature = GraphSignature(examples, axes, OUTPUTS, variadic=len(weights))
-        write_graph(module, root / f"{name}.onnx", None, signature)
-        graphs[name] = describe_graph(root / f"{name}.onnx", None, "float32")
+        write_graph(module, graphs.path(name), None, signature)
         tokens = min(MEASURED_TOKENS, encoder.config.max_position_embeddings)
-        reports[name] = GraphReport(parity=_measure(module, root / f"{name}.onnx", tokens))
-    return LayerGraphs(graphs, reports, [f"layer_{kinds.index(layer)}" for layer in layers])
+        graphs.add(name, _measure(module, graphs.path(name), tokens))
+    return [f"layer_{kinds.index(layer)}" for layer in layers]
 
 
 def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
     """Compare the attention probabilities of a graph with torch on `tokens` random hidden states."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = open_session(graph)
     weights = [tensor.detach().contiguous() for tensor in module.weights().values()]
     width = session.get_inputs()[0].shape[2]
     hidden = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
@@ -132,3 +119,38 @@ def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
     (probs,) = session.run(["probs"], {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
     difference = float(np.abs(probs - expected.numpy()).max())
     return ParityRecord(batches=1, max_abs_difference=difference, tolerance=TOLERANCE)
+
+
+def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
+    """Return the kinds of map that a model has.
+
+    Scores of tokens that do not attend to each other, because of causality or windows, are the lowest float32, which
+    says nothing.
+    """
+    masked = config.causal or any(layer.window is not None for layer in config.layers)
+    return tuple(kind for kind in KINDS if not (masked and kind == "scores"))
+
+
+def describe_layers(encoder: Encoder, graphs: Sequence[str], store: WeightStore) -> LayersRecord:
+    """Return the records of what attention maps need; `graphs` has the name of the graph of each layer."""
+    config = encoder.config
+    layers = []
+    for index, (graph, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
+        assert isinstance(block, Block)
+        output, norm = block.attention.output, block.mixed_norm
+        layers.append(
+            LayerRecord(
+                graph=graph,
+                weights={name: store.find(tensor) for name, tensor in LayerAttention(encoder, index).weights().items()},
+                output=store.find(output.weight.T),
+                output_bias=store.find_optional(output.bias),
+                norm=store.find(norm.weight),
+                norm_bias=store.find_optional(getattr(norm, "bias", None)),
+            )
+        )
+    return LayersRecord(
+        norm="rms_norm" if config.norm == "rms_norm" else "layer_norm",
+        norm_eps=config.norm_eps,
+        residual_in_norm=config.block != "sandwich",
+        layers=tuple(layers),
+    )

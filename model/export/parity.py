@@ -14,6 +14,7 @@ from torch import nn
 
 from model.artifact.manifest import ParityRecord
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
+from model.export.graphs import open_session
 
 OPERATOR = "PackedMultiHeadAttention"
 DOMAIN = "attendant.reference"
@@ -89,12 +90,9 @@ def to_reference_graph(graph: bytes) -> bytes:
 def open_reference_session(graph: Path, weights: str) -> onnxruntime.InferenceSession:
     """Return a session for the reference of a graph on the CPU execution provider; `weights` is next to the graph."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
     body = (graph.parent / weights).read_bytes()
     options.add_external_initializers_from_files_in_memory([weights], [body], [len(body)])
-    return onnxruntime.InferenceSession(
-        to_reference_graph(graph.read_bytes()), options, providers=["CPUExecutionProvider"]
-    )
+    return open_session(to_reference_graph(graph.read_bytes()), options)
 
 
 GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
@@ -110,13 +108,13 @@ Inputs = dict[str, NDArray[np.int64]]
 """Model inputs by name, each (R, T)."""
 
 
-def measure_parity(module: Encoder | HiddenStatesEncoder, graph: Path, max_input_tokens: int) -> ParityRecord:
+def measure_parity(
+    module: Encoder | HiddenStatesEncoder, graph: Path, max_input_tokens: int, tolerance: float = TOLERANCE
+) -> ParityRecord:
     """Return the parity of `module` and its exported graph on onnxruntime's CPU execution provider."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = open_session(graph)
     return compare_outputs(
-        module, lambda sequences: session.run(None, pack_sequences(sequences))[0], max_input_tokens, TOLERANCE
+        module, lambda sequences: session.run(None, pack_sequences(sequences))[0], max_input_tokens, tolerance
     )
 
 

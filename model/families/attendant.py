@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family
-from model.source.published import CheckpointError
+from model.source.published import CheckpointError, unsupported
 
 NAMES = {
     name: name
@@ -37,9 +37,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}. Correct it.") from None
     if encoder_config.head_size % 2 and any(layer.rotary for layer in encoder_config.layers):
-        raise CheckpointError(
-            f"config.json: head_size is odd ({encoder_config.head_size}), and rotary positions need pairs. Correct it."
-        )
+        raise CheckpointError(f"config.json: rotary positions with an odd head_size ({encoder_config.head_size}).")
     return encoder_config
 
 
@@ -58,17 +56,14 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
         return config.flag(key)
     value, choices = config.value(key), get_args(field.type)
     if value not in choices:
-        raise CheckpointError(f"config.json: unsupported {key} {value!r}. Supported: {', '.join(choices)}.")
+        raise unsupported(f"config.json: {key}", value, choices)
     return value
 
 
 def _read_layer(values: Any) -> LayerConfig:
     """Return the options of a layer. Raises CheckpointError."""
     if not isinstance(values, Mapping) or not set(values) <= LAYER_KEYS:
-        raise CheckpointError(
-            f"config.json: an element of layers is not an object with the keys {', '.join(sorted(LAYER_KEYS))}. "
-            "Correct it."
-        )
+        raise unsupported("config.json: element of layers", values, LAYER_KEYS)
     layer = ConfigReader(values)
     return LayerConfig(
         window=layer.size("window") if "window" in layer else None,

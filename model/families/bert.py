@@ -41,10 +41,7 @@ def read_config(config: ConfigReader, first_position: int = 0, embedding_size: i
     """
     config.require("position_embedding_type", "absolute")
     if config.flag("add_cross_attention"):
-        raise CheckpointError(
-            "config.json: add_cross_attention is true, but cross-attention is not supported. "
-            "Use a model without an encoder-decoder architecture."
-        )
+        raise CheckpointError("config.json: add_cross_attention is not supported. Use an encoder.")
     config.check_heads("hidden_size", "num_attention_heads")
     return make_config(
         config,
@@ -138,8 +135,8 @@ ELECTRA = Family(
 )
 
 
-# RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): positions start after the padding
-# id. The rows of the position table before that are unused and dropped.
+# RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): positions start after
+# the padding id. The rows of the position table before that are unused and dropped.
 
 
 def roberta_first_position(config: ConfigReader) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model.encoder import ACTIVATIONS, EncoderConfig, RotaryConfig
 from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
-from model.source.published import CheckpointError
+from model.source.published import REDOWNLOAD, CheckpointError, unsupported
 
 Choice = TypeVar("Choice")
 DECISIVE = re.compile(
@@ -41,7 +41,7 @@ class ConfigReader:
         found = self._values.get(key)
         if found is None:
             if default is None:
-                raise CheckpointError(f"config.json: {key} is missing. Download the model again.")
+                raise CheckpointError(f"config.json: {key} is missing. {REDOWNLOAD}")
             return default
         return found
 
@@ -73,16 +73,14 @@ class ConfigReader:
         """Return the name of an activation function."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
-            raise CheckpointError(
-                f"config.json: unsupported {key} {found!r}. Supported: {', '.join(sorted(ACTIVATIONS))}."
-            )
+            raise unsupported(f"config.json: {key}", found, ACTIVATIONS)
         return found
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
         """Return what a value stands for in `choices`."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in choices:
-            raise CheckpointError(f"config.json: unsupported {key} {found!r}. Supported: {', '.join(choices)}.")
+            raise unsupported(f"config.json: {key}", found, choices)
         return choices[found]
 
     def require(self, key: str, expected: Any) -> None:
@@ -95,18 +93,14 @@ class ConfigReader:
         """Raise CheckpointError unless the hidden size is a multiple of the number of heads."""
         size, count = self.size(hidden_size), self.size(heads)
         if size % count:
-            raise CheckpointError(
-                f"config.json: {hidden_size} is not a multiple of {heads} ({size}, {count}). Correct it."
-            )
+            raise CheckpointError(f"config.json: {hidden_size} ({size}) is not a multiple of {heads} ({count}).")
 
     def reject_unknown(self) -> None:
         """Raise CheckpointError if a key that was not read may select another architecture."""
         for key, value in self._values.items():
             if key in self._read or not value or HARMLESS.search(key) or not DECISIVE.search(key):
                 continue
-            raise CheckpointError(
-                f"config.json: unknown key {key} ({value!r}). It may change the result, so the model is not supported."
-            )
+            raise CheckpointError(f"config.json: unknown key {key} ({value!r}), which may change the result.")
 
 
 SIZES = (
@@ -151,10 +145,7 @@ def check_scaled_length(length: int) -> int:
     The scaling depends on the length of a sequence, but the encoder only knows the length of a row.
     """
     if length < SHARED_ROW_TOKENS:
-        raise CheckpointError(
-            f"config.json: dynamic scaling applies from {length} tokens on (minimum {SHARED_ROW_TOKENS}). "
-            "The model is not supported."
-        )
+        raise CheckpointError(f"config.json: dynamic scaling from {length} tokens on (minimum {SHARED_ROW_TOKENS}).")
     return length
 
 
@@ -172,18 +163,13 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
     type_key = "type" if "type" in parameters and "rope_type" not in parameters else "rope_type"
     kind = parameters.get(type_key, "default")
     if kind not in ("default", "linear", "dynamic"):
-        raise CheckpointError(
-            f"config.json: {path}.{type_key}: unsupported ({kind!r}). "
-            'Use a model with "default", "linear" or "dynamic".'
-        )
+        raise unsupported(f"config.json: {path}.{type_key}", kind, ("default", "linear", "dynamic"))
     if unknown := sorted(parameters.keys() - ROTARY_KEYS):
         value = parameters[unknown[0]]
         raise CheckpointError(f"config.json: {path}.{unknown[0]}: unsupported ({value!r}). Use a model without it.")
     partial = parameters.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise CheckpointError(
-            f"config.json: {path}.partial_rotary_factor: unsupported ({partial!r}). Use a model with 1.0."
-        )
+        raise unsupported(f"config.json: {path}.partial_rotary_factor", partial, (1.0,))
     base, factor = float(parameters["rope_theta"]), float(parameters.get("factor", 1.0))
     if kind == "dynamic":
         length = int(parameters.get("original_max_position_embeddings", positions))
@@ -197,9 +183,7 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 def check_layer_types(types: list[str], layers: int) -> None:
     """Raise CheckpointError unless there is one known type per layer."""
     if len(types) != layers or not set(types) <= LAYER_TYPES:
-        raise CheckpointError(
-            f"config.json: layer_types is not a list of {layers} types. Supported: {', '.join(sorted(LAYER_TYPES))}."
-        )
+        raise unsupported(f"config.json: layer_types of {layers} layers", types, LAYER_TYPES)
 
 
 # Task heads of language-model and classifier checkpoints, and buffers.

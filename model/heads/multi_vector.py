@@ -23,6 +23,7 @@ from model.source.published import (
     read_json,
     read_pickled,
     require_finite,
+    unsupported,
 )
 from model.source.sentence_transformers import DenseLayer, check_features, is_late_interaction, read_dense
 
@@ -183,9 +184,7 @@ def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[s
 def _check_chain(files: ModelFiles) -> None:
     """Raise CheckpointError for token vectors of any length, and for token limits that replace those of the sides."""
     if "MultiVectorMask" in files.order and "Normalize" not in files.order:
-        raise CheckpointError(
-            f"{MODULES}: token vectors without Normalize are not supported. Add it if the model normalizes them."
-        )
+        raise CheckpointError(f"{MODULES}: token vectors without Normalize are not supported.")
     calls = files.transformer_config.nested("processing_kwargs")
     for key in ("text", "common", "chat_template"):
         calls.nested(key, "processing_kwargs.call").require("max_length")
@@ -225,9 +224,7 @@ def _read_mask(values: ConfigFile) -> list[str]:
         "document",
         ["document"],
     ):
-        raise CheckpointError(
-            f"{values.name}: keep_only_token_ids, and skiplist_tasks other than document, are not supported."
-        )
+        raise CheckpointError(f"{values.name}: unsupported keep_only_token_ids or skiplist_tasks.")
     words = values.get("skiplist_words") or []
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CheckpointError(f"{values.name}: skiplist_words is not a list of strings. Correct it.")
@@ -286,9 +283,7 @@ def _read_expansion(
         or not set(values) <= EXPANSION_KEYS
         or values.get("strategy") not in ("fixed", "min")
     ):
-        raise CheckpointError(
-            f"query_expansion: unsupported ({values!r}). Supported: strategy fixed or min, with length."
-        )
+        raise unsupported("query_expansion", values, ("strategy fixed or min, with length",))
     length, token = values.get("length"), values.get("token")
     if type(length) is not int or not 1 <= length <= limit:
         raise CheckpointError(f"query_expansion: length is not between 1 and {limit} ({length!r}). Correct it.")

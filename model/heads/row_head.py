@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from model.encoder.config import ACTIVATIONS
-from model.source.published import CheckpointError, require_finite
+from model.source.published import CheckpointError, find_tensor, require_finite, require_shape
 
 HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 
@@ -84,13 +84,13 @@ def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def _read_linear(name: str, tensors: Mapping[str, Tensor], in_features: int) -> nn.Linear:
-    weight, bias = _find(tensors, f"{name}.weight"), tensors.get(f"{name}.bias")
-    _check_shape(f"{name}.weight", weight, (len(weight), in_features))
+    weight, bias = find_tensor(tensors, f"{name}.weight"), tensors.get(f"{name}.bias")
+    _check(f"{name}.weight", weight, len(weight), in_features)
     linear = nn.Linear(in_features, len(weight), bias=bias is not None)
     with torch.no_grad():
         linear.weight.copy_(weight)
         if bias is not None:
-            _check_shape(f"{name}.bias", bias, (len(weight),))
+            _check(f"{name}.bias", bias, len(weight))
             linear.bias.copy_(bias)
     return linear
 
@@ -100,22 +100,12 @@ def _read_norm(name: str, tensors: Mapping[str, Tensor], size: int, eps: float) 
     norm = nn.LayerNorm(size, eps, bias=bias is not None)
     with torch.no_grad():
         for leaf, parameter in norm.named_parameters():
-            tensor = _find(tensors, f"{name}.{leaf}")
-            _check_shape(f"{name}.{leaf}", tensor, (size,))
+            tensor = find_tensor(tensors, f"{name}.{leaf}")
+            _check(f"{name}.{leaf}", tensor, size)
             parameter.copy_(tensor)
     return norm
 
 
-def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in tensors:
-        raise CheckpointError(f"Weights: tensor {name} is missing. Download the model again, or correct config.json.")
-    return tensors[name]
-
-
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    if tensor.shape != expected:
-        raise CheckpointError(
-            f"Weights: tensor {name} has an unexpected shape ({tuple(tensor.shape)}, expected {expected}). "
-            "Check config.json."
-        )
+def _check(name: str, tensor: Tensor, *shape: int) -> None:
+    require_shape(tensor, name, shape)
     require_finite(tensor, name)

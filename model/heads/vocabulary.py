@@ -10,7 +10,16 @@ from torch import Tensor
 
 from model.artifact.manifest import Similarity, SparseActivation, SparsePooling
 from model.heads.row_head import HeadLayout, RowHead
-from model.source.published import CheckpointError, ConfigFile, read_pickled, read_tensors, require_finite
+from model.source.published import (
+    REDOWNLOAD,
+    CheckpointError,
+    ConfigFile,
+    read_pickled,
+    read_tensors,
+    require_finite,
+    require_shape,
+    unsupported,
+)
 
 
 @dataclass(frozen=True)
@@ -69,17 +78,10 @@ def read_vocabulary_head(
     layers = RowHead(layout.layers, tensors, hidden_size) if layout.has_layers else None
     decoder = find_decoder(f"{layout.decoder}.weight", tensors, embeddings, tied=layout.tied)
     width = hidden_size if layers is None else layers.out_features
-    if decoder.shape != (len(decoder), width):
-        raise CheckpointError(
-            f"Weights: tensor {layout.decoder}.weight has an unexpected shape ({tuple(decoder.shape)}, expected "
-            f"(V, {width})). Check config.json."
-        )
+    require_shape(decoder, f"{layout.decoder}.weight", (len(decoder), width))
     bias = _read_bias(layout, tensors)
-    if bias is not None and bias.shape != (len(decoder),):
-        raise CheckpointError(
-            f"Weights: the bias of {layout.decoder} has an unexpected shape ({tuple(bias.shape)}, expected "
-            f"({len(decoder)},)). Check config.json."
-        )
+    if bias is not None:
+        require_shape(bias, f"{layout.decoder}.bias", (len(decoder),))
     require_finite(decoder, f"{layout.decoder}.weight")
     return VocabularyHead(layers, decoder.float(), None if bias is None else bias.float())
 
@@ -91,10 +93,7 @@ def find_decoder(name: str, tensors: Mapping[str, Tensor], shared: Tensor, *, ti
         CheckpointError: the tensor is missing and not tied.
     """
     if name not in tensors and not tied:
-        raise CheckpointError(
-            f"Weights: tensor {name} is missing, and tie_word_embeddings in config.json is false. Download the model "
-            "again, or correct config.json."
-        )
+        raise CheckpointError(f"Weights: tensor {name} is missing, and tie_word_embeddings is false. {REDOWNLOAD}")
     return tensors.get(name, shared)
 
 
@@ -172,7 +171,7 @@ def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
         require_finite(tensor, name, path.name)
     head = RowHead(LINEAR_LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
     if head.out_features != 1:
-        raise CheckpointError(f"{path}: has {head.out_features} outputs, expected 1. Download the model again.")
+        raise CheckpointError(f"{path}: has {head.out_features} outputs, expected 1. {REDOWNLOAD}")
     return Sparse(head, None, None, "max", "relu")
 
 
@@ -182,7 +181,7 @@ def read_query_weights(module: Path, size: int) -> Tensor:
     weights = tensors.get("weight")
     file = f"{module.name}/model.safetensors"
     if weights is None or weights.shape != (size,):
-        raise CheckpointError(f"{file}: expected a tensor weight of {size} values. Download the model again.")
+        raise CheckpointError(f"{file}: expected a tensor weight of {size} values. {REDOWNLOAD}")
     require_finite(weights, "weight", file)
     return weights.float()
 
@@ -196,8 +195,5 @@ def read_splade(options: ConfigFile, head: VocabularyHead, query_weights: Tensor
     reduce, activation = options.get("pooling_strategy", "max"), options.get("activation_function", "relu")
     activations: dict[str, SparseActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}
     if reduce not in ("max", "sum") or activation not in activations:
-        raise CheckpointError(
-            f"{options.name}: unsupported pooling ({reduce}, {activation}). "
-            f"Supported: max or sum, and {' or '.join(activations)}."
-        )
+        raise unsupported(f"{options.name}: pooling", f"{reduce}, {activation}", ("max", "sum", *activations))
     return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation], query_weights)

@@ -39,8 +39,7 @@ def check_free_space(directory: Path, required: int, contents: str, remedy: str)
     available = shutil.disk_usage(existing).free
     if available < required:
         raise SpaceError(
-            f"{directory}: not enough free space for {contents} ({available:,} bytes available, {required:,} "
-            f"required). Free some space, or {remedy}."
+            f"{directory}: {contents}: {available:,} bytes free, {required:,} required. Free some space, or {remedy}."
         )
 
 
@@ -387,8 +386,6 @@ def _default() -> ModelSource:
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != DEFAULT_WEIGHTS_SHA256:
-        raise SourceError(
-            f"{weights}: SHA-256 mismatch with the published model ({digest}). Install {DEFAULT_PACKAGE} again."
-        )
+        raise SourceError(f"{weights}: SHA-256 mismatch ({digest}). Install {DEFAULT_PACKAGE} again.")
     notices = tuple(Path(str(file.locate())) for file in files if is_notice(file.name))
     return ModelSource(weights.parent, DEFAULT_NAME, DEFAULT_SOURCE, f"sha256:{digest}", DEFAULT_LICENSE, notices)

@@ -4,7 +4,7 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -48,6 +48,14 @@ class CheckpointError(Exception):
     status = EX_DATAERR
 
 
+REDOWNLOAD = "Download the model again."
+
+
+def unsupported(setting: str, value: Any, choices: Iterable[Any]) -> CheckpointError:
+    """Return the error for a setting ("file: key") whose value is not one of `choices`."""
+    return CheckpointError(f"{setting}: unsupported ({value!r}). Supported: {', '.join(map(str, choices)) or 'none'}.")
+
+
 def reject_pointer(path: Path) -> None:
     """Raise CheckpointError if a file is a pointer of Git LFS, as in a repository cloned without Git LFS."""
     with path.open("rb") as file:
@@ -58,7 +66,20 @@ def reject_pointer(path: Path) -> None:
 def require_finite(tensor: Tensor, name: str, file: str = "Weights") -> None:
     """Raise CheckpointError if a tensor contains NaN or infinity, also after its conversion to float32."""
     if not bool(tensor.float().isfinite().all()):
-        raise CheckpointError(f"{file}: tensor {name} contains NaN or infinity. Download the model again.")
+        raise CheckpointError(f"{file}: tensor {name} contains NaN or infinity. {REDOWNLOAD}")
+
+
+def require_shape(tensor: Tensor, name: str, expected: Sequence[int]) -> None:
+    """Raise CheckpointError unless a tensor of the weights has this shape."""
+    if tensor.shape != tuple(expected):
+        raise CheckpointError(f"Weights: tensor {name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}.")
+
+
+def find_tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a tensor of the weights. Raises CheckpointError if it is missing."""
+    if name not in tensors:
+        raise CheckpointError(f"Weights: tensor {name} is missing. {REDOWNLOAD}")
+    return tensors[name]
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
@@ -87,7 +108,7 @@ def _shards(index: Path) -> list[str]:
         return []
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index}: weight_map is not a map of tensors to file names. Download the model again.")
+        raise CheckpointError(f"{index}: weight_map is not a map of tensors to file names. {REDOWNLOAD}")
     return sorted(set(weight_map.values()))
 
 
@@ -95,7 +116,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a safetensors file ({error}). Download the model again.") from None
+        raise CheckpointError(f"{path}: not a safetensors file ({error}). {REDOWNLOAD}") from None
 
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
@@ -108,15 +129,12 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # about the protocol of a file that is rejected anyway
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{path}: contains objects other than tensors, which can run code, or is damaged. Nothing was run. Use a "
-            "model with safetensors weights."
-        ) from None
+        raise CheckpointError(f"{path}: contains objects other than tensors. Use a model with safetensors.") from None
     except (MemoryError, OSError):
         raise
     except Exception as error:  # noqa: BLE001  # a damaged file can raise any exception
         problem = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path}: not a file of tensors ({problem}). Download the model again.") from None
+        raise CheckpointError(f"{path}: not a file of tensors ({problem}). {REDOWNLOAD}") from None
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
         for name, tensor in tensors.items()
@@ -130,11 +148,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing. Download the model again.") from None
+        raise CheckpointError(f"{path}: missing. {REDOWNLOAD}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error}). Correct it, or download the model again.") from None
     if not isinstance(parsed, dict):
-        raise CheckpointError(f"{path}: not a JSON object. Download the model again.")
+        raise CheckpointError(f"{path}: not a JSON object. {REDOWNLOAD}")
     return parsed
 
 
@@ -258,8 +276,7 @@ class ConfigFile(Mapping[str, Any]):
         """Raise CheckpointError unless a key is missing, null, empty, or one of the supported values."""
         value = self.get(key)
         if value not in (None, {}, [], *supported):
-            expected = " or ".join(str(choice) for choice in supported)
-            raise CheckpointError(f"{self.name}: unsupported {key} {value!r}. Supported: {expected or 'none'}.")
+            raise unsupported(f"{self.name}: {key}", value, supported)
 
     def unread(self) -> Iterator[str]:
         """Yield the unknown keys with a value, each as "file: key"."""
@@ -293,20 +310,13 @@ class ModelFiles:
             self._read_router()
         first = self.modules[0] if self.modules else None
         if first is not None and first.kind == "StaticEmbedding":
-            raise CheckpointError(
-                f"{MODULES}: StaticEmbedding models are not supported (they have no encoder, so words have no context)."
-            )
+            raise CheckpointError(f"{MODULES}: StaticEmbedding is not supported: it has no encoder.")
         if first is not None and first.kind == "Router":
-            raise CheckpointError(
-                f"{MODULES}: a Router with other modules is not supported. Supported: a Router alone."
-            )
+            raise CheckpointError(f"{MODULES}: a Router with other modules is not supported.")
         self.transformer = first.path if first is not None and first.kind in TRANSFORMERS else directory
         """The directory of config.json, weights and tokenizer."""
         if (self.transformer / ADAPTER).is_file():
-            raise CheckpointError(
-                f"{ADAPTER}: adapters of PEFT are not supported. Merge them into the weights (merge_and_unload) and "
-                "save the model."
-            )
+            raise CheckpointError(f"{ADAPTER}: PEFT adapters are not supported. Merge them (merge_and_unload).")
 
     @property
     def order(self) -> str:
@@ -448,16 +458,11 @@ def merge_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], tas
         weight = tensor.float()
         if task is not None:
             a, b = (
-                _find(tensors, f"{module}.parametrizations.weight.0.lora_{part}")[tasks.index(task)] for part in "AB"
+                find_tensor(tensors, f"{module}.parametrizations.weight.0.lora_{part}")[tasks.index(task)]
+                for part in "AB"
             )
             scale = float(config["lora_alpha"]) / float(config["lora_rank"])
             product = b.float() @ a.float() if b.shape[0] == weight.shape[0] else a.float() @ b.float()
             weight = weight + scale * product
         merged[f"{module}.weight"] = weight
     return merged
-
-
-def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in tensors:
-        raise CheckpointError(f"Weights: tensor {name} is missing. Download the model again.")
-    return tensors[name]

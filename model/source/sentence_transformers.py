@@ -11,6 +11,7 @@ from model.artifact.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole, R
 from model.source.published import (
     CONFIG,
     MODULES,
+    REDOWNLOAD,
     TOKENIZER_CONFIG,
     CheckpointError,
     ConfigFile,
@@ -18,6 +19,7 @@ from model.source.published import (
     Module,
     read_tensors,
     require_finite,
+    unsupported,
 )
 
 PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
@@ -157,9 +159,7 @@ def _check_task(file: ConfigFile, files: ModelFiles) -> None:
     """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
     task = file.get("transformer_task") or "feature-extraction"
     if not isinstance(task, str) or task not in TASKS:
-        raise CheckpointError(
-            f"{file.name}: unsupported transformer_task {task!r}. Supported: {', '.join(sorted(TASKS))}."
-        )
+        raise unsupported(f"{file.name}: transformer_task", task, TASKS)
     output, name = TASKS[task]
     if files.order != LOGIT_SCORE:
         file.require("module_output_name", name)
@@ -200,10 +200,7 @@ def read_max_input_tokens(
     """
     if option is not None:
         if not 1 <= option <= max_position_embeddings:
-            raise CheckpointError(
-                f"--max-input-tokens: out of range ({option}, limit {max_position_embeddings}). "
-                f"Use 1 to {max_position_embeddings}."
-            )
+            raise CheckpointError(f"--max-input-tokens: out of range ({option}). Use 1 to {max_position_embeddings}.")
         return option, "--max-input-tokens"
     if settings.max_input_tokens is None or settings.max_input_tokens > max_position_embeddings:
         return max_position_embeddings, "config.json"
@@ -267,13 +264,9 @@ def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: Embedd
     if is_late_interaction(files) or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
         return embedding
     if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
-        raise CheckpointError(
-            f"{MODULES}: unsupported modules ({order}). Supported: Transformer Pooling Dense... Normalize."
-        )
+        raise unsupported(f"{MODULES}: modules", order, ("Transformer Pooling Dense... Normalize",))
     if files.transformer_config.get("query_expansion") is not None:
-        raise CheckpointError(
-            f"{files.transformer_config.name}: query_expansion is supported for multi-vector models only. Remove it."
-        )
+        raise CheckpointError(f"{files.transformer_config.name}: query_expansion requires a multi-vector model.")
     pooling, include_prompt = embedding.pooling, True
     origins = embedding.origins | {"normalize": MODULES, "dense": MODULES}
     dense: list[DenseLayer] = []
@@ -282,7 +275,7 @@ def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: Embedd
         if module.kind == "Pooling":
             config = files.module_config(module)
             if not (module.path / "config.json").is_file():
-                raise CheckpointError(f"{config.name}: missing. Download the model again.")
+                raise CheckpointError(f"{config.name}: missing. {REDOWNLOAD}")
             pooling, include_prompt = _read_pooling(config)
             origins["pooling"] = config.name
         elif module.kind == "Dense":
@@ -351,17 +344,11 @@ def read_dense(files: ModelFiles, module: Module, in_features: int, features: st
     name = path.rsplit(".", 1)[-1]
     if name not in supported or not path.startswith("torch.") or config.get("use_residual"):
         kind = f"{path} with a residual" if config.get("use_residual") else path
-        raise CheckpointError(
-            f"{config.name}: unsupported dense layer ({kind}). Supported: "
-            f"{' or '.join(f'torch.nn.{choice}' for choice in supported)}, without a residual."
-        )
+        raise unsupported(f"{config.name}: dense layer", kind, supported)
     tensors = read_tensors(module.path)
     weight, bias = tensors.pop("linear.weight", None), tensors.pop("linear.bias", None)
     if weight is None or tensors or weight.shape[1] != in_features:
-        raise CheckpointError(
-            f"{module.path.name}/model.safetensors: unexpected tensors. "
-            f"Expected linear.weight (*, {in_features}) and optionally linear.bias."
-        )
+        raise CheckpointError(f"{module.path.name}/model.safetensors: expected linear.weight (*, {in_features}).")
     for part, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
             require_finite(tensor, f"linear.{part}", f"{module.path.name}/model.safetensors")

@@ -14,6 +14,7 @@ from model.artifact.manifest import TruncationSide
 from model.artifact.tokenizer import check_template, write_definition
 from model.source.published import (
     ADDED_TOKENS,
+    REDOWNLOAD,
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
     CheckpointError,
@@ -68,9 +69,7 @@ def _find_obstacle(directory: Path) -> str | None:
     if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
         return f"only tokenizers of BERT are converted here (not {kind or model_config.get('model_type')})"
     if not (directory / "vocab.txt").is_file():
-        raise CheckpointError(
-            f"{directory / TOKENIZER}: missing, and so is vocab.txt. Download either from the model's page."
-        )
+        raise CheckpointError(f"{directory / TOKENIZER}: missing, and so is vocab.txt. {REDOWNLOAD}")
     if config.get("do_basic_tokenize") is False or config.get("never_split"):
         return "tokenizer_config.json has do_basic_tokenize or never_split"
     expected = set(_special_tokens(config).values())
@@ -131,7 +130,7 @@ def _read_vocabulary(directory: Path) -> dict[str, int]:
     try:
         return dict(models.WordPiece.read_file(str(path)))
     except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
-        raise CheckpointError(f"{path}: not a vocabulary ({error}). Download the model again.") from None
+        raise CheckpointError(f"{path}: not a vocabulary ({error}). {REDOWNLOAD}") from None
 
 
 WORDPIECE, BYTE_LEVEL, UNIGRAM, GENERIC = "wordpiece", "byte level", "unigram", "generic"
@@ -301,7 +300,7 @@ def read_tokenizer(
             values = json.loads(definition)
             check_template(Tokenizer.from_str(definition.decode()))
         except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
-            raise CheckpointError(f"{TOKENIZER}: invalid ({error}). Download the model again.") from None
+            raise CheckpointError(f"{TOKENIZER}: invalid ({error}). {REDOWNLOAD}") from None
     else:
         values = json.loads(convert_tokenizer(files.transformer))
     apply_settings(values, options)

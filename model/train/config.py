@@ -89,9 +89,7 @@ class ModelOptions(Section):
     @model_validator(mode="after")
     def _check_heads(self) -> "ModelOptions":
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size is not a multiple of num_attention_heads ({self.hidden_size}, {self.num_attention_heads})"
-            )
+            raise ValueError("hidden_size is not a multiple of num_attention_heads")
         if self.positions == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"hidden_size is odd ({self.hidden_size}), and sinusoidal positions need pairs")
         head_size = self.hidden_size // self.num_attention_heads
@@ -193,10 +191,7 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check_tables(self) -> "TrainConfig":
         if self.optimizer.warmup_steps >= self.run.steps and "warmup_steps" in self.optimizer.model_fields_set:
-            raise ValueError(
-                f"optimizer.warmup_steps is not less than run.steps ({self.optimizer.warmup_steps}, {self.run.steps}). "
-                "Reduce it"
-            )
+            raise ValueError(f"optimizer.warmup_steps is not less than run.steps ({self.run.steps}). Reduce it")
         objectives = [name for name in OBJECTIVES if getattr(self, name) is not None]
         if len(objectives) > 1:
             raise ValueError(f"{' and '.join(objectives)} are set together. Keep one of the tables")
@@ -205,9 +200,7 @@ class TrainConfig(Section):
         if objectives and "masking" in self.model_fields_set:
             raise ValueError(f"masking is set together with {objectives[0]}. Remove it")
         if self.model.attention == "causal" and "masking" in self.model_fields_set:
-            raise ValueError(
-                'masking is set together with model.attention = "causal", which predicts the next token. Remove it'
-            )
+            raise ValueError('masking is set together with model.attention = "causal". Remove it')
         if self.model.init is not None and "tokenizer" in self.model_fields_set:
             raise ValueError("tokenizer is set together with model.init, which has a tokenizer. Remove it")
         pairs = next((name for name in objectives if name != "distillation"), None)

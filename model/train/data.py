@@ -102,16 +102,11 @@ def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple
         return ()
     if not isinstance(spans, list) or len(spans) != len(texts):
         actual = len(spans) if isinstance(spans, list) else "not an array"
-        raise DataError(
-            f"{path}: {place}: spans: not one per text ({actual}, expected {len(texts)}). Add [start, end]."
-        )
+        raise DataError(f"{path}: {place}: spans: {actual} of {len(texts)} texts. Add [start, end].")
     for index, (span, text) in enumerate(zip(spans, texts, strict=True)):
         is_pair = isinstance(span, list) and [type(value) for value in span] == [int, int]
         if not is_pair or not 0 <= span[0] < span[1] <= len(text):
-            raise DataError(
-                f"{path}: {place}: spans[{index}]: not characters of the text ({span}, length {len(text)}). "
-                "Use [start, end]."
-            )
+            raise DataError(f"{path}: {place}: spans[{index}]: outside of the text ({span}, length {len(text)}).")
         if not text[span[0] : span[1]].strip():
             raise DataError(f"{path}: {place}: spans[{index}]: blank ({span}). Use the characters of a word.")
     return tuple((start, end) for start, end in spans)
@@ -342,10 +337,7 @@ class PackedBatches:
             self._pool += items
         chosen, starts, self._pool = fill(self._pool, self._shape)
         if not chosen:
-            raise TrainError(
-                f"run.rows_per_batch: too small for an example of {len(self._pool[0].sequences)} texts "
-                f"({self._shape.rows} rows of {self._shape.length} tokens). Raise it."
-            )
+            raise TrainError(f"run.rows_per_batch: an example needs more than {self._shape.rows} rows. Raise it.")
         return self._collate(chosen, self._shape, starts, self._random)
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Item]:

@@ -301,10 +301,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, objective: Objective, tokenizer: Tokenizer, processes: Processes) -> None:
         if config.run.batches_per_step % processes.count:
-            raise TrainError(
-                f"run.batches_per_step: not a multiple of the number of processes ({config.run.batches_per_step}, "
-                f"{processes.count}). Change one of them."
-            )
+            raise TrainError(f"run.batches_per_step: not a multiple of {processes.count} processes.")
         self._config = config
         self._options = options_of(config)
         self._processes = processes
@@ -319,9 +316,7 @@ class Run:
         validation = make_batches(config, objective, tokenizer, config.data.validation, seed=0)
         self._validation = list(islice(validation, config.run.validation_batches))
         if not any(batch.count for batch in self._validation):
-            raise TrainError(
-                "data.validation: no token of the texts is in the vocabulary. Use texts like those of train."
-            )
+            raise TrainError("data.validation: no token of the texts is in the vocabulary.")
         self.step = self.tokens = 0
 
     def restore(self, state: State | None, directory: Path) -> None:
@@ -363,10 +358,7 @@ class Run:
         batches = list(islice(self._batches, options.batches_per_step))
         loss, norm = take_step(self._model, self._optimizer, batches, self._config, self._processes)
         if not math.isfinite(loss) or not math.isfinite(norm):
-            raise TrainError(
-                f"step {self.step}: loss {loss}, gradient norm {norm}: not finite. Reduce optimizer.learning_rate or "
-                "raise optimizer.warmup_steps."
-            )
+            raise TrainError(f"step {self.step}: loss {loss}, gradient norm {norm}. Reduce optimizer.learning_rate.")
         tokens = sum(batch.tokens for batch in batches)
         self.tokens += tokens
         row = {"step": self.step, "tokens": self.tokens, "loss": loss, "learning_rate": rate, "gradient_norm": norm}

@@ -84,9 +84,7 @@ def keep_blocks(checkpoint: Checkpoint, indices: Sequence[int]) -> None:
     """Remove all blocks but these, as students of a deeper teacher start (Sanh et al. 2019). Raises TrainError."""
     encoder, family = checkpoint.encoder, checkpoint.family
     if indices[-1] >= len(encoder.blocks):
-        raise TrainError(
-            f"model.init_blocks: out of range ({indices[-1]}, limit {len(encoder.blocks) - 1}). Remove it."
-        )
+        raise TrainError(f"model.init_blocks: out of range ({indices[-1]}, limit {len(encoder.blocks) - 1}).")
     layers = tuple(encoder.config.layers[index] for index in indices)
     config = replace(encoder.config, num_hidden_layers=len(indices), layers=layers)
     if family.read_config(ConfigReader(family.select_layers(checkpoint.config, indices))) != config:

@@ -437,10 +437,7 @@ def _contrastive(
 ) -> Objective:
     dimensions = options.matryoshka_dimensions
     if dimensions and max(dimensions) >= text_encoder.dimensions:
-        raise TrainError(
-            f"contrastive.matryoshka_dimensions: not less than the size of an embedding ({max(dimensions)}, "
-            f"{text_encoder.dimensions}). Remove it: the loss includes the complete embedding."
-        )
+        raise TrainError(f"contrastive.matryoshka_dimensions: limit {text_encoder.dimensions - 1} ({max(dimensions)}).")
     network = ContrastiveModel(text_encoder, options.temperature, dimensions)
     return Objective(
         "contrastive learning", "nats per query", network, text_encoder.encoder, read, collate_pairs,
@@ -466,25 +463,18 @@ def _language_modeling(options: MaskingOptions, encoder: Encoder, read: Reader) 
 
 def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
     if checkpoint.tasks:
-        raise TrainError(
-            f"model.init: has adapters of tasks ({', '.join(checkpoint.tasks)}), which training does not support. "
-            "Start from a model without adapters."
-        )
+        raise TrainError("model.init: has adapters of tasks, which training does not support.")
     if not checkpoint.embedding_config.include_prompt:
         raise TrainError("model.init: its pooling excludes the prompt, which training does not support.")
     if config.model.max_input_tokens > checkpoint.max_input_tokens:
-        raise TrainError(
-            f"model.max_input_tokens: more than model.init supports ({config.model.max_input_tokens}, limit "
-            f"{checkpoint.max_input_tokens}). Reduce it."
-        )
+        raise TrainError(f"model.max_input_tokens: model.init supports {checkpoint.max_input_tokens}. Reduce it.")
     lengths = [
         layer.rotary.dynamic[1] for layer in checkpoint.encoder.config.layers if layer.rotary and layer.rotary.dynamic
     ]
     if lengths and config.model.max_input_tokens > min(lengths):
         # The scaling depends on the length of a sequence, and rows of training hold several.
         raise TrainError(
-            f"model.max_input_tokens: rotary positions of model.init are scaled beyond {min(lengths)} tokens, which "
-            f"training does not support ({config.model.max_input_tokens}). Reduce it."
+            f"model.max_input_tokens: model.init scales positions beyond {min(lengths)} tokens. Reduce it."
         )
 
 

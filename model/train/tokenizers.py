@@ -40,9 +40,7 @@ def train_tokenizer(options: TokenizerOptions, texts: Callable[[], Iterable[str]
     """
     tokenizer = _train_wordpiece(options, texts) if options.kind == "wordpiece" else _train_bpe(options, texts)
     if tokenizer.get_vocab_size() < len(SPECIAL_TOKENS) + 2:
-        raise TrainError(
-            f"data.train: too little text for a tokenizer ({tokenizer.get_vocab_size()} tokens). Add more texts."
-        )
+        raise TrainError(f"data.train: too little text for a tokenizer ({tokenizer.get_vocab_size()} tokens).")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
@@ -63,11 +61,8 @@ def _train_wordpiece(options: TokenizerOptions, texts: Callable[[], Iterable[str
     tokenizer.decoder = decoders.WordPiece()
     alphabet = _alphabet(tokenizer, texts())
     continuations = [f"##{character}" for character in alphabet]
-    if options.vocab_size < len(SPECIAL_TOKENS) + 2 * len(alphabet):
-        raise TrainError(
-            f"tokenizer.vocab_size: less than the special tokens and two tokens per character ({options.vocab_size}, "
-            f"required {len(SPECIAL_TOKENS) + 2 * len(alphabet)}). Raise it."
-        )
+    if options.vocab_size < (least := len(SPECIAL_TOKENS) + 2 * len(alphabet)):
+        raise TrainError(f"tokenizer.vocab_size: {options.vocab_size}, at least {least} required. Raise it.")
     trainer = trainers.WordPieceTrainer(
         vocab_size=options.vocab_size, special_tokens=[*SPECIAL_TOKENS, *continuations], show_progress=False,
         initial_alphabet=alphabet, limit_alphabet=len(alphabet),
@@ -95,11 +90,8 @@ def _train_bpe(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) ->
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if options.vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
-        raise TrainError(
-            f"tokenizer.vocab_size: less than the special tokens and the 256 bytes ({options.vocab_size}, required "
-            f"{len(SPECIAL_TOKENS) + len(alphabet)}). Raise it."
-        )
+    if options.vocab_size < (least := len(SPECIAL_TOKENS) + len(alphabet)):
+        raise TrainError(f"tokenizer.vocab_size: {options.vocab_size}, at least {least} required. Raise it.")
     trainer = trainers.BpeTrainer(
         vocab_size=options.vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
         initial_alphabet=alphabet,

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from model.artifact.manifest import Precision
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
-from model.export.export import ParityError, Variants, export
+from model.export.export import Variants, export
+from model.export.graphs import ParityError
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu

@@ -18,7 +18,7 @@ from model.artifact.manifest import LayersRecord
 from model.artifact.tokenizer import TokenizerInput
 from model.export import graphs as onnx_graph
 from model.export.export import Variants, export
-from model.export.graphs import TYPES, compact_weights, is_lossless
+from model.export.graphs import COMPACT_TYPES, compact_weights, is_lossless
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
@@ -76,7 +76,7 @@ def make_model(weight: Floats, bias: Floats) -> onnx_ir.Model:
     return onnx_ir.Model(graph, ir_version=10)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", COMPACT_TYPES)
 def test_matrix_is_stored_in_16_bits_and_computed_in_float32(dtype: onnx_ir.DataType) -> None:
     generator = np.random.default_rng(1)
     weight = generator.standard_normal((5, 3)).astype(dtype.numpy()).astype(np.float32)

@@ -16,6 +16,7 @@ from model.artifact.files import WEIGHTS, Artifact
 from model.artifact.manifest import GraphRecord, GraphReport
 from model.checkpoint import load_checkpoint
 from model.export.export import Variants, export, export_graph
+from model.export.graphs import GraphSet
 from model.export.int8 import quantize, write_int8
 from model.export.parity import pack_sequences
 from tests.model.conftest import mark_slow
@@ -31,7 +32,9 @@ def write_source_graph(source: Path, root: Path) -> tuple[GraphRecord, GraphRepo
     root.mkdir(parents=True)
     checkpoint = load_checkpoint(source)
     export_graph(checkpoint.encoder, root / "fast.onnx")
-    return write_int8(root, checkpoint, lambda step: None)
+    graphs = GraphSet(root)
+    write_int8(graphs, checkpoint)
+    return graphs.records["int8"], graphs.reports["int8"]
 
 
 @given(WEIGHT)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig
+from model.export.graphs import GraphSet
 from model.export.layers import write_layer_graphs
 
 
@@ -13,6 +14,7 @@ def test_graphs_of_layers_are_measured_within_few_positions(tmp_path: Path) -> N
         max_position_embeddings=10, type_vocab_size=0, norm_eps=1e-6, position_table=False,
         layers=(LayerConfig(rotary=RotaryConfig(100.0)),),
     )  # fmt: skip
-    written = write_layer_graphs(Encoder(config).eval(), tmp_path)
-    (report,) = written.reports.values()
+    graphs = GraphSet(tmp_path)
+    assert write_layer_graphs(Encoder(config).eval(), graphs) == ["layer_0"]
+    (report,) = graphs.reports.values()
     assert report.parity.max_abs_difference <= report.parity.tolerance

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from model.artifact.files import Artifact, ArtifactError, write_manifest
 from model.artifact.manifest import ParityRecord
 from model.export import export as export_module
-from model.export.export import ParityError
+from model.export.graphs import ParityError
 from model.source.hub import SourceError
 from model.source.published import CheckpointError
 from tests.model.test_export import export_model, read_files
