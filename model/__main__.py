@@ -11,16 +11,10 @@ from pathlib import Path
 
 from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_INTERRUPTED, Parser, output_path, run_command
 from model.artifact.files import GOLDEN, Artifact, ArtifactError
-from model.artifact.manifest import POOLINGS, VARIANTS, Absent, Manifest
+from model.artifact.manifest import POOLINGS, VARIANTS, Absent
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.examples.command import EXAMPLES, write_example
-from model.export.description import (
-    EmbeddingSettings,
-    describe_classifier,
-    describe_evaluation,
-    describe_other_heads,
-    describe_training,
-)
+from model.export.description import describe_evaluation, describe_heads, describe_settings, describe_training
 from model.export.sample_texts import read_texts, sample_sentences
 from model.source.known_models import list_models
 
@@ -267,9 +261,13 @@ def _verify(directory: Path) -> int:
         return _fail(str(error), error.status)
     manifest = artifact.manifest
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
-    for line in EmbeddingSettings.from_manifest(manifest).describe():
-        print(f"  {line}")
-    for line in (*_describe_heads(manifest), *_describe_graphs(artifact)):
+    prompts, default = manifest.prompts, manifest.default_prompt_name
+    others = {"sparse vectors": manifest.sparse, "multi-vector": manifest.multi_vector, "masked LM": manifest.masked_lm}
+    for line in (
+        *describe_settings(manifest.embedding, prompts, default, manifest.max_input_tokens, manifest.origins),
+        *describe_heads(manifest.classification, manifest.token_classification, others),
+        *_describe_graphs(artifact),
+    ):
         print(f"  {line}")
     golden = artifact.read_golden_vectors()
     if golden is None:
@@ -284,19 +282,6 @@ def _verify(directory: Path) -> int:
     for evaluation in manifest.evaluations:
         print(f"  {describe_evaluation(evaluation)}")
     return 0
-
-
-def _describe_heads(manifest: Manifest) -> Iterator[str]:
-    """Yield the lines about heads that `export` prints too."""
-    if (head := manifest.classification) is not None:
-        yield describe_classifier(head.labels, head.pooling, head.activation)
-    tokens = manifest.token_classification
-    yield from describe_other_heads(
-        None if tokens is None else tokens.labels,
-        masked_lm=manifest.masked_lm is not None,
-        sparse=manifest.sparse is not None,
-        multi_vector=manifest.multi_vector is not None,
-    )
 
 
 def _describe_graphs(artifact: Artifact) -> Iterator[str]:

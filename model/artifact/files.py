@@ -136,7 +136,9 @@ class Artifact:
         if digest not in _listed_digests(_read(root, MANIFEST_DIGEST)):
             raise ArtifactError(f"{root / MANIFEST}: SHA-256 mismatch with {MANIFEST_DIGEST}. Export again.")
         if expected_digest is not None and expected_digest.removeprefix("sha256:") != digest:
-            raise ArtifactError(f"{root / MANIFEST}: SHA-256 {digest}, pinned {expected_digest}. Change one of them.")
+            raise ArtifactError(
+                f"{root / MANIFEST}: not the pinned digest (sha256:{digest}, pinned {expected_digest})."
+            )
         return _parse(root, body), digest
 
     def read(self, name: str) -> bytes:
@@ -149,7 +151,9 @@ class Artifact:
         descriptor = self._files.descriptor(self.root, name)
         size = os.fstat(descriptor).st_size
         if size != record.size:
-            raise ArtifactError(f"{self.root / name}: {size} bytes, {MANIFEST} says {record.size}. Export again.")
+            raise ArtifactError(
+                f"{self.root / name}: size mismatch ({size} bytes, expected {record.size}). Export again."
+            )
         for offset in range(0, size, CHUNK_BYTES):
             chunk = os.pread(descriptor, CHUNK_BYTES, offset)
             digest.update(chunk)

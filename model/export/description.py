@@ -1,106 +1,82 @@
-"""Lines that `attendant-model` prints about an artifact: its embedding settings, training and evaluations."""
+"""Lines that `attendant-model` prints about a model: its embedding settings, heads, training and evaluations."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from model.artifact.manifest import (
     ASSUMED,
-    ClassifierPooling,
+    ClassificationHead,
+    EmbeddingHead,
     EvaluationRecord,
-    Manifest,
-    Pooling,
-    ScoreActivation,
+    TokenClassificationHead,
     TrainingRecord,
 )
+
+if TYPE_CHECKING:  # `verify` works without torch
+    from model.heads.classifiers import Classifier, TokenClassifier
+    from model.source.sentence_transformers import EmbeddingConfig
 
 LISTED_LABELS = 8
 
 
-@dataclass(frozen=True)
-class EmbeddingSettings:
-    """The settings that turn a text into an embedding, and the origin of each: a file, an option or `ASSUMED`.
-
-    `prompts` are the names of those with a text. `dense` has one (inputs, outputs, activation) per layer.
-    """
-
-    pooling: Pooling
-    include_prompt: bool
-    normalize: bool
-    max_input_tokens: int
-    prompts: Sequence[str]
-    default_prompt_name: str | None
-    dense: Sequence[tuple[int, int, str]]
-    origins: Mapping[str, str]
-
-    @classmethod
-    def from_manifest(cls, manifest: Manifest) -> "EmbeddingSettings":
-        """Return the settings of an artifact."""
-        head = manifest.embedding
-        return cls(
-            head.pooling,
-            head.include_prompt,
-            head.normalize,
-            manifest.max_input_tokens,
-            [name for name, text in manifest.prompts.items() if text],
-            manifest.default_prompt_name,
-            [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in head.dense],
-            manifest.origins,
-        )
-
-    def describe(self) -> Iterator[str]:
-        """Yield one line per setting, with its origin in parentheses."""
-        values = {
-            "pooling": self.pooling + ("" if self.include_prompt else ", without the prompt"),
-            "normalize": "yes" if self.normalize else "no",
-            "max_input_tokens": f"{self.max_input_tokens:,} tokens",
-            "prompts": ", ".join(self.prompts) or "none",
-            "dense": ", ".join(f"{inputs} to {outputs} {activation}" for inputs, outputs, activation in self.dense)
-            or "none",
-        }
-        if self.default_prompt_name in self.prompts:
-            values["prompts"] += f"; default {self.default_prompt_name}"
-        labels = {"normalize": "normalization", "max_input_tokens": "maximum length", "dense": "dense layers"}
-        for name, value in values.items():
-            origin = self.origins.get(name)
-            yield f"{labels.get(name, name)}: {value}" + (f" ({origin})" if origin else "")
-
-    def warning(self, source: str, revision: str | None = None) -> str | None:
-        """Return a warning about settings that no file of the model contains; None without one.
-
-        Args:
-            source: The source of the export, for the command that sets them.
-            revision: The option `--revision`.
-        """
-        values = {"pooling": f"{self.pooling} pooling", "normalize": "no normalization"}
-        assumed = [name for name in values if self.origins.get(name) == ASSUMED]
-        if not assumed:
-            return None
-        options = {"pooling": f"--pooling {self.pooling}", "normalize": "--no-normalize"}
-        command = ["attendant-model export", shlex.quote(source), *([f"--revision {revision}"] if revision else [])]
-        command += ["-o DIR", *(options[name] for name in assumed)]
-        return (
-            f"warning: assumed {' and '.join(values[name] for name in assumed)}, which no file of the model sets. The "
-            "embeddings are wrong if the model was trained with other settings. If its model card names others, "
-            f"change the options of this command, run it, and serve DIR: {' '.join(command)}"
-        )
-
-
-def describe_classifier(labels: Sequence[str], pooling: ClassifierPooling, activation: ScoreActivation) -> str:
-    """Return one line about a classifier; with one label, it scores pairs."""
-    kind = "cross-encoder" if len(labels) == 1 else "classifier"
-    return f"{kind}: {_count_labels(labels)}, pooling {pooling}, activation {activation}"
-
-
-def describe_other_heads(
-    token_labels: Sequence[str] | None, *, masked_lm: bool, sparse: bool, multi_vector: bool
+def describe_settings(
+    embedding: "EmbeddingHead | EmbeddingConfig",
+    prompts: Mapping[str, str],
+    default_prompt_name: str | None,
+    max_input_tokens: int,
+    origins: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield lines about heads other than the embedding and the classifier, with the labels of a token classifier."""
-    if token_labels is not None:
-        yield f"token classifier: {_count_labels(token_labels)}"
-    heads = {"sparse vectors": sparse, "multi-vector": multi_vector, "masked LM": masked_lm}
-    if any(heads.values()):
-        yield f"other heads: {', '.join(name for name, is_present in heads.items() if is_present)}"
+    """Yield one line per setting of the embedding, with its origin in parentheses: a file, an option or `ASSUMED`."""
+    dense = [f"{layer.weight.shape[1]} to {layer.weight.shape[0]} {layer.activation}" for layer in embedding.dense]
+    names = [name for name, text in prompts.items() if text]
+    default = f"; default {default_prompt_name}" if default_prompt_name in names else ""
+    lines = {
+        "pooling": ("pooling", embedding.pooling + ("" if embedding.include_prompt else ", without the prompt")),
+        "normalize": ("normalization", "yes" if embedding.normalize else "no"),
+        "max_input_tokens": ("maximum length", f"{max_input_tokens:,} tokens"),
+        "prompts": ("prompts", (", ".join(names) or "none") + default),
+        "dense": ("dense layers", ", ".join(dense) or "none"),
+    }
+    for setting, (label, value) in lines.items():
+        yield f"{label}: {value}" + (f" ({origins[setting]})" if origins.get(setting) else "")
+
+
+def warn_about_assumptions(
+    pooling: str, origins: Mapping[str, str], source: str, revision: str | None = None
+) -> str | None:
+    """Return a warning about settings that no file of the model contains; None without one.
+
+    `source` and `revision` are those of the export, for the command that sets them.
+    """
+    values = {"pooling": f"{pooling} pooling", "normalize": "no normalization"}
+    assumed = [name for name in values if origins.get(name) == ASSUMED]
+    if not assumed:
+        return None
+    options = {"pooling": f"--pooling {pooling}", "normalize": "--no-normalize"}
+    command = ["attendant-model export", shlex.quote(source), *([f"--revision {revision}"] if revision else [])]
+    command += ["-o DIR", *(options[name] for name in assumed)]
+    return (
+        f"warning: assumed {' and '.join(values[name] for name in assumed)}, which no file of the model sets. The "
+        "embeddings are wrong if the model was trained with other settings. If its model card names others, "
+        f"change the options of this command, run it, and serve DIR: {' '.join(command)}"
+    )
+
+
+def describe_heads(
+    classifier: "ClassificationHead | Classifier | None",
+    tokens: "TokenClassificationHead | TokenClassifier | None",
+    others: Mapping[str, object],
+) -> Iterator[str]:
+    """Yield lines about the heads besides the embedding head; `others` has those without options, None if absent."""
+    if classifier is not None:
+        kind = "cross-encoder" if len(classifier.labels) == 1 else "classifier"
+        labels = _count_labels(classifier.labels)
+        yield f"{kind}: {labels}, pooling {classifier.pooling}, activation {classifier.activation}"
+    if tokens is not None:
+        yield f"token classifier: {_count_labels(tokens.labels)}"
+    if names := [name for name, head in others.items() if head is not None]:
+        yield f"other heads: {', '.join(names)}"
 
 
 def _count_labels(labels: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ from model.artifact.tokenizer import TokenizerInput, find_missing_token, find_mi
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.encoder import Encoder, HiddenStatesEncoder
 from model.export.cuda import check_cuda, write_cuda
-from model.export.description import EmbeddingSettings, describe_classifier, describe_other_heads
+from model.export.description import describe_heads, describe_settings, warn_about_assumptions
 from model.export.golden_vectors import compute_golden_vectors
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, write_graph
 from model.export.heads import write_embedding_head, write_heads
@@ -76,7 +76,7 @@ def check_same_source(out: Path, source: ModelSource) -> None:
         manifest = json.loads((out / MANIFEST).read_bytes())
         existing = manifest["source"], manifest["revision"]
     except (ValueError, RecursionError, TypeError, KeyError):
-        raise OutputError(f"{out}: damaged {MANIFEST}. Choose another directory, or set --overwrite.") from None
+        raise OutputError(f"{out}: has a damaged {MANIFEST}. Choose another directory, or set --overwrite.") from None
     # Directories of two models can have the same name; a Hugging Face model ID has one model in all its revisions.
     is_directory = str(source.revision).startswith("sha256:")
     if existing[0] != source.source or (is_directory and existing[1] != source.revision):
@@ -214,39 +214,23 @@ def export(  # noqa: PLR0913  # the options of the command
 
 
 def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, progress: Progress) -> None:
-    embedding = checkpoint.embedding_config
-    settings = EmbeddingSettings(
-        embedding.pooling,
-        embedding.include_prompt,
-        embedding.normalize,
-        checkpoint.max_input_tokens,
-        [name for name, text in embedding.prompts.items() if text],
-        embedding.default_prompt_name,
-        [(layer.weight.shape[1], layer.weight.shape[0], layer.activation) for layer in embedding.dense],
-        embedding.origins,
-    )
-    for line in settings.describe():
+    embedding, classifier, tokens = checkpoint.embedding_config, checkpoint.classifier, checkpoint.token_classifier
+    prompts, default = embedding.prompts, embedding.default_prompt_name
+    for line in describe_settings(embedding, prompts, default, checkpoint.max_input_tokens, embedding.origins):
         progress(line)
     for problem in checkpoint.warnings:
         progress(f"warning: {problem}")
     if checkpoint.tasks:
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
-    if (classifier := checkpoint.classifier) is not None:
-        progress(describe_classifier(classifier.labels, classifier.pooling, classifier.activation))
-    tokens = checkpoint.token_classifier
-    has_sparse, has_multi_vector = checkpoint.sparse is not None, checkpoint.multi_vector is not None
-    for line in describe_other_heads(
-        None if tokens is None else tokens.labels,
-        masked_lm=checkpoint.masked_lm is not None,
-        sparse=has_sparse,
-        multi_vector=has_multi_vector,
-    ):
+    sparse, vectors = checkpoint.sparse, checkpoint.multi_vector
+    others = {"sparse vectors": sparse, "multi-vector": vectors, "masked LM": checkpoint.masked_lm}
+    for line in describe_heads(classifier, tokens, others):
         progress(line)
     if checkpoint.unexported:
         progress(f"not exported: {', '.join(checkpoint.unexported)}")
-    # The embeddings of a model for another task have no training of their own.
-    has_other_task = classifier is not None or tokens is not None or has_sparse or has_multi_vector
-    if not has_other_task and (warning := settings.warning(source, revision)):
+    # Embeddings of a model for another task are not trained.
+    warning = warn_about_assumptions(embedding.pooling, embedding.origins, source, revision)
+    if warning and all(head is None for head in (classifier, tokens, sparse, vectors)):
         progress(warning)
 
 

@@ -63,7 +63,7 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
 def _read_layer(values: Any) -> LayerConfig:
     """Return the options of a layer. Raises CheckpointError."""
     if not isinstance(values, Mapping) or not set(values) <= LAYER_KEYS:
-        raise unsupported("config.json: element of layers", values, LAYER_KEYS)
+        raise unsupported("config.json: element of layers", values, sorted(LAYER_KEYS))
     layer = ConfigReader(values)
     return LayerConfig(
         window=layer.size("window") if "window" in layer else None,

@@ -177,12 +177,12 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
     return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
 
 
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def check_layer_types(types: list[str], layers: int) -> None:
     """Raise CheckpointError unless there is one known type per layer."""
-    if len(types) != layers or not set(types) <= LAYER_TYPES:
+    if len(types) != layers or not set(types) <= {*LAYER_TYPES}:
         raise unsupported(f"config.json: layer_types of {layers} layers", types, LAYER_TYPES)
 
 

@@ -129,7 +129,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # about the protocol of a file that is rejected anyway
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise CheckpointError(f"{path}: contains objects other than tensors. Use a model with safetensors.") from None
+        raise CheckpointError(f"{path}: contains objects other than tensors. Nothing was run.") from None
     except (MemoryError, OSError):
         raise
     except Exception as error:  # noqa: BLE001  # a damaged file can raise any exception

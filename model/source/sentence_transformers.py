@@ -200,7 +200,7 @@ def read_max_input_tokens(
     """
     if option is not None:
         if not 1 <= option <= max_position_embeddings:
-            raise CheckpointError(f"--max-input-tokens: out of range ({option}). Use 1 to {max_position_embeddings}.")
+            raise CheckpointError(f"--max-input-tokens: out of range ({option}, limit {max_position_embeddings}).")
         return option, "--max-input-tokens"
     if settings.max_input_tokens is None or settings.max_input_tokens > max_position_embeddings:
         return max_position_embeddings, "config.json"

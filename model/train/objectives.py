@@ -437,7 +437,7 @@ def _contrastive(
 ) -> Objective:
     dimensions = options.matryoshka_dimensions
     if dimensions and max(dimensions) >= text_encoder.dimensions:
-        raise TrainError(f"contrastive.matryoshka_dimensions: limit {text_encoder.dimensions - 1} ({max(dimensions)}).")
+        raise TrainError(f"contrastive.matryoshka_dimensions: {max(dimensions)}, limit {text_encoder.dimensions - 1}.")
     network = ContrastiveModel(text_encoder, options.temperature, dimensions)
     return Objective(
         "contrastive learning", "nats per query", network, text_encoder.encoder, read, collate_pairs,

@@ -128,9 +128,7 @@ def test_unknown_tensor_is_named(source: Path, name: str) -> None:
 
 def test_tensor_of_wrong_shape_is_named(source: Path) -> None:
     rewrite_tensors(source, lambda tensors: tensors.update({"embeddings.LayerNorm.bias": torch.zeros(23)}))
-    with pytest.raises(
-        CheckpointError, match=r"embeddings\.LayerNorm\.bias has an unexpected shape \(\(23,\), expected \(24,\)\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"embeddings\.LayerNorm\.bias has shape \(23,\), expected \(24,\)"):
         load_checkpoint(source)
 
 
@@ -160,17 +158,17 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "unsupported model_type 'gpt2'. Supported: attendant, bert, camembert"),
-        ({"model_type": None}, "unsupported model_type None"),
-        ({"hidden_act": "mish"}, "unsupported hidden_act 'mish'. Supported: gelu"),
+        ({"model_type": "gpt2"}, "model_type: unsupported \\('gpt2'\\). Supported: attendant, bert, camembert"),
+        ({"model_type": None}, "model_type: unsupported \\(None\\)"),
+        ({"hidden_act": "mish"}, "hidden_act: unsupported \\('mish'\\). Supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"num_attention_heads": 5}, "heads"),
         ({"num_attention_heads": 0}, "heads"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
-        ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is true"),
-        ({"add_cross_attention": True}, "add_cross_attention is true"),
+        ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is not supported"),
+        ({"add_cross_attention": True}, "add_cross_attention is not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "unknown key quantization_config"),
         ({"is_decoder": "yes"}, r"is_decoder is not true or false \('yes'\)"),
     ],
@@ -206,14 +204,14 @@ def test_training_record_is_read(source: Path) -> None:
 )
 def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, Any], field: str) -> None:
     (source / "training.json").write_text(json.dumps(TRAINING.model_dump(mode="json") | changes))
-    with pytest.raises(CheckpointError, match=rf"^training\.json: invalid training record \(at {field}\)\. Correct or"):
+    with pytest.raises(CheckpointError, match=rf"^training\.json: invalid at {field}\. Correct or"):
         load_checkpoint(source)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
 def test_training_record_must_be_a_json_object(source: Path, body: bytes) -> None:
     (source / "training.json").write_bytes(body)
-    with pytest.raises(CheckpointError, match=r"^training\.json: invalid training record \(at the top\)"):
+    with pytest.raises(CheckpointError, match=r"^training\.json: invalid at the top"):
         load_checkpoint(source)
 
 

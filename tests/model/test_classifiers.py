@@ -142,7 +142,7 @@ def test_invalid_config_is_an_error(
 
 @pytest.mark.parametrize("kind", ["modernbert", "eurobert, late"])
 def test_unknown_pooling_is_an_error(publish_classifier: Publish, tmp_path: Path, kind: str) -> None:
-    with pytest.raises(CheckpointError, match="unsupported classifier_pooling 'max'"):
+    with pytest.raises(CheckpointError, match=r"classifier_pooling: unsupported \('max'\)"):
         load_changed(publish_classifier(kind), tmp_path / "model", classifier_pooling="max")
 
 
@@ -158,7 +158,7 @@ def test_missing_and_misshapen_tensors_are_errors(publish_classifier: Publish, t
         with pytest.raises(CheckpointError, match=f"tensor {name.removeprefix('bert.')} is missing"):
             load_checkpoint(directory)
         save_file(tensors | {name: tensors[name][..., :-1].contiguous()}, directory / "model.safetensors")
-        with pytest.raises(CheckpointError, match="unexpected shape"):
+        with pytest.raises(CheckpointError, match="has shape"):
             load_checkpoint(directory)
 
 

@@ -1,28 +1,23 @@
 """Embedding settings as `export` and `verify` print them."""
 
 import shlex
-from dataclasses import replace
 from typing import Literal
 
 import pytest
+import torch
 
 from model.__main__ import _parser
-from model.artifact.manifest import ASSUMED
-from model.export.description import EmbeddingSettings, describe_other_heads
-
-SETTINGS = EmbeddingSettings("mean", True, False, 512, (), None, (), {})
+from model.artifact.manifest import ASSUMED, TokenClassificationHead
+from model.export.description import describe_heads, describe_settings, warn_about_assumptions
+from model.source.sentence_transformers import DenseLayer, EmbeddingConfig
 
 
 def test_settings_show_prompts_and_dense_layers() -> None:
-    settings = replace(
-        SETTINGS,
-        include_prompt=False,
-        prompts=["query", "document"],
-        default_prompt_name="query",
-        dense=[(768, 256, "tanh"), (256, 64, "identity")],
-        origins={"prompts": "config_sentence_transformers.json", "dense": "modules.json"},
-    )
-    assert list(settings.describe()) == [
+    dense = (DenseLayer(torch.ones(256, 768), None, "tanh"), DenseLayer(torch.ones(64, 256), None, "identity"))
+    embedding = EmbeddingConfig(include_prompt=False, dense=dense)
+    prompts = {"query": "q: ", "document": "d: ", "empty": ""}
+    origins = {"prompts": "config_sentence_transformers.json", "dense": "modules.json"}
+    assert list(describe_settings(embedding, prompts, "query", 512, origins)) == [
         "pooling: mean, without the prompt",
         "normalization: no",
         "maximum length: 512 tokens",
@@ -32,8 +27,7 @@ def test_settings_show_prompts_and_dense_layers() -> None:
 
 
 def test_settings_omit_a_default_prompt_without_a_text() -> None:
-    lines = list(replace(SETTINGS, default_prompt_name="document").describe())
-    assert "prompts: none" in lines
+    assert "prompts: none" in list(describe_settings(EmbeddingConfig(), {"document": ""}, "document", 512, {}))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +42,7 @@ def test_warning_names_assumed_settings_and_the_command_that_sets_them(
     assumed: tuple[Literal["pooling", "normalize"], ...], expected: str
 ) -> None:
     """`attendant serve`, which also prints the warning, has no such options."""
-    warning = replace(SETTINGS, origins=dict.fromkeys(assumed, ASSUMED)).warning("my models/a", "v1")
+    warning = warn_about_assumptions("mean", dict.fromkeys(assumed, ASSUMED), "my models/a", "v1")
     assert warning is not None
     assert expected in warning
     words = shlex.split(warning.rpartition(": ")[2])
@@ -59,13 +53,12 @@ def test_warning_names_assumed_settings_and_the_command_that_sets_them(
 
 
 def test_other_heads_are_listed() -> None:
-    none = {"masked_lm": False, "sparse": False, "multi_vector": False}
-    assert list(describe_other_heads(None, **none)) == []
-    assert list(describe_other_heads(["O", "B-PER"], **none)) == ["token classifier: 2 labels (O, B-PER)"]
-    assert list(describe_other_heads(None, masked_lm=True, sparse=True, multi_vector=False)) == [
-        "other heads: sparse vectors, masked LM"
-    ]
+    assert list(describe_heads(None, None, {"masked LM": None})) == []
+    tokens = TokenClassificationHead(graph="t", labels=("O", "B-PER"))
+    assert list(describe_heads(None, tokens, {})) == ["token classifier: 2 labels (O, B-PER)"]
+    others = {"sparse vectors": 1, "multi-vector": None, "masked LM": 2}
+    assert list(describe_heads(None, None, others)) == ["other heads: sparse vectors, masked LM"]
 
 
 def test_no_warning_without_assumptions() -> None:
-    assert SETTINGS.warning("default") is None
+    assert warn_about_assumptions("mean", {}, "default") is None

@@ -18,7 +18,7 @@ from model.artifact.manifest import LayersRecord, Manifest, TensorRecord, ValueR
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, PostNormBlock
-from model.export.description import EmbeddingSettings
+from model.export.description import describe_settings
 from model.export.export import export, export_graph
 from model.export.layers import LayerAttention
 from model.source.hub import locate
@@ -102,8 +102,8 @@ def test_manifest_of_sentence_transformers_model(exported_labse: Path) -> None:
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("cls", True)
     assert [dense.activation for dense in manifest.embedding.dense] == ["tanh"]
     assert manifest.prompts == {"document": "", "query": "find: "}
-    settings = list(EmbeddingSettings.from_manifest(manifest).describe())
-    assert settings[-1] == "dense layers: 24 to 19 tanh (modules.json)"
+    settings = describe_settings(manifest.embedding, manifest.prompts, None, 31, manifest.origins)
+    assert list(settings)[-1] == "dense layers: 24 to 19 tanh (modules.json)"
 
 
 def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:

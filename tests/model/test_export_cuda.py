@@ -146,6 +146,6 @@ def test_export_rejects_inaccurate_graph(published: Path, tmp_path: Path, monkey
         return inputs | {"position_ids": np.zeros_like(inputs["position_ids"])}
 
     monkeypatch.setattr(export_cuda_module, "pack_varlen", pack_with_wrong_positions)
-    with pytest.raises(AccuracyError, match=r"cuda\.onnx: smallest cosine 0\.\d+, limit"):
+    with pytest.raises(AccuracyError, match=r"smallest cosine 0\.\d+"):
         export_model(published, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

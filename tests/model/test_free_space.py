@@ -13,9 +13,7 @@ from model.source.hub import check_free_space
 def test_directory_that_does_not_exist_is_checked(tmp_path: Path) -> None:
     check_free_space(tmp_path / "a" / "b", 1, "files", "move")
     required = shutil.disk_usage(tmp_path).total + 1
-    with pytest.raises(
-        SpaceError, match=rf"a/b: not enough free space for files \(.*{required:,} required\)\..*or move\."
-    ):
+    with pytest.raises(SpaceError, match=rf"a/b: files: .*{required:,} required\..*or move\."):
         check_free_space(tmp_path / "a" / "b", required, "files", "move")
 
 
@@ -26,8 +24,6 @@ def test_export_checks_free_space_before_it_writes(
     required = 2 * (source / "model.safetensors").stat().st_size + 32 * 2**20
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=required - 1))
-    with pytest.raises(
-        SpaceError, match=rf"the artifact of tiny-bert \({required - 1:,} bytes available, {required:,}"
-    ):
+    with pytest.raises(SpaceError, match=rf"the artifact of tiny-bert: {required - 1:,} bytes free, {required:,}"):
         export(str(source), tmp_path / "out", revision=None, name=None, progress=lambda step: None)
     assert not (tmp_path / "out").exists()

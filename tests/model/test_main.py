@@ -166,9 +166,7 @@ def test_export_rejects_unreadable_eval_texts(
 def test_verify_names_damaged_file(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (artifact / "weights.bin").write_bytes(b"")
     assert main(["verify", str(artifact)]) == 78
-    assert error_line(capsys).startswith(
-        f"attendant-model: {artifact}/weights.bin: size mismatch with manifest.json (0 bytes, "
-    )
+    assert error_line(capsys).startswith(f"attendant-model: {artifact}/weights.bin: size mismatch (0 bytes, ")
 
 
 def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +178,7 @@ def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys
     ("name", "body", "message"),
     [
         ("config.json", "{", "config.json: not JSON"),
-        ("config.json", '{"model_type": "gpt2"}', "unsupported model_type 'gpt2'"),
+        ("config.json", '{"model_type": "gpt2"}', "model_type: unsupported ('gpt2')"),
         ("model.safetensors", "", "model.safetensors: not a safetensors file"),
         ("tokenizer.json", "{}", "tokenizer.json"),
         ("modules.json", "{", "modules.json"),
@@ -188,7 +186,7 @@ def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys
         (
             "sentence_bert_config.json",
             '{"max_seq_length": 2}',
-            "sentence_bert_config.json: maximum length leaves no room",
+            "sentence_bert_config.json: no room for text",
         ),
     ],
 )
@@ -266,7 +264,7 @@ def test_export_assumes_last_pooling_of_causal_models(
     err = capsys.readouterr().err
     assert "warning: assumed last pooling and no normalization, which no file of the model sets." in err
     assert f": attendant-model export {source} -o DIR --pooling last --no-normalize\n" in err
-    assert "largest difference between fast.onnx and torch in any output value: " in err
+    assert "largest difference between fast.onnx and torch: " in err
     manifest = Artifact.open(tmp_path / "out").manifest
     assert (manifest.embedding.pooling, manifest.origins["pooling"]) == ("last", "assumed")
 
@@ -281,11 +279,8 @@ def test_export_rejects_a_tokenizer_without_vocabulary(
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(source / "tokenizer.json"))
     assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
-    size = load_checkpoint(source).encoder.config.vocab_size
-    assert error_line(capsys) == (
-        f"attendant-model: tokenizer.json: no vocabulary ({len(special)} tokens, vocab_size in config.json is {size}). "
-        "Use the tokenizer of the model."
-    )
+    message = f"tokenizer.json: no vocabulary ({len(special)} tokens). Use another one."
+    assert error_line(capsys) == f"attendant-model: {message}"
 
 
 def test_tokenizer_without_latin_letters_is_accepted(source: Path) -> None:

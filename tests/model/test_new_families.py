@@ -99,26 +99,30 @@ def test_graph_has_the_four_inputs(graphs: Publish, kind: str) -> None:
     ("kind", "changes", "message"),
     [
         ("modernbert", {"attn_logit_softcapping": 30.0}, "unknown key attn_logit_softcapping"),
-        ("modernbert", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types is not a list of 4"),
+        (
+            "modernbert",
+            {"layer_types": ["full_attention", "linear_attention"] * 2},
+            "layer_types of 4 layers",
+        ),
         (
             "nomic_bert",
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            r"^config\.json: rope_parameters\.rope_type: unsupported \('yarn'\)\. Use a model with ",
+            r"^config\.json: rope_parameters\.rope_type: unsupported \('yarn'\)\. Supported: ",
         ),
         (
             "modernbert",
             {"rope_parameters": {"full_attention": {"type": "yarn"}}},
-            r"^config\.json: rope_parameters\.full_attention\.type: unsupported \('yarn'\)\. Use a model with ",
+            r"^config\.json: rope_parameters\.full_attention\.type: unsupported \('yarn'\)\. Supported: ",
         ),
         (
             "gemma3_text",
             {"rope_scaling": {"rope_type": "llama3"}},
-            r"^config\.json: rope_scaling\.rope_type: unsupported \('llama3'\)\. Use a model with ",
+            r"^config\.json: rope_scaling\.rope_type: unsupported \('llama3'\)\. Supported: ",
         ),
         (
             "qwen3",
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            r"^config\.json: rope_parameters\.partial_rotary_factor: unsupported \(0\.5\)\. Use a model with 1\.0\.",
+            r"^config\.json: rope_parameters\.partial_rotary_factor: unsupported \(0\.5\)\. Supported: 1\.0\.",
         ),
         ("nomic_bert, published", {"num_experts": 8}, "num_experts: expert layers are not supported"),
         ("nomic_bert, published", {"rotary_emb_fraction": 0.5}, "unsupported rotary_emb_fraction 0.5"),

@@ -192,7 +192,7 @@ def test_settings_without_modules_apply(source: Path) -> None:
 def test_static_embedding_is_refused(tmp_path: Path) -> None:
     module = {"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}
     (tmp_path / "modules.json").write_text(json.dumps([module]))
-    with pytest.raises(CheckpointError, match=r"StaticEmbedding models are not supported \(they have no encoder"):
+    with pytest.raises(CheckpointError, match=r"StaticEmbedding is not supported: it has no encoder"):
         load_checkpoint(locate(str(tmp_path)).directory)
 
 
@@ -203,7 +203,7 @@ def test_directory_without_model_is_refused(tmp_path: Path) -> None:
 
 def test_adapters_of_peft_are_refused(source: Path) -> None:
     (source / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json: adapters of PEFT are not supported"):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: PEFT adapters are not supported"):
         load_checkpoint(source)
 
 
@@ -245,7 +245,7 @@ def test_queries_with_another_tokenizer_are_refused(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     values["normalizer"]["lowercase"] = False
     path.write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match=r"query_0_.*: queries have another tokenizer than .*\(normalizer\)"):
+    with pytest.raises(CheckpointError, match=r"query_0_.*: tokenizer differs .*\(normalizer\)"):
         load_checkpoint(tmp_path)
     shutil.copy(next(tmp_path.glob("document_0_*")) / "tokenizer.json", path)
     load_checkpoint(tmp_path)

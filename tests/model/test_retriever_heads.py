@@ -73,7 +73,7 @@ def test_untied_projection_that_is_missing_is_an_error(
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{name} is missing, and tie_word_embeddings .* is false"):
+    with pytest.raises(CheckpointError, match=rf"{name} is missing, and tie_word_embeddings is false"):
         load_checkpoint(tmp_path)
 
 
@@ -120,7 +120,10 @@ def test_every_architecture_with_a_masked_lm_head_has_a_case(
 
 @pytest.mark.parametrize(
     ("strategy", "activation", "message"),
-    [("mean", "relu", r"unsupported pooling \(mean, relu\)"), ("max", "gelu", r"unsupported pooling \(max, gelu\)")],
+    [
+        ("mean", "relu", r"pooling: unsupported \('mean, relu'\)"),
+        ("max", "gelu", r"pooling: unsupported \('max, gelu'\)"),
+    ],
 )
 def test_unknown_splade_pooling_is_an_error(
     tmp_path: Path, definitions: dict[str, bytes], strategy: str, activation: str, message: str

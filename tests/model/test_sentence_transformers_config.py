@@ -113,16 +113,14 @@ def test_dense_layers_are_read_in_order(source: Path, function: str, expected: s
 def test_unsupported_dense_layer_is_rejected(source: Path, config: dict[str, Any]) -> None:
     write_modules(source, "Pooling", "Dense")
     write_dense(source / "2_Dense", **config)
-    with pytest.raises(CheckpointError, match=r"2_Dense/config\.json: unsupported dense layer"):
+    with pytest.raises(CheckpointError, match=r"2_Dense/config\.json: dense layer: unsupported"):
         load_checkpoint(source)
 
 
 def test_dense_layer_with_wrong_input_size_is_rejected(source: Path) -> None:
     write_modules(source, "Pooling", "Dense")
     write_dense(source / "2_Dense", (19, 23))
-    with pytest.raises(
-        CheckpointError, match=r"2_Dense/model\.safetensors: unexpected tensors\. Expected linear\.weight \(\*, 24\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors: expected linear\.weight \(\*, 24\)"):
         load_checkpoint(source)
 
 
@@ -138,13 +136,13 @@ def test_unsupported_module_order_is_rejected(source: Path, order: tuple[str, ..
             (source / f"{index}_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
         if name == "Dense":
             write_dense(source / f"{index}_Dense")
-    with pytest.raises(CheckpointError, match=r"modules\.json: unsupported modules"):
+    with pytest.raises(CheckpointError, match=r"modules\.json: modules: unsupported"):
         load_checkpoint(source)
 
 
 def test_unsupported_module_is_named(source: Path) -> None:
     write_modules(source, "LSTM")
-    with pytest.raises(CheckpointError, match=r"modules\.json: unsupported modules \(Transformer LSTM\)"):
+    with pytest.raises(CheckpointError, match=r"modules\.json: modules: unsupported \('Transformer LSTM'\)"):
         load_checkpoint(source)
 
 
@@ -261,7 +259,7 @@ def test_options_replace_settings_of_files(labse: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 42])
 def test_maximum_length_beyond_the_position_table_is_rejected(source: Path, limit: int) -> None:
-    with pytest.raises(CheckpointError, match=rf"--max-input-tokens: out of range \({limit}, limit 41\)\. Use 1 to 41"):
+    with pytest.raises(CheckpointError, match=rf"--max-input-tokens: out of range \({limit}, limit 41\)"):
         load_checkpoint(source, SettingOptions(max_input_tokens=limit))
 
 

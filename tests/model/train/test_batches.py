@@ -74,7 +74,7 @@ def test_item_larger_than_a_batch_is_an_error(tmp_path: Path, tokenizer: Tokeniz
     (tmp_path / "a.txt").write_text("river bank money water boat check teller mud loan fish rain vault\n")
     examples = ExampleStream([tmp_path / "a.txt"], lambda path: iter([Example((path.read_text(),) * 9)]), 1, 0)
     batches = PackedBatches(examples, tokenizer, SHAPE, predict_next, seed=0)
-    with pytest.raises(TrainError, match=r"run\.rows_per_batch: too small for an example of 9 texts"):
+    with pytest.raises(TrainError, match=r"run\.rows_per_batch: an example needs more than 4 rows"):
         next(batches)
 
 

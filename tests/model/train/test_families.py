@@ -159,14 +159,14 @@ def test_blocks_are_kept_or_refused(publish: Publish, tmp_path: Path, kind: str,
 
 def test_adapters_are_refused(publish: Publish, tmp_path: Path) -> None:
     config = configure(publish, ADAPTED, tmp_path)
-    with pytest.raises(TrainError, match=r"model\.init: has adapters of tasks \(retrieval\.query, .* without adapters"):
+    with pytest.raises(TrainError, match=r"model\.init: has adapters of tasks"):
         tune(config, tmp_path)
 
 
 def test_lengths_with_dynamic_scaling_are_refused(publish: Publish, tmp_path: Path) -> None:
     """Rows of training hold several sequences, but the scaling depends on the length of one."""
     config = configure(publish, "nomic_bert, dynamic", tmp_path, max_input_tokens=SCALED_FROM + 1)
-    with pytest.raises(TrainError, match=rf"scaled beyond {SCALED_FROM} tokens, .* \({SCALED_FROM + 1}\)"):
+    with pytest.raises(TrainError, match=f"scales positions beyond {SCALED_FROM} tokens"):
         tune(config, tmp_path)
 
 

@@ -264,13 +264,13 @@ def test_option_that_the_model_does_not_allow_is_an_error(
     contrastive: Document, publish: Publish, tmp_path: Path
 ) -> None:
     contrastive["contrastive"]["matryoshka_dimensions"] = [8, 24]
-    with pytest.raises(TrainError, match=r"contrastive\.matryoshka_dimensions: not less than .* \(24, 24\)"):
+    with pytest.raises(TrainError, match=r"contrastive\.matryoshka_dimensions: 24, limit 23"):
         run_training(write(contrastive, tmp_path), tmp_path / "run", quiet)
     contrastive["contrastive"] = {}
     del contrastive["tokenizer"]
     shutil.copytree(publish("bert"), tmp_path / "published")
     contrastive["model"] = {"name": "x", "init": "published", "max_input_tokens": 99}
-    with pytest.raises(TrainError, match=r"model\.max_input_tokens: more than model\.init supports \(99, limit 41\)"):
+    with pytest.raises(TrainError, match=r"model\.max_input_tokens: model\.init supports 41"):
         run_training(write(contrastive, tmp_path), tmp_path / "run2", quiet)
     contrastive["model"] = {"name": "x", "init": "published", "max_input_tokens": 24, "init_blocks": [0, 2]}
     with pytest.raises(TrainError, match=r"model\.init_blocks: out of range \(2, limit 1\)"):
