@@ -37,26 +37,6 @@ def test_occurrences_keep_the_numbers_of_their_sentences(driver: PageDriver) -> 
     assert numbers.evaluate_all("(items) => items.map((item) => item.value)") == [1, 2]
 
 
-def test_comparison_names_sentences_without_the_word(driver: PageDriver) -> None:
-    """The user's selection takes priority over a shared word."""
-    driver.pick(1, "bank")
-    driver.type(2, "They sat by the river.")
-    assert driver.selected_words() == ["bank"]
-    message = driver.finding()
-    assert "Only sentence 1 contains bank. Add it to another sentence" in message
-    assert "in sentence 2." in message
-
-
-def test_choice_stays_while_another_sentence_is_typed(driver: PageDriver) -> None:
-    """The new sentence selects the word as soon as it contains it."""
-    driver.page.get_by_role("button", name="Add a sentence").click()
-    for letter in "The river bank":
-        driver.page.keyboard.type(letter)
-        assert driver.selected_words()[:2] == ["bank", "bank"]
-    driver.settle()
-    assert driver.selected_words() == ["bank", "bank", "bank"]
-
-
 def test_selected_word_follows_edits(driver: PageDriver) -> None:
     """Covers edits before and after the word, and one that adds a second occurrence."""
     driver.pick(1, "bank")
@@ -68,15 +48,6 @@ def test_selected_word_follows_edits(driver: PageDriver) -> None:
     assert compared_spans(driver)[0] == [36, 40]
     driver.type(1, "A very large and old bank is by the bank of a river.")
     assert compared_spans(driver)[0] == [36, 40]
-
-
-def test_selected_word_returns_after_a_typo(driver: PageDriver) -> None:
-    """The user had selected the word."""
-    driver.pick(1, "cashed")
-    driver.type(1, "He cased a check at the bank.")
-    assert driver.selected_words() == ["bank", "bank"]
-    driver.type(1, "He cashed a check at the bank.")
-    assert driver.selected_words() == ["cashed", "bank"]
 
 
 def test_selected_token_follows_edits(driver: PageDriver) -> None:
@@ -116,21 +87,6 @@ def test_sentence_without_words_has_a_message(driver: PageDriver) -> None:
     driver.type(2, "\u200d")
     assert driver.line(2) == "This sentence contains no words."
     assert driver.selected_words() == ["bank"]
-
-
-def test_page_selects_again_when_text_changes(driver: PageDriver) -> None:
-    """A word shared by two sentences replaces the longest word of a single one."""
-    driver.type(2, "").type(1, "The bat flew out.")
-    assert driver.selected_words() == ["flew"]
-    driver.type(2, "He swung the bat.")
-    assert driver.selected_words() == ["bat", "bat"]
-    assert "does not contain" not in driver.page.locator("#sentences").inner_text()
-
-
-def test_page_selects_a_shared_word_again_after_a_typo(driver: PageDriver) -> None:
-    driver.type(2, "They sat on the ban of the river.")
-    driver.type(2, "They sat on the bank of the river.")
-    assert driver.selected_words() == ["bank", "bank"]
 
 
 def test_page_compares_the_whole_shared_word(driver: PageDriver) -> None:

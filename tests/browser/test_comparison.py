@@ -41,12 +41,6 @@ def check_measure(driver: PageDriver, rest: httpx.Client, measure: str) -> None:
     assert [height - top for height in drawn] == pytest.approx([scale * (1 - value) for value in similarities], abs=0.2)
 
 
-def test_shared_word_ignores_case(driver: PageDriver) -> None:
-    driver.type(1, "Spring is late.").type(2, "The old spring is broken.")
-    spans = [occurrence["span"] for occurrence in driver.sent_bodies("/v1/compare")[-1]["occurrences"]]
-    assert spans == [[0, 6], [8, 14]]
-
-
 def test_sentences_can_have_different_words(driver: PageDriver, rest: httpx.Client) -> None:
     """Their static vectors then differ."""
     driver.page.locator(".strip").nth(1).get_by_role("button", name="river").click()
@@ -59,11 +53,6 @@ def test_sentences_can_have_different_words(driver: PageDriver, rest: httpx.Clie
         f"The dictionary entries of bank and river have a similarity of {static}. After 6"
     )
     assert "only because the positions differ" not in driver.page.locator("#comparison .figure").inner_text()
-
-
-def test_finding_lists_words_with_a_serial_comma(driver: PageDriver) -> None:
-    driver.add("A boat on a lake.").pick(2, "river").pick(3, "lake")
-    assert driver.finding().startswith("The dictionary entries of bank, river, and lake have a similarity of ")
 
 
 def test_offsets_are_in_code_points(driver: PageDriver) -> None:

@@ -99,22 +99,6 @@ def test_sense_belongs_to_its_word(opened: PageDriver) -> None:
     assert curves(opened) == {"same": 2, "other": 4, "unknown": 0}
 
 
-def test_small_edit_keeps_the_sense(opened: PageDriver) -> None:
-    opened.type(1, "He cashed a big check at the bank.")
-    assert curves(opened)["unknown"] == 0
-
-
-def test_vertical_axis_fits_the_values(opened: PageDriver, rest: httpx.Client) -> None:
-    """The lowest value is within one tick of the bottom, and the top tick is 1."""
-    values = [value for layer in compared(opened, rest)["layers"] for row in layer["cosine"] for value in row]
-    ticks = sorted(
-        float(text) for text in opened.page.locator(".chart .tick.end").all_text_contents() if text != "layer"
-    )
-    assert ticks[-1] == 1.0
-    assert ticks[0] <= min(values) < ticks[1]
-    assert "The vertical axis does not start at 0." in opened.page.locator("#comparison").inner_text()
-
-
 def test_examples_are_distinct_and_fit_the_page(opened: PageDriver) -> None:
     """Each example has two sentences per sense, all with the word, and no text occurs twice."""
     examples = opened.page.evaluate("async () => (await import('/page/examples.js')).EXAMPLES")

@@ -158,13 +158,6 @@ def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriv
     assert visible(driver, ".strip, td, canvas, .request") == 0
 
 
-def test_invalid_json_has_a_message(driver: PageDriver) -> None:
-    """A proxy may respond with something else."""
-    driver.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
-    driver.choose(kind="norm")
-    assert "is not valid JSON" in alert(driver)
-
-
 def test_late_response_does_not_replace_a_newer_one(driver: PageDriver) -> None:
     """The page cancels the slow request, so its response is never read."""
     held: list[Route] = []
@@ -249,3 +242,10 @@ def test_page_shows_why_a_model_has_no_maps(new_driver: NewDriver, tmp_path: Pat
         assert driver.errors == []
     finally:
         assert stop_server(running) == 0
+
+
+def test_invalid_json_has_a_message(driver: PageDriver) -> None:
+    """A proxy may respond with something else."""
+    driver.page.route("**/v1/attend", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    driver.choose(kind="norm")
+    assert "is not valid JSON" in alert(driver)

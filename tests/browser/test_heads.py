@@ -93,14 +93,6 @@ def test_thumbnail_is_enlarged_with_labels(driver: PageDriver) -> None:
     assert enlarged.is_visible()
 
 
-def test_map_is_beside_the_heads(driver: PageDriver) -> None:
-    heads, matrix = driver.page.locator("#heads").bounding_box(), driver.page.locator("#map").bounding_box()
-    assert heads is not None
-    assert matrix is not None
-    assert heads["x"] + heads["width"] <= matrix["x"]
-    assert abs(heads["y"] - matrix["y"]) < 2
-
-
 def roles(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, float]]:
     """Return each head's role by the rule in docs/maps.md, computed independently of the page."""
     sums: dict[tuple[int, int, str], list[float]] = {}

@@ -43,14 +43,6 @@ def test_pasted_text_replaces_a_sentence(new_driver: NewDriver) -> None:
     assert driver.selected_words() == ["bank"] * 4
 
 
-def test_repeated_word_has_a_curve_per_pair(opened: PageDriver) -> None:
-    """One sentence contains the word three times, and these occurrences are compared with each other."""
-    opened.open_texts("The bank by the bank is not a bank.")
-    assert len(opened.sent_bodies("/v1/compare")[-1]["occurrences"]) == 3
-    assert opened.page.locator("polyline.pair").count() == 3
-    assert "the 3 occurrences of bank in sentence 1 are identical: 1.000" in opened.finding()
-
-
 def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDriver) -> None:
     """The message appears at the field, with a button to truncate the text. This applies to both tabs."""
     long = "bank " * 300
@@ -100,14 +92,3 @@ def test_hidden_columns_fade_and_the_excluded_column_stays_in_view(new_driver: N
     box.evaluate("(node) => { node.scrollLeft = node.scrollWidth; }")
     driver.page.wait_for_function("() => document.querySelector('#map .scroller')?.dataset.after === 'false'")
     assert box.evaluate(mask) is False
-
-
-def test_all_numbers_have_three_decimal_places(driver: PageDriver) -> None:
-    """Checks every number with a decimal point: words, finding, chart and tables."""
-    driver.choose(kind="probs", combine="none")
-    text = driver.page.evaluate(
-        "[...document.querySelectorAll('.value, .number, td, .chart .tick, #finding strong')].map((n) => n.textContent)"
-    )
-    numbers = [value for value in text if "." in value and any(character.isdigit() for character in value)]
-    assert len(numbers) > 50
-    assert {len(value.partition(".")[2]) for value in numbers} == {3}

@@ -72,24 +72,6 @@ def test_play_visits_every_layer_and_stops(opened: PageDriver) -> None:
     assert "After 6 layers" in opened.finding()
 
 
-def test_play_can_be_paused_and_the_slider_stops_it(opened: PageDriver) -> None:
-    opened.page.get_by_role("button", name="Play").click()
-    opened.page.get_by_role("button", name="Pause").click()
-    opened.settle()
-    assert opened.page.locator("#layer").input_value() == "0"
-    opened.page.get_by_role("button", name="Play").click()
-    opened.slide(4)
-    assert opened.page.get_by_role("button", name="Play").is_visible()
-    assert opened.page.locator("#layer").input_value() == "4"
-
-
-def test_play_stops_when_the_other_tab_is_selected(opened: PageDriver) -> None:
-    opened.page.get_by_role("button", name="Play").click()
-    opened.page.get_by_role("tab", name="Similarity").click()
-    opened.page.get_by_role("tab", name="Word in context").click()
-    assert opened.page.get_by_role("button", name="Play").is_visible()
-
-
 def test_play_steps_by_hand_with_reduced_motion(new_driver: NewDriver) -> None:
     driver = new_driver(reduced_motion="reduce").open()
     step = driver.page.get_by_role("button", name="Next layer")
@@ -134,3 +116,14 @@ def test_curves_link_a_word_to_its_contributors(opened: PageDriver) -> None:
         opened.page.mouse.move(0, 0)
         opened.page.locator("#share").focus()
         assert paths(opened) == []
+
+
+def test_play_can_be_paused_and_the_slider_stops_it(opened: PageDriver) -> None:
+    opened.page.get_by_role("button", name="Play").click()
+    opened.page.get_by_role("button", name="Pause").click()
+    opened.settle()
+    assert opened.page.locator("#layer").input_value() == "0"
+    opened.page.get_by_role("button", name="Play").click()
+    opened.slide(4)
+    assert opened.page.get_by_role("button", name="Play").is_visible()
+    assert opened.page.locator("#layer").input_value() == "4"

@@ -9,9 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import intercept
-from tests.browser.test_about import EVALUATIONS, fulfill_model
 from tests.conftest import ROOT
-from tests.model_records import TRAINING
 
 pytestmark = pytest.mark.slow
 
@@ -92,24 +90,6 @@ def test_page_is_accessible_when_a_request_fails(
 
 def test_page_does_not_overflow_at_200_percent_zoom(new_driver: NewDriver) -> None:
     assert overflow(new_driver(viewport={"width": 640, "height": 450}, device_scale_factor=2).open()) == 0
-
-
-def test_reduced_motion_disables_transitions(new_driver: NewDriver) -> None:
-    driver = new_driver(reduced_motion="reduce").open()
-    durations = driver.page.evaluate(
-        """[...document.querySelectorAll("*")].map((node) => parseFloat(getComputedStyle(node).transitionDuration))"""
-    )
-    assert max(durations) < 0.001
-
-
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_facts_about_the_model_are_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
-    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    fulfill_model(driver, training=TRAINING.model_dump(mode="json"), evaluations=EVALUATIONS)
-    driver.open().page.locator("#about > summary").click()
-    driver.page.locator("#about").screenshot(path=results / f"about-{width}-{scheme}.png")
-    assert overflow(driver) == 0
-    assert_accessible(driver)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [pytest.param(400, "dark", marks=pytest.mark.slow), (1280, "light")])

@@ -1,6 +1,5 @@
 """The attention map shows the server's values, and the controls change the request."""
 
-import itertools
 from typing import Any
 
 import httpx
@@ -162,15 +161,6 @@ def test_contribution_of_a_word_to_itself_can_be_included(driver: PageDriver, re
     assert "itself " in driver.line(1)
     assert driver.page.locator("#scale").inner_text() == "The values are those of the map below."
     assert len(driver.sent_bodies()) == count
-
-
-def test_card_and_matrix_show_the_same_digits(driver: PageDriver) -> None:
-    for kind, layer in itertools.product(("projection", "norm", "scores"), (1, 3, 6)):
-        driver.choose(kind=kind, combine="none").slide(layer)
-        units = driver.page.locator("#map tbody th").all_inner_texts()
-        row = driver.cells("#map tr.chosen")[0][: len(units)]
-        row[units.index("bank")] = ""
-        assert driver.page.locator(".strip").first.locator(".value").all_inner_texts() == row
 
 
 def test_long_sentence_is_an_image_with_a_table_of_one_row(driver: PageDriver, rest: httpx.Client) -> None:

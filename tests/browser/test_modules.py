@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.browser.page_driver import PageDriver, format_number
+from tests.browser.page_driver import PageDriver
 
 TEXTS = [
     "He cashed a check at the bank.",
@@ -34,12 +34,6 @@ def test_float16_tensor_is_decoded(shared: PageDriver) -> None:
     tensor = {"shape": finite.shape, "dtype": "float16", "data": base64.b64encode(finite.tobytes()).decode()}
     decoded = shared.page.evaluate("async (tensor) => (await import('/page/number.js')).decodeTensor(tensor)", tensor)
     assert np.array_equal(np.array(decoded), finite.astype(np.float64))
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0, 0.125, -0.004, -0.005, 0.995, 2.675, -3.14159, 12345.678])
-def test_number_format_matches_the_driver(shared: PageDriver, value: float) -> None:
-    text = shared.page.evaluate("async (value) => (await import('/page/number.js')).formatNumber(value)", value)
-    assert text == format_number(value)
 
 
 @pytest.mark.parametrize(

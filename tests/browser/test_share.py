@@ -63,12 +63,6 @@ def test_link_follows_the_state_and_stays_short_for_examples(opened: PageDriver)
     assert opened.page.locator("#layer").input_value() == "2"
 
 
-def test_link_in_the_same_window_changes_the_view(opened: PageDriver) -> None:
-    opened.page.evaluate("location.hash = '#v=1&x=spring'")
-    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('spring')")
-    assert opened.settle().selected_words() == ["spring"] * 4
-
-
 def test_removed_fragment_opens_the_example(opened: PageDriver) -> None:
     """This includes the hidden tab."""
     opened.open("v=1&x=spring&layer=2&q=one&d=two")

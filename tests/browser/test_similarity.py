@@ -20,10 +20,6 @@ def test_tab_requests_the_explanation_of_every_text(tab: PageDriver) -> None:
     assert (body["explain"], body["unit"], body["effect"]) == (True, "word", "leave_one_out")
 
 
-def test_tab_sends_no_request_before_it_is_selected(opened: PageDriver) -> None:
-    assert opened.sent_bodies(ROUTE) == []
-
-
 def test_heat_map_and_its_sums_equal_the_response(tab: PageDriver) -> None:
     """The second text has negative contributions."""
     for place in (0, 1):
@@ -134,13 +130,3 @@ def test_keyboard_reaches_the_cells(tab: PageDriver) -> None:
     assert tab.focused() == tab.page.locator("#similarity .readout").inner_text()
     tab.page.keyboard.press("Control+End")
     assert tab.focused().startswith("sum of all pairs of words: ")
-
-
-def test_title_follows_the_tab(tab: PageDriver) -> None:
-    for name, title in (
-        ("Word in context", "How a word gets its meaning from context"),
-        ("Similarity", "Why two texts are similar"),
-    ):
-        tab.page.get_by_role("tab", name=name).click()
-        assert tab.page.locator("h1:visible").all_inner_texts() == [title]
-        assert tab.page.title() == f"Attendant: {title[0].lower()}{title[1:]}"

@@ -1,21 +1,10 @@
 """What edits in the similarity tab preserve: the displayed text, its heat map, and outdated values."""
 
-from typing import Literal
-
 import httpx
 from playwright.sync_api import Route
 
-from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT, ROUTE, intercept
-
-OPAQUE = """(color) => {
-    const canvas = document.querySelector("#similarity .heatmap");
-    if (!canvas) return false;  // the heat map is being replaced
-    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-    const opaque = pixels.findIndex((value, place) => place % 4 === 3 && value === 255);
-    return color.every((value, channel) => pixels[opaque - 3 + channel] === value);
-}"""
 
 
 def test_own_texts_are_compared_once_per_pause(tab: PageDriver) -> None:
@@ -110,27 +99,3 @@ def test_missing_texts_are_named(tab: PageDriver) -> None:
     assert not hint.is_visible()
     tab.page.get_by_label("Query", exact=True).fill("")
     assert hint.inner_text() == "Type a query and a text."
-
-
-def test_tint_keeps_the_heat_map(tab: PageDriver) -> None:
-    """A cell keeps the focus, and the readout keeps its value."""
-    tab.page.locator("#word-pairs td[data-place='1:1']").focus()
-    readout = tab.page.locator("#similarity .readout").inner_text()
-    for tint in ("effect", "sum"):
-        tab.page.locator("#tint").evaluate(
-            "(node, value) => { node.value = value; node.dispatchEvent(new Event('change')); }", tint
-        )
-        assert tab.page.evaluate("document.activeElement.dataset.place") == "1:1"
-        assert tab.page.locator("#similarity .readout").inner_text() == readout
-
-
-def test_image_of_long_texts_follows_the_color_scheme(new_driver: NewDriver) -> None:
-    driver = new_driver(color_scheme="light")
-    intercept(driver)
-    driver.open().page.get_by_role("tab", name="Similarity").click()
-    driver.page.get_by_label("Text 1", exact=True).fill("We walked along the bank until dark. " * 9)
-    driver.page.wait_for_function("() => document.querySelector('#similarity .heatmap')")
-    schemes: list[tuple[Literal["light", "dark"], list[int]]] = [("light", [52, 88, 200]), ("dark", [110, 146, 255])]
-    for scheme, color in schemes:
-        driver.page.emulate_media(color_scheme=scheme)
-        driver.page.wait_for_function(OPAQUE, arg=color)

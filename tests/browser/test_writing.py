@@ -72,12 +72,3 @@ def test_captions_wrap_on_small_screens(new_driver: NewDriver) -> None:
         )
         assert min(edges) >= 0, edges
         box.evaluate("(node) => { node.scrollLeft = 150; }")
-
-
-def test_number_is_not_broken_across_lines(new_driver: NewDriver) -> None:
-    """All rows must have the same height, even with signed numbers."""
-    driver = new_driver(viewport={"width": 400, "height": 900}).open().explore().choose(combine="none").slide(3)
-    assert any(text.startswith("\u2212") for row in driver.cells() for text in row)
-    rows = driver.page.locator("#map tbody tr")
-    heights = rows.evaluate_all("(rows) => rows.map((row) => Math.round(row.getBoundingClientRect().height))")
-    assert len(set(heights)) == 1

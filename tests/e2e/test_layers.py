@@ -42,15 +42,6 @@ def test_layer_equals_transformers(rest: httpx.Client, expected: Layers, layer: 
 
 
 @pytest.mark.parametrize("reduce", SHAPES)
-def test_layer_reduce_combines_layers_in_requested_order(rest: httpx.Client, expected: Layers, reduce: str) -> None:
-    vectors = np.array(encode(rest, layers=[4, 0, -2], layer_reduce=reduce, outputs=["tokens"])["token_vectors"])
-    chosen = np.stack([expected[4], expected[0], expected[5]])
-    combined = {"concat": np.concatenate(list(chosen), axis=-1), "mean": chosen.mean(axis=0), "stack": chosen}[reduce]
-    assert vectors.shape == SHAPES[reduce]
-    np.testing.assert_allclose(vectors, combined, atol=5e-5)
-
-
-@pytest.mark.parametrize("reduce", SHAPES)
 def test_pooled_and_word_vectors_of_several_layers(rest: httpx.Client, expected: Layers, reduce: str) -> None:
     """Each layer is pooled before combining. Normalization comes last, per layer with stack."""
     result = encode(rest, layers=[1, 2], layer_reduce=reduce, outputs=["pooled", "words"])
@@ -64,12 +55,3 @@ def test_pooled_and_word_vectors_of_several_layers(rest: httpx.Client, expected:
     np.testing.assert_allclose(
         vector, {"concat": bank.ravel(), "mean": bank.mean(axis=0), "stack": bank}[reduce], atol=5e-5
     )
-
-
-def test_layer_0_does_not_depend_on_context(rest: httpx.Client) -> None:
-    """Uses the same word at the same position; layer 1 must depend on the context."""
-    texts = ["money bank grows", "river bank flows"]
-    for layer, equal in ((0, True), (1, False)):
-        response = rest.post("/v1/encode", json={"inputs": texts, "layers": [layer], "outputs": ["words"]}).json()
-        first, second = (np.array(result["word_vectors"][1]) for result in response["results"])
-        assert np.allclose(first, second, atol=1e-6) is equal

@@ -108,14 +108,6 @@ async def test_tokens_words_and_spans_match_the_text(harness: ServiceHarness) ->
         assert np.abs(np.array(result[name]) - np.array(plain[name])).max() > 1e-3, name
 
 
-async def test_vectors_with_a_prompt_match_the_joined_text(harness: ServiceHarness) -> None:
-    body = {"inputs": "the river bank", "outputs": ["words"], "prompt_name": "query"}
-    joined = {"inputs": "find: the river bank", "outputs": ["words"], "prompt": ""}
-    (one,) = (await harness.post("/v1/encode", body)).raise_for_status().json()["results"]
-    (other,) = (await harness.post("/v1/encode", joined)).raise_for_status().json()["results"]
-    np.testing.assert_allclose(one["word_vectors"], other["word_vectors"][-3:], atol=2e-5)
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 async def test_truncation_keeps_the_prompt(harness: ServiceHarness, side: str) -> None:
     body = {"inputs": "bank " * 60, "outputs": ["tokens"], "prompt_name": "query", "truncation": side}
@@ -129,8 +121,3 @@ async def test_prompt_without_room_for_text_is_an_error(harness: ServiceHarness)
     body = {"inputs": "bank", "prompt": "bank " * 60, "truncation": "right"}
     error = (await harness.post("/v1/encode", body)).json()["error"]
     assert (error["reason"], error["field"], error["maximum"]) == ("TOO_LONG", "prompt", 31)
-
-
-async def test_model_lists_its_prompts(harness: ServiceHarness) -> None:
-    model = (await harness.client.get("/v1/model")).json()
-    assert (model["prompts"], model["default_prompt_name"]) == (PROMPTS, "document")

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import numpy as np
 import pytest
-from attendant_client import AttendantError, Client
+from attendant_client import Client
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
@@ -164,17 +164,6 @@ def test_every_name_selects_its_model(together: Clients, name: str, model: str) 
         assert client.model().name == "large"
 
 
-def test_first_model_is_the_default(together: Clients, loaded: dict[str, LoadedModel]) -> None:
-    assert together.rest.get("/v1/model").json()["name"] == "large"
-    assert together.stub.GetModel(pb.GetModelRequest()).name == "large"
-    source = loaded["large"].artifact.manifest.source
-    assert together.rest.get("/info").json()["model_id"] == source
-    sizes = [len(together.rest.post(path, json={"inputs": ["bank"]}).json()[0]) for path in ("/embed", "/")]
-    assert sizes == [loaded["large"].artifact.manifest.embedding.dimensions] * 2
-    listed = [item["id"] for item in together.rest.get("/v1/models").json()["data"]]
-    assert listed == list(NAMES) == [model.name for model in together.stub.ListModels(pb.ListModelsRequest()).models]
-
-
 @pytest.mark.parametrize("operation", ["encode", "attend", "compare", "similarity", "tokenize", "embeddings"])
 def test_unknown_name_is_not_found(together: Clients, operation: str) -> None:
     texts: dict[str, Body] = {
@@ -198,17 +187,6 @@ def test_unknown_name_is_not_found(together: Clients, operation: str) -> None:
             getattr(pb, f"{operation.capitalize()}Request")(model="nobody")
         )
     assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.NOT_FOUND, message)
-
-
-def test_unknown_model_has_no_description(together: Clients) -> None:
-    for path in ("/v1/models/nobody", "/v1/models/org", "/v1/models/", "/v1/model/large"):
-        assert together.rest.get(path).status_code == 404, path
-    with pytest.raises(grpc.RpcError) as raised:
-        together.stub.GetModel(pb.GetModelRequest(model="nobody"))
-    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
-    with Client(str(together.rest.base_url)) as client, pytest.raises(AttendantError) as error:
-        client.model("nobody")
-    assert (error.value.code, error.value.field) == ("NOT_FOUND", "model")
 
 
 def test_messages_of_a_stream_may_name_different_models(together: Clients) -> None:

@@ -15,9 +15,6 @@ from sentence_transformers import SentenceTransformer, SimilarityFunction
 from torch import nn
 
 from model.artifact.tokenizer import TokenizerInput
-from service.commands.attribution import pair_similarities
-from service.commands.measures import Vectors, top_neighbors
-from service.commands.sources import TextEncoder
 from service.engine.encode.alignment import token_words, words_of
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import MAX_TOKENS, PROMPTS, VARIANTS, Variant, build
@@ -306,12 +303,6 @@ async def test_truncated_texts_are_explained_as_far_as_they_are_read(case: Case)
         assert_sum(np.sum(pair["contributions"]), pair["rest"], pair["score"])
 
 
-async def test_model_names_its_similarity_function(case: Case) -> None:
-    expected = case.variant.options.get("similarity_fn_name", "cosine")
-    assert (await case.harness.client.get("/v1/model")).json()["similarity"] == expected
-    assert (await case.similarity())["similarity"] == expected
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 async def test_every_function_equals_sentence_transformers(case: Case, function: str) -> None:
     response = await case.similarity(similarity=function, explain=True, effect="occlusion")
@@ -339,20 +330,6 @@ async def test_rerank_uses_the_function_of_the_model(case: Case) -> None:
         pair = explained["pairs"][result["index"]]
         for name in ("query_effects", "document_effects"):
             assert_close(result["explanation"][name], pair[name], np.abs(expected).max())
-
-
-async def test_commands_compare_like_sentence_transformers(case: Case) -> None:
-    """The measures of `evaluate` and `compare` read these pairs and neighbors."""
-    encoder, path = TextEncoder(case.harness.engine, "test"), Path("texts")
-    labeled = {side: [(text, text) for text in texts] for side, texts in TEXTS.items()}
-    pairs = await pair_similarities(encoder, path, [*labeled["query"], *labeled["document"][:2]])
-    left, right = case.oracle.encode([QUERIES[0], DOCUMENTS[0]]), case.oracle.encode([QUERIES[1], DOCUMENTS[1]])
-    assert_close(pairs, case.oracle.similarity_pairwise(left, right).numpy(), np.abs(pairs).max())
-    documents = await encoder.vectors(path, labeled["document"], "document")
-    queries = await encoder.vectors(path, labeled["query"], "query")
-    vectors = Vectors(documents, queries, case.harness.engine.info.similarity)
-    expected = np.argsort(-oracle_scores(case, None), axis=1, kind="stable")
-    assert top_neighbors(vectors, len(DOCUMENTS)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("normalize", [None, True, False])

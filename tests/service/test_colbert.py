@@ -86,15 +86,6 @@ async def test_scores_equal_sentence_transformers(colbert: tuple[ServiceHarness,
             assert match["document_unit"] < len(body["documents"][pair["document"]]["units"])
 
 
-async def test_vectors_do_not_depend_on_the_batch(stanford: ServiceHarness) -> None:
-    """Unattended expansion tokens of one query are invisible to the others in its row."""
-    options = {"outputs": ["multi_vector"], "role": "query", "truncation": "right"}
-    together = await post(stanford, "/v1/encode", inputs=TEXTS, **options)
-    for text, result in zip(TEXTS, together["results"], strict=True):
-        (alone,) = (await post(stanford, "/v1/encode", inputs=text, **options))["results"]
-        np.testing.assert_allclose(alone["multi_vector"], result["multi_vector"], rtol=0, atol=1e-5)
-
-
 async def test_occlusion_equals_ranking_without_each_word(stanford: ServiceHarness) -> None:
     query, document = "the river bank", "money in a bank, by the river"
     body = await post(stanford, "/v1/rerank", query=query, documents=[document], effect="occlusion")
@@ -132,15 +123,6 @@ async def test_model_lists_limits_markers_and_expansion(colbert: tuple[ServiceHa
     if (expansion := vectors["query_expansion"]) is not None:
         assert len(short["multi_vector"]) == expansion["length"]
         assert short["multi_vector_tokens"][-1]["text"] == expansion["token"]
-
-
-async def test_model_lists_the_options_of_its_files(stanford: ServiceHarness) -> None:
-    assert (await stanford.client.get("/v1/model")).json()["multi_vector"] == {
-        "dimensions": 20,
-        "query": {"max_input_tokens": 13, "marker": "[unused0]"},
-        "document": {"max_input_tokens": 19, "marker": "[unused1]"},
-        "query_expansion": {"token": "[MASK]", "length": 14, "attended": False},
-    }
 
 
 @pytest.mark.parametrize(

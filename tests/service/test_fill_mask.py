@@ -151,17 +151,6 @@ async def test_layers_equal_the_head_on_their_hidden_states(kind: str) -> None:
         np.testing.assert_allclose(values, found, rtol=0, atol=1e-5)  # the fast lane agrees with the explain lane
 
 
-async def test_predictions_do_not_depend_on_the_batch(bert: ServiceHarness) -> None:
-    texts = [text.format("[MASK]", "[MASK]") for text in TEXTS]
-    together = await fill(bert, inputs=texts, top_k=3)
-    for text, result in zip(texts, together, strict=True):
-        (alone,) = await fill(bert, inputs=text, top_k=3)
-        for position, other in zip(alone["positions"], result["positions"], strict=True):
-            for word, same in zip(position["layers"][0]["predictions"], other["layers"][0]["predictions"], strict=True):
-                assert (word["id"], word["token"]) == (same["id"], same["token"])
-                assert word["probability"] == pytest.approx(same["probability"], abs=1e-6)
-
-
 async def test_only_fill_mask_reads_the_mask_token_in_text(bert: ServiceHarness) -> None:
     text = TEXTS[0].format("[MASK]")
     (encoded,) = (await bert.post("/v1/tokenize", {"inputs": text})).json()["results"]

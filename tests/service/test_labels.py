@@ -1,6 +1,5 @@
 """Classify and rerank through the REST API, compared with transformers and sentence-transformers."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
@@ -135,17 +134,6 @@ async def test_order_does_not_saturate_with_the_scores(ranking: ServiceHarness) 
     assert [result["index"] for result in raw["results"]] == [result["index"] for result in body["results"]]
 
 
-async def test_top_n_and_documents(ranking: ServiceHarness) -> None:
-    every = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
-    assert len(every["results"]) == len(DOCUMENTS)
-    sent = [{"text": document, "id": [index]} if index % 2 else document for index, document in enumerate(DOCUMENTS)]
-    best = await post(ranking, "/v1/rerank", query=QUERY, documents=sent, top_n=2, return_documents=True)
-    assert [result["index"] for result in best["results"]] == [result["index"] for result in every["results"][:2]]
-    objects = [{"text": document} if isinstance(document, str) else document for document in sent]
-    assert all(result["document"] == objects[result["index"]] for result in best["results"])
-    assert best["usage"] == every["usage"]
-
-
 async def test_rank_fields_are_joined(ranking: ServiceHarness) -> None:
     documents = [{"title": text, "id": 7, "body": other} for text, other in zip(DOCUMENTS, TEXTS, strict=False)]
     joined = [f"{other}\n{text}" for text, other in zip(DOCUMENTS, TEXTS, strict=False)]
@@ -157,14 +145,6 @@ async def test_rank_fields_are_joined(ranking: ServiceHarness) -> None:
         pytest.approx(result["relevance_score"], abs=1e-5) for result in expected["results"]
     ]
     assert all(result["document"] == documents[result["index"]] for result in body["results"])
-
-
-@pytest.mark.parametrize("field", ["max_chunks_per_doc", "max_tokens_per_doc"])
-async def test_limits_of_cohere_allow_truncation(ranking: ServiceHarness, field: str) -> None:
-    request = {"query": QUERY, "documents": ["bank " * 70]}
-    expected = await post(ranking, "/v1/rerank", **request, truncation="right")
-    body = await post(ranking, "/v1/rerank", **request, **{field: 10})
-    assert body["results"] == expected["results"]
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
@@ -240,33 +220,6 @@ async def test_effects_on_labels_are_recomputed_through_the_api(labeling: Servic
         scores = {label["label"]: label["score"] for label in other["labels"]}
         for label in result["labels"]:
             assert label["effects"][place] == pytest.approx(label["score"] - scores[label["label"]], abs=2e-5)
-
-
-async def test_an_embedding_model_ranks_by_similarity(harness: ServiceHarness) -> None:
-    body = await post(harness, "/v1/rerank", query=QUERY, documents=DOCUMENTS, effect="occlusion", explain_top=1)
-    similar = await post(
-        harness, "/v1/similarity", queries=QUERY, documents=DOCUMENTS, explain=True, effect="occlusion", unit="word"
-    )
-    scores = similar["scores"][0]
-    assert [result["index"] for result in body["results"]] == np.argsort(-np.array(scores), kind="stable").tolist()
-    for result in body["results"]:
-        assert result["relevance_score"] == pytest.approx(scores[result["index"]], abs=1e-6)
-    best = body["results"][0]
-    pair = similar["pairs"][best["index"]]
-    for side in ("query", "document"):
-        assert best["explanation"][f"{side}_effects"] == pytest.approx(pair[f"{side}_effects"], abs=1e-5)
-    assert best["explanation"]["query_units"] == similar["queries"][0]["units"]
-    assert best["explanation"]["document_units"] == similar["documents"][best["index"]]["units"]
-
-
-async def test_scores_do_not_depend_on_the_batch(ranking: ServiceHarness) -> None:
-    together = await post(ranking, "/v1/rerank", query=QUERY, documents=DOCUMENTS, raw_scores=True)
-    alone = await asyncio.gather(
-        *(post(ranking, "/v1/rerank", query=QUERY, documents=[document], raw_scores=True) for document in DOCUMENTS)
-    )
-    for result in together["results"]:
-        other = alone[result["index"]]["results"][0]["relevance_score"]
-        assert result["relevance_score"] == pytest.approx(other, abs=2e-5)
 
 
 async def test_unsupported_operations_name_the_supported_ones(

@@ -64,14 +64,6 @@ async def test_text_that_spells_special_tokens_is_text(reranker: ServiceHarness,
 
 
 @slow
-async def test_scores_do_not_depend_on_the_batch(reranker: ServiceHarness) -> None:
-    together = {result["index"]: result["relevance_score"] for result in await rerank(reranker)}
-    for index, document in enumerate(DOCUMENTS):
-        (alone,) = await rerank(reranker, documents=[document])
-        assert alone["relevance_score"] == pytest.approx(together[index], abs=1e-5)
-
-
-@slow
 async def test_occlusion_equals_ranking_without_each_word(reranker: ServiceHarness) -> None:
     document = "the river bank and the bank"  # each word is one token
     (result,) = await rerank(reranker, documents=[document], effect="occlusion", raw_scores=True)

@@ -73,23 +73,6 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
         assert {(api, endpoint, code) for code in ("200", "500", "503", "504")} <= requests
 
 
-async def test_metrics_have_prefix_description_and_base_units(fresh: ServiceHarness) -> None:
-    exposed = families(generate_latest(fresh.metrics.registry).decode())
-    assert len(exposed) >= 25
-    for name, family in exposed.items():
-        assert name.startswith("attendant_")
-        assert family.documentation.endswith(".")
-        assert not name.endswith(("_ms", "_milliseconds", "_kb", "_percent"))
-
-
-def test_registries_are_independent() -> None:
-    first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
-    for metrics in (first, second):
-        metrics.tokens.labels("m")
-    first.tokens.labels("m").inc()
-    assert second.registry.get_sample_value("attendant_tokens_total", {"model": "m"}) == 0
-
-
 async def test_counters_match_the_responses(fresh: ServiceHarness) -> None:
     """Sends valid and invalid requests to several APIs and endpoints."""
     calls = [
@@ -171,15 +154,6 @@ def series(metrics: Metrics) -> list[str]:
     """Return the exposed series, without the `_created` series that the server disables."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return [line for line in lines if not line.startswith("#") and "_created" not in line]
-
-
-def test_running_server_exposes_model_and_process_metrics(server: RunningServer) -> None:
-    exposed = families(httpx.get(server.admin + "/metrics").text)
-    assert exposed["attendant_ready"].samples[0].value == 1
-    (info,) = exposed["attendant_model_info"].samples
-    assert info.labels["model"] == "all-MiniLM-L6-v2"
-    assert info.labels["digest"].startswith("sha256:")
-    assert {"process_resident_memory_bytes", "attendant_build_info", "python_info"} <= set(exposed)
 
 
 def test_unknown_paths_are_not_labels(server: RunningServer) -> None:

@@ -7,7 +7,6 @@ its own.
 import fcntl
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -58,12 +57,6 @@ def revision(directory: Path) -> str | None:
     return Artifact.open(directory).manifest.revision
 
 
-def test_artifact_is_served_in_place(tiny_artifact: Path, cache: Path, exports: list[str]) -> None:
-    assert prepare_artifact(str(tiny_artifact), cache) == tiny_artifact
-    assert exports == []
-    assert not cache.exists()
-
-
 def test_artifact_directory_wins_over_the_default_model(
     tiny_artifact: Path, cache: Path, exports: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,13 +76,6 @@ def test_hub_model_is_never_upgraded(
         assert prepare_artifact(MODEL, cache) == directory
     assert (hub.requests, exports) == ([], [MODEL])
     assert f"artifact found source={MODEL} model={MODEL} revision={COMMIT} directory={directory}" in caplog.messages
-
-
-def test_revisions_are_exported_apart(hub: HubServer, cache: Path, exports: list[str]) -> None:
-    hub.repositories[MODEL].revisions = {"main": COMMIT, "feature/x": OTHER_COMMIT}
-    first, second = prepare_artifact(MODEL, cache), prepare_artifact(f"{MODEL}@feature/x", cache)
-    assert (revision(first), revision(second)) == (COMMIT, OTHER_COMMIT)
-    assert exports == [MODEL, f"{MODEL}@feature/x"]
 
 
 def test_commit_is_found_under_the_name_of_its_branch(hub: HubServer, cache: Path, exports: list[str]) -> None:
@@ -140,16 +126,6 @@ def test_directory_is_exported_again_after_a_change(source: Path, cache: Path, e
     assert not first.exists()
 
 
-def test_file_of_the_same_size_is_a_change(source: Path, cache: Path, exports: list[str]) -> None:
-    prepare_artifact(str(source), cache)
-    config = source / "config.json"
-    state = config.stat()
-    config.write_bytes(config.read_bytes())
-    os.utime(config, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-    prepare_artifact(str(source), cache)
-    assert len(exports) == 2
-
-
 def test_directories_of_the_same_name_are_exported_apart(
     source: Path, tmp_path: Path, cache: Path, exports: list[str]
 ) -> None:
@@ -157,14 +133,6 @@ def test_directories_of_the_same_name_are_exported_apart(
     first, second = prepare_artifact(str(source), cache), prepare_artifact(str(other), cache)
     assert first != second
     assert first.exists()
-
-
-def test_relative_and_absolute_path_are_the_same_directory(
-    source: Path, cache: Path, exports: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(source.parent)
-    assert prepare_artifact(source.name, cache) == prepare_artifact(str(source), cache)
-    assert exports == [str(source)]
 
 
 def test_files_of_a_killed_export_are_removed(hub: HubServer, cache: Path, exports: list[str]) -> None:

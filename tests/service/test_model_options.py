@@ -15,11 +15,6 @@ def served(**options: str) -> tuple[ModelOption, ...]:
     return Settings(**options).served_models  # type: ignore[arg-type]
 
 
-def test_one_model_has_the_name_of_its_manifest() -> None:
-    (option,) = served(model_dir="/srv/a", model_digest=DIGEST, model_aliases="one, two")
-    assert option == ModelOption(Path("/srv/a"), DIGEST, None, ("one", "two"))
-
-
 def test_models_have_names_digests_and_aliases() -> None:
     models = f"org/a=/srv/a@sha256:{DIGEST}, b = /srv/b=c@home ,"
     assert served(models=models, model_aliases="x,y=b,z = b", model_dir="/elsewhere") == (

@@ -105,13 +105,6 @@ def test_similarity_and_rerank_read_queries_and_documents(served: Served, kind: 
             client.rerank(TEXT, ["money"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_model_describes_its_limits(served: Served, kind: str) -> None:
-    with served.client(kind) as client:
-        info = client.model()
-    assert (info.truncation_side, info.max_input_tokens, info.role_max_tokens) == ("left", LIMITS[None], ROLE_LIMITS)
-
-
 def tei_rpc(served: Served, text: str, **options: Any) -> Any:
     with grpc.insecure_channel(served.service.grpc) as channel:
         request = tei_pb2.EmbedRequest(inputs=text, truncate=True, **options)

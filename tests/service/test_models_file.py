@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from service.config import ConfigError, Settings
-from service.models_file import ModelEntry, configured_models, parse_models_file
+from service.config import ConfigError
+from service.models_file import ModelEntry, parse_models_file
 from tests.conftest import run_python
 
 PATH = Path("models.toml")
@@ -72,11 +72,6 @@ def test_invalid_file_is_rejected(text: str, problem: str) -> None:
 def test_file_that_is_not_utf8_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"ATTENDANT_MODELS_FILE: models\.toml is not UTF-8"):
         parse_models_file(PATH, b"\xff")
-
-
-def test_without_a_file_other_options_select_the_models() -> None:
-    models = configured_models(Settings(models="a=x,b=y", model_aliases="c=b"))
-    assert [(model.name, model.source, model.aliases) for model in models] == [("a", "x", ()), ("b", "y", ("c",))]
 
 
 def test_server_exits_with_one_line_for_a_missing_file(tmp_path: Path) -> None:

@@ -11,15 +11,13 @@ import httpx
 import numpy as np
 import pytest
 
-from model.__main__ import main
-from model.artifact.files import Artifact
 from model.artifact.manifest import Absent
 from model.export.export import Variants
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from tests.manifests import NO_EXPLAIN, with_manifest
+from tests.manifests import with_manifest
 from tests.model.conftest import export_tiny
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import ServiceThread
@@ -76,22 +74,6 @@ def service(model_without_explain: LoadedModel) -> Iterator[ServiceThread]:
         yield running
 
 
-def test_artifact_lacks_the_graph_and_says_why(artifact: Path, tiny_artifact: Path) -> None:
-    manifest = Artifact.open(artifact).manifest
-    assert sorted(manifest.files) == ["fast.onnx", "tokenizer.json", "weights.bin"]
-    assert manifest.explain == manifest.layers == NO_EXPLAIN
-    whole = Artifact.open(tiny_artifact).manifest
-    assert (manifest.static, manifest.graphs["fast"]) == (whole.static, whole.graphs["fast"])
-
-
-def test_verify_names_absent_parts(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(artifact)]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in lines if "absent" in line] == [
-        "explain: absent (exported with --no-explain)", "layers: absent (exported with --no-explain)",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("path", "body", "message"), REJECTED)
 async def test_requests_of_hidden_layers_are_rejected(
     harness: ServiceHarness, path: str, body: dict[str, Any], message: str
@@ -115,11 +97,6 @@ async def test_requests_of_the_last_layer_get_the_same_response(
     assert {key: value for key, value in response.json().items() if key not in varying} == {
         key: value for key, value in expected.items() if key not in varying
     }
-
-
-async def test_model_lists_the_last_layer_and_no_kinds(harness: ServiceHarness) -> None:
-    info = (await harness.client.get("/v1/models")).json()["data"][0]
-    assert (info["layers"], info["attention_kinds"], info["num_hidden_layers"]) == ([2], [], 2)
 
 
 async def test_explain_lane_does_not_exist(harness: ServiceHarness) -> None:

@@ -158,24 +158,6 @@ async def test_three_outputs_of_bge_m3_from_one_pass(bge: ServiceHarness) -> Non
         assert [token["id"] for token in result["multi_vector_tokens"]] == ids["input_ids"][0].tolist()[1:]
 
 
-async def test_sparse_weights_of_tei_print_as_in_encode(splade: ServiceHarness) -> None:
-    text = (await splade.post("/embed_sparse", {"inputs": TEXTS[0]})).text
-    (result,) = await encode(splade, inputs=TEXTS[0], outputs=["sparse"])
-    assert all(f":{weight}" in text for weight in result["sparse"]["weights"])
-
-
-@pytest.mark.parametrize("output", ["sparse", "multi_vector"])
-async def test_heads_do_not_depend_on_the_batch(bge: ServiceHarness, output: str) -> None:
-    together = await encode(bge, inputs=TEXTS, outputs=[output])
-    for text, result in zip(TEXTS, together, strict=True):
-        (alone,) = await encode(bge, inputs=text, outputs=[output])
-        if output == "sparse":
-            assert alone["sparse"]["token_ids"] == result["sparse"]["token_ids"]
-            np.testing.assert_allclose(alone["sparse"]["weights"], result["sparse"]["weights"], rtol=0, atol=2e-5)
-        else:
-            np.testing.assert_allclose(alone[output], result[output], rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize(
     ("body", "reason", "field"),
     [
@@ -202,12 +184,6 @@ async def test_unsupported_outputs_and_similarities_name_the_supported_ones(spla
         'similarity: not supported for this model ("maxsim"). Use "cosine", "dot", "sparse", "euclidean" or '
         '"manhattan", or another model.',
     ]
-
-
-async def test_models_list_their_outputs(splade: ServiceHarness, bge: ServiceHarness) -> None:
-    common = ["pooled", "tokens", "words", "spans", "static"]
-    for harness, own in ((splade, ["sparse"]), (bge, ["sparse", "multi_vector"])):
-        assert (await harness.client.get("/v1/model")).json()["outputs"] == common + own
 
 
 async def test_sparse_vectors_over_the_limit_are_rejected_after_inference(loaded: dict[str, LoadedModel]) -> None:

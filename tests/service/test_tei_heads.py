@@ -199,19 +199,6 @@ def test_embed_sparse_equals_the_native_api(sparse: Client, request: Body) -> No
         assert response.headers["x-compute-characters"] == str(sum(map(len, items)))
 
 
-def test_info_names_the_pooling(sparse: Client) -> None:
-    model = sparse.rest.get("/v1/model").json()["name"]
-    pooling = "splade" if model == SPLADE else "cls"
-    assert sparse.rest.get("/info").json()["model_type"] == {"embedding": {"pooling": pooling}}
-
-
-def test_info_names_the_labels(rest: Client) -> None:
-    labels = rest.rest.get("/v1/model").json()["labels"]
-    (kind, described) = next(iter(rest.rest.get("/info").json()["model_type"].items()))
-    assert kind == ("reranker" if len(labels) == 1 else "classifier")
-    assert described["id2label"] == {str(number): label for number, label in enumerate(labels)}
-
-
 def truncation(request: Body) -> str:
     """Return the truncation under the native API's name."""
     if request.get("truncate") is False:

@@ -17,7 +17,6 @@ from service.metrics import Metrics
 from service.rest.connections import ConnectionLimits
 from service.tls import Tls, TlsFiles
 from tests.certificates import CLIENT_USE, Identity, Secret, client_context
-from tests.conftest import run_python
 from tests.service.rest.test_server import serving_tls
 
 CA = Identity.make_ca("server CA")
@@ -137,20 +136,6 @@ def test_chain_that_is_cut_within_a_certificate_is_rejected(tmp_path: Path, metr
             Tls(files, metrics, 10)
 
 
-def test_certificate_and_key_may_be_one_file(tmp_path: Path, metrics: Metrics) -> None:
-    both = b"Bag Attributes: none\n" + SERVER.pem + SERVER.key_pem
-    _, files = make_files(tmp_path, cert=both, key=both)
-    assert Tls(files, metrics, 10).requires_client_certificates
-
-
-@pytest.mark.parametrize("name", VALID)
-def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -> None:
-    secret, files = make_files(tmp_path)
-    secret.path(name).unlink()
-    with pytest.raises(ConfigError, match=rf"ATTENDANT_TLS_{name.upper()}_FILE: cannot read .* \(No such file"):
-        Tls(files, metrics, 10)
-
-
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
@@ -162,17 +147,6 @@ def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -
 def test_incomplete_options_are_rejected(options: dict[str, Any], missing: str) -> None:
     with pytest.raises(ConfigError, match=rf"^ATTENDANT_TLS_{missing}_FILE: required by "):
         TlsFiles.of(Settings(**options))
-
-
-def test_tls_is_off_by_default() -> None:
-    assert TlsFiles.of(Settings()) is None
-
-
-def test_server_exits_with_one_line_for_a_mismatched_pair(tmp_path: Path) -> None:
-    _, files = make_files(tmp_path, key=CA.issue("other").key_pem)
-    ended = run_python("-m", "service", "serve", tls_cert_file=files.cert, tls_key_file=files.key)
-    assert (ended.returncode, ended.stdout) == (78, "")
-    assert re.fullmatch(r"attendant: ATTENDANT_TLS_KEY_FILE: .* Replace one of them\.\n", ended.stderr)
 
 
 def test_reload_uses_the_new_folder_behind_a_link(tmp_path: Path, metrics: Metrics) -> None:

@@ -219,20 +219,6 @@ def test_added_ca_keeps_connections(server: TlsServer) -> None:
     server.replace(client_ca=CLIENT_CAS[0].pem)
 
 
-@pytest.mark.parametrize("problem", ["mismatch", "expired"])
-def test_invalid_pair_keeps_the_old_one(server: TlsServer, problem: str) -> None:
-    serial, errors = peer_serial(server, "rest"), server.metric('attendant_reloads_total{result="error",subject="tls"}')
-    new = SERVER_CA.issue("server", days=-1)
-    server.replace(cert=new.pem, key=SERVER_CA.issue("other").key_pem if problem == "mismatch" else new.key_pem)
-    assert server.metric('attendant_reload_failing{subject="tls"}') == 1
-    assert server.metric('attendant_reloads_total{result="error",subject="tls"}') == errors + 1
-    assert [peer_serial(server, api) for api in ("rest", "grpc")] == [serial, serial]
-    renewed = SERVER_CA.issue("server")
-    server.replace(cert=renewed.pem, key=renewed.key_pem)
-    assert server.metric('attendant_reload_failing{subject="tls"}') == 0
-    assert [peer_serial(server, api) for api in ("rest", "grpc")] == [renewed.serial] * 2
-
-
 def test_renewal_keeps_connections(server: TlsServer) -> None:
     """New connections get the new certificate."""
     intermediate = SERVER_CA.issue("intermediate", is_ca=True)

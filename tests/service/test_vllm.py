@@ -231,18 +231,6 @@ def test_errors_have_vllm_names(rest: httpx.Client, changes: dict[str, Any], par
     assert message in response.json()["error"]["message"]
 
 
-def test_response_has_an_id_and_a_time(rest: httpx.Client) -> None:
-    path, request = "/score", {"text_1": "a", "text_2": "b"}
-    if len(rest.get("/v1/model").json()["labels"]) > 1:
-        path, request = "/classify", {"input": "a"}
-    response = rest.post(path, json=request, headers={"x-request-id": "one"}).json()
-    assert (response["id"], response["object"]) == ("one", "list")
-    assert response["created"] > 1_700_000_000
-    assert response["usage"]["total_tokens"] == response["usage"]["prompt_tokens"] > 0
-    other = rest.post(path, json=request | {"model": "other"})
-    assert (other.status_code, other.json()["error"]["type"]) == (404, "NotFoundError")
-
-
 def to_list(texts: Any) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
@@ -272,3 +260,15 @@ def check_error(response: httpx.Response) -> None:
 def check_same_error(response: httpx.Response, native: httpx.Response) -> None:
     check_error(response)
     assert response.status_code == (400 if native.status_code == 422 else native.status_code)
+
+
+def test_response_has_an_id_and_a_time(rest: httpx.Client) -> None:
+    path, request = "/score", {"text_1": "a", "text_2": "b"}
+    if len(rest.get("/v1/model").json()["labels"]) > 1:
+        path, request = "/classify", {"input": "a"}
+    response = rest.post(path, json=request, headers={"x-request-id": "one"}).json()
+    assert (response["id"], response["object"]) == ("one", "list")
+    assert response["created"] > 1_700_000_000
+    assert response["usage"]["total_tokens"] == response["usage"]["prompt_tokens"] > 0
+    other = rest.post(path, json=request | {"model": "other"})
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "NotFoundError")

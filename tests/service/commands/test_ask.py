@@ -167,11 +167,6 @@ def test_map_has_colors_on_a_terminal() -> None:
     assert [cell in out for cell in (f"{orange}  90", f"{orange}   4", f"{blue}  -2")] == [True] * 3
 
 
-def test_map_has_numbers_without_colors() -> None:
-    out = re.sub(r"\x1b\[\d*m", "", draw(no_color=True))
-    assert out.splitlines()[-2:] == ["1 a   90  -2", "2 b    4  90"]
-
-
 def test_control_characters_do_not_reach_the_terminal() -> None:
     file = io.StringIO()
     console = Console(file=file, width=40)

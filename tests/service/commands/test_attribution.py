@@ -159,20 +159,6 @@ def test_precisions_match_a_naive_implementation(
     assert result["references"] == sum("reference" in line for line in lines)
 
 
-def test_chance_is_the_share_of_deciding_words(evaluate: Evaluate, exported: Path) -> None:
-    write(LINES[:3])
-    result = evaluate(exported, "--attribution", "lines.jsonl")["attribution"]
-    assert result["chance"] == pytest.approx((2 / 8 + 1 / 6 + 1 / 2) / 3)
-    assert result["reference_chance"] == pytest.approx((2 / 8 + 1 / 2) / 2)
-
-
-def test_lines_without_reference_have_no_similarity(evaluate: Evaluate, exported: Path) -> None:
-    write([LINES[1], LINES[1]])
-    result = evaluate(exported, "--attribution", "lines.jsonl")["attribution"]
-    assert (result["references"], result["reference_chance"]) == (0, None)
-    assert [*result["methods"]] == [*MAPS, "occlusion"]
-
-
 def test_unsupported_methods_are_omitted(run: Run, evaluate: Evaluate, exported_labse: Path) -> None:
     """The model has cls pooling, nonlinear dense layers, and a query prompt."""
     write(LINES)
@@ -198,13 +184,6 @@ def test_missing_kinds_are_omitted(evaluate: Evaluate, exported: Path, monkeypat
     result = evaluate(exported, "--attribution", "lines.jsonl")["attribution"]
     assert [*result["methods"]] == ["probs_last_layer", "probs_mean_of_layers", "probs_rollout", "occlusion"]
     assert [*result["omitted"]] == ["norm", "block_norm", "projection"]
-
-
-def test_truncated_texts_and_references_are_counted(run: Run, exported: Path) -> None:
-    long = "word " * 100
-    write([{"text": long, "word_index": 0, "deciding_index": 3, "reference": long}, LINES[0]])
-    status, out, _ = run(exported, "--attribution", "lines.jsonl")
-    assert (status, "truncated  2 texts to " in out) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -55,19 +55,10 @@ def test_embed_error_names_the_line(embed: Embed) -> None:
     assert err == "attendant embed: line 41: empty or blank. Send text.\n"
 
 
-def test_embed_error_names_the_argument(embed: Embed) -> None:
-    assert embed("a", " ") == (65, [], "attendant embed: text 2: empty or blank. Send text.\n")
-
-
 def test_embed_truncates_long_lines_with_a_warning(embed: Embed) -> None:
     status, lines, err = embed("word " * 300, "short")
     assert (status, len(lines)) == (0, 2)
     assert err == "attendant embed: truncated 1 text to 256 tokens, the limit of the model\n"
-
-
-def test_embed_rejects_input_that_is_not_utf8(embed: Embed) -> None:
-    status, _, err = embed(stdin=b"hello\n\xff\n")
-    assert (status, err) == (65, "attendant embed: line 2: not UTF-8. Send text in UTF-8.\n")
 
 
 @pytest.mark.slow

@@ -196,13 +196,6 @@ def test_unreadable_file_is_an_error(
     assert not out.exists()
 
 
-def test_rejected_record_of_several_lines_names_them(tmp_path: Path, run_embed: RunEmbed) -> None:
-    path, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    path.write_bytes(b'text\na\n"open\nlost\n"x\nb\n')
-    assert run_embed(path, "-o", out)[0] == 1
-    assert read_rejected(out) == {2: "Not CSV (',' expected after '\"', lines 3 to 5). Quote the fields."}
-
-
 def test_output_that_is_the_input_is_wrong_usage(tmp_path: Path, run_embed: RunEmbed) -> None:
     path = write_rows(tmp_path / "in.jsonl", [{"text": "a"}])
     rejected = write_rows(tmp_path / "out.npy.rejected.jsonl", [{"text": "a"}])
@@ -226,15 +219,6 @@ def test_output_is_checked_before_rows_are_read(tmp_path: Path, run_embed: RunEm
     ):
         assert run_embed(path, "-o", target) == (73, f"attendant embed: {problem}\n")
         assert not partial_path(target).exists()
-
-
-def test_parquet_bytes_that_are_not_utf8_reject_their_row(tmp_path: Path, run_embed: RunEmbed) -> None:
-    path, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
-    offsets, data = pa.py_buffer(np.array([0, 1, 2, 3], np.int32)), pa.py_buffer(b"a\xffb")
-    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(3, offsets, data)}), path)
-    assert run_embed(path, "-o", out)[0] == 1
-    assert read_rejected(out) == {2: "text: not UTF-8. Convert it to UTF-8."}
-    assert read_vectors(out)[0] == [1, 3]
 
 
 @pytest.mark.parametrize("row_id", [None, True, 1.5, [1]])
@@ -273,9 +257,3 @@ def test_field_that_no_row_has_leaves_the_output_alone(
     out.unlink()
     assert run_embed(path, "-o", out)[0] == 0
     assert read_rejected(out) == {}
-
-
-def test_file_of_rejected_lines_of_text_is_an_error(tmp_path: Path, run_embed: RunEmbed) -> None:
-    path, out = write_rows(tmp_path / "in.txt", [{"text": ""}]), tmp_path / "out.npy"
-    problem = f"{path}: text: no row accepted (0 of 1, limit 1). See {rejected_path(out)}."
-    assert run_embed(path, "-o", out) == (65, f"attendant embed: {problem}\n")

@@ -45,31 +45,6 @@ def test_differences_from_itself_are_zero(evaluate: Evaluate, exported: Path) ->
     assert {tuple(item.values()) for item in estimates(result["difference"]).values()} <= {(0, 0, 0)}
 
 
-@pytest.mark.slow
-def test_table_has_baseline_and_difference(run: Run, default_artifact: Path, exported_labse: Path) -> None:
-    status, out, _ = run(default_artifact, "--baseline", exported_labse, *FILES)
-    assert status == 0
-    lines = out.splitlines()
-    assert lines[1].startswith("baseline   ")
-    assert "omitted    baseline: similarity leave_one_out: not defined for cls pooling" in lines
-    header = lines.index("") + 1
-    assert lines[header].split()[-8:] == ["95", "%", "interval", "baseline", "difference", "95", "%", "interval"]
-    row = next(line for line in lines if "recall@3" in line)
-    value, _, _, _, baseline, difference, _, _, _ = row.split()[-9:]
-    assert float(value) - float(baseline) == pytest.approx(float(difference), abs=2e-4)
-    omitted = next(line for line in lines if "similarity leave_one_out   precision@1" in line)
-    assert omitted.split()[-3:] == ["-", "-", "-"]
-
-
-def test_invalid_baseline_is_named_before_any_model_is_loaded(
-    run: Run, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.commands.evaluate.evaluate", None)
-    status, out, err = run(exported, "--baseline", tmp_path / "none", *FILES)
-    assert (status, out, err.count("\n")) == (78, "", 1)
-    assert err.startswith(f"attendant: {tmp_path / 'none'}: no such directory.")
-
-
 def test_models_are_loaded_one_after_the_other(run: Run, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is loaded after the first evaluation, in the same precision."""
     loaded: list[tuple[Path, str]] = []

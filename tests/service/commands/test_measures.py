@@ -16,11 +16,9 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from service.commands import measures
 from service.commands.measures import (
     Estimate,
-    Floats,
     Vectors,
     best_threshold,
     bootstrap,
-    cross_validate,
     estimate_auc,
     estimate_mean,
     estimate_pearson,
@@ -125,42 +123,6 @@ def test_cosine_ranking_equals_sentence_transformers() -> None:
     assert result[:, 0].tolist() == [rank <= 5 for rank in ranks]
 
 
-def test_perfect_ranking_has_1_and_reversed_ranking_has_0() -> None:
-    scores = np.tile(-np.arange(40, dtype=np.float32), (2, 1))
-    result = rank_measures(scores_as_vectors(scores), [np.array([0, 1, 2]), np.array([38, 39])], 3)
-    assert result.tolist() == [[1, pytest.approx(1), 1], [0, 0, pytest.approx(1 / 39)]]
-
-
-def test_random_ranking_has_the_expected_recall() -> None:
-    """Recall@k of one relevant text among N is k / N."""
-    scores: Floats = np.random.default_rng(1).random((2000, 50)).astype(np.float32)
-    recall = estimate_mean(rank_measures(scores_as_vectors(scores), [np.array([0])] * 2000, 10)[:, 0])
-    assert recall.value == pytest.approx(10 / 50, abs=0.03)
-    assert recall.value is not None
-    assert recall.low is not None
-    assert recall.high is not None
-    assert recall.low < recall.value < recall.high
-
-
-def test_equal_similarities_have_the_recall_of_a_random_ranking() -> None:
-    assert rank_measures(scores_as_vectors(np.zeros((1, 50), np.float32)), [np.array([0])], 10)[0, 0] == 0.2
-
-
-def test_separable_senses_have_accuracy_1_and_equal_similarities_chance() -> None:
-    same = np.tile([True, False], 50)
-    correct, thresholds = cross_validate(np.where(same, 0.8, 0.4), same)
-    assert correct.all()
-    assert list(thresholds) == pytest.approx([0.6, 0.6])
-    assert cross_validate(np.ones(100), same)[0].mean() == 0.5
-
-
-def test_random_similarities_have_the_accuracy_of_chance() -> None:
-    """The threshold must not be chosen on the pairs it classifies."""
-    random = np.random.default_rng(5)
-    accuracies = [cross_validate(random.random(20), np.tile([True, False], 10))[0].mean() for _ in range(300)]
-    assert np.mean(accuracies) == pytest.approx(0.5, abs=0.03)
-
-
 def test_interval_has_the_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of 200 samples with mean 0.5, about 95 % must have an interval that contains 0.5."""
     monkeypatch.setattr(measures, "RESAMPLES", 200)
@@ -169,12 +131,6 @@ def test_interval_has_the_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> N
     covered = [e.low <= 0.5 <= e.high for e in estimates if e.low is not None and e.high is not None]
     assert len(covered) == 200
     assert 0.9 <= np.mean(covered) <= 0.99
-
-
-def test_interval_is_the_same_in_every_run() -> None:
-    values = np.arange(10, dtype=np.float64)
-    assert estimate_mean(values) == estimate_mean(values)
-    assert estimate_mean(np.ones(4)) == Estimate(1, 1, 1)
 
 
 def test_undefined_resamples_are_left_out() -> None:
@@ -228,10 +184,3 @@ def test_difference_is_paired(items: list[tuple[int, int, int, bool]]) -> None:
         else:
             result = [value for value in (difference.value, difference.low, difference.high) if value is not None]
             assert result == pytest.approx(expected)
-
-
-def test_paired_interval_of_a_constant_difference_is_a_point() -> None:
-    """Two independent bootstraps would give a wide interval."""
-    values = np.random.default_rng(4).random(30)
-    difference = estimate_mean(values + 0.25).minus(estimate_mean(values))
-    assert [difference.value, difference.low, difference.high] == pytest.approx([0.25, 0.25, 0.25])

@@ -79,13 +79,3 @@ def test_unknown_model_is_an_error(
     assert re.fullmatch(pattern, err)
     assert main(["ask", TEXT, "--model", "huge", *source]) == 78
     assert re.fullmatch(pattern, capsys.readouterr().err)
-
-
-def test_single_model_has_the_name_of_its_artifact(
-    tmp_path: Path, run_embed: RunEmbed, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATTENDANT_MODEL_DIR", str(exported))
-    rows, out = write_rows(tmp_path / "in.txt", [{"text": TEXT}]), tmp_path / "out.npy"
-    error = 'attendant embed: --model: not found ("tiny"). Use "tiny-bert", or set ATTENDANT_MODELS.\n'
-    assert run_embed(rows, "-o", out, "--model", "tiny") == (78, error)
-    assert run_embed(rows, "-o", out, "--model", "tiny-bert")[0] == 0

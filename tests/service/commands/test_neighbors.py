@@ -15,8 +15,6 @@ from service.commands.measures import (
     MAX_PAIRS,
     Vectors,
     normalize,
-    overlaps,
-    pair_similarities,
     row_cosines,
     sample_pairs,
     spearman,
@@ -62,14 +60,6 @@ def test_top_neighbors_equal_brute_force(
     assert top_neighbors(vectors, k, block_bytes).tolist() == brute_force(vectors, k)
 
 
-@given(st.integers(0, 10**6), st.integers(3, 20), st.data())
-def test_overlap_equals_common_share(seed: int, texts: int, data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, texts - 1))
-    old, new = (top_neighbors(Vectors(integer_vectors(seed + side, texts)), k) for side in (0, 1))
-    expected = [len(set(a) & set(b)) / k for a, b in zip(old.tolist(), new.tolist(), strict=True)]
-    assert overlaps(old, new).tolist() == expected
-
-
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=50))
 def test_spearman_equals_scipy(pairs: list[tuple[int, int]]) -> None:
     """Ties get their mean rank."""
@@ -78,13 +68,6 @@ def test_spearman_equals_scipy(pairs: list[tuple[int, int]]) -> None:
         assert spearman(old, new) is None
     else:
         assert spearman(old, new) == pytest.approx(spearmanr(old, new).statistic)
-
-
-@pytest.mark.parametrize("queries", [None, 7])
-def test_all_pairs_of_a_small_file_are_compared(queries: int | None) -> None:
-    left, right = (indices.tolist() for indices in sample_pairs(queries, 5))
-    expected = [(q, t) for q in range(queries or 5) for t in range(5) if queries or q < t]
-    assert list(zip(left, right, strict=True)) == expected
 
 
 @pytest.mark.parametrize("queries", [None, 1000])
@@ -98,31 +81,11 @@ def test_pairs_of_a_large_file_are_a_reproducible_sample(queries: int | None) ->
     assert all(np.array_equal(a, b) for a, b in zip((left, right), again, strict=True))
 
 
-def test_pair_similarities_equal_the_matrix_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "PAIR_BLOCK", 4)
-    vectors = Vectors(integer_vectors(1, 5), integer_vectors(2, 6))
-    left, right = sample_pairs(6, 5)
-    matrix = vectors.asked @ vectors.texts.T
-    assert pair_similarities(vectors, (left, right)).tolist() == matrix[left, right].tolist()
-
-
 def test_row_cosines_equal_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "PAIR_BLOCK", 4)
     old, new = (np.random.default_rng(seed).normal(size=(11, 8)) for seed in (1, 2))
     expected = np.sum(old * new, 1) / np.linalg.norm(old, axis=1) / np.linalg.norm(new, axis=1)
     np.testing.assert_allclose(row_cosines(old.astype(np.float32), new.astype(np.float32)), expected, atol=2e-6)
-
-
-def test_row_cosines_of_equal_vectors_are_exactly_one() -> None:
-    """A threshold of 1 must be reachable despite rounding."""
-    vectors = np.random.default_rng(3).normal(size=(500, 384)).astype(np.float32)
-    assert set(row_cosines(vectors, vectors * np.float32(3)).tolist()) == {1.0}
-
-
-def test_normalize_applies_to_cosine_only_and_keeps_zero() -> None:
-    vectors = np.array([[3, 4], [0, 0]], np.float32)
-    assert normalize(vectors, "cosine").tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]]))
-    assert normalize(vectors, "dot") is vectors
 
 
 def test_search_holds_a_few_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,3 +101,16 @@ def test_search_holds_a_few_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Vectors, "block_similarities", record)
     top_neighbors(Vectors(integer_vectors(4, 100)), 3, block_bytes=4000)
     assert sizes == [4000] * 10
+
+
+@pytest.mark.parametrize("queries", [None, 7])
+def test_all_pairs_of_a_small_file_are_compared(queries: int | None) -> None:
+    left, right = (indices.tolist() for indices in sample_pairs(queries, 5))
+    expected = [(q, t) for q in range(queries or 5) for t in range(5) if queries or q < t]
+    assert list(zip(left, right, strict=True)) == expected
+
+
+def test_normalize_applies_to_cosine_only_and_keeps_zero() -> None:
+    vectors = np.array([[3, 4], [0, 0]], np.float32)
+    assert normalize(vectors, "cosine").tolist() == pytest.approx(np.array([[0.6, 0.8], [0, 0]]))
+    assert normalize(vectors, "dot") is vectors

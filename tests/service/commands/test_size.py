@@ -72,10 +72,6 @@ def test_size_prints_each_step_of_the_calculation(capsys: pytest.CaptureFixture[
     assert steps["total"] == ["296 cores, 296 GiB reserved"]
 
 
-def test_throughput_names_its_cpu_and_date(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "bfloat16, measured: Intel Xeon with AMX, 2 shared cores, 2026-11-22" in size(capsys, *LOAD)
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8"])
 def test_json_has_the_same_result(capsys: pytest.CaptureFixture[str], precision: str) -> None:
     arguments = (*LOAD, "--precision", precision)
@@ -109,12 +105,6 @@ def test_decimals_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
     load = ("--texts-per-second", "2.1", "--mean-tokens", "100", "--tokens-per-second", "100", "--hardware", "gpu")
     assert json.loads(size(capsys, *load, "--utilization", "0.3", "--spare-replicas", "0", "--json"))["replicas"] == 7
     assert 2.1 / 0.3 > 7
-
-
-def test_largest_load_does_not_overflow(capsys: pytest.CaptureFixture[str]) -> None:
-    largest = ("--texts-per-second", "1e12", "--mean-tokens", "1e6", "--max-tokens", "1000000")
-    record = json.loads(size(capsys, *largest, "--utilization", "0.01", "--tokens-per-second-per-core", "1", "--json"))
-    assert record["replicas"] == 50_000_000_029_000_000_001
 
 
 def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[str], default_artifact: Path) -> None:
@@ -165,10 +155,6 @@ def test_invalid_option_is_named_with_its_limit(
     assert error.endswith("See: attendant size --help")
 
 
-def test_missing_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the following arguments are required: --texts-per-second, --mean-tokens" in size_error(capsys)
-
-
 def capacity(texts: int, tokens: int, inputs: int = 1) -> Capacity:
     """Return the capacity for a load on two cores in bfloat16 at a utilization of 0.6."""
     return Capacity(Load(Fraction(texts), Fraction(tokens), inputs, Fraction(6, 10)), "cpu", BFLOAT16, 2)
@@ -204,13 +190,6 @@ def test_replicas_are_the_smallest_number_that_suffices(case: Capacity) -> None:
     assert case.replicas >= 1
 
 
-def test_limit_is_the_event_loop_when_compute_is_fast() -> None:
-    slow = Capacity(Load(Fraction(10_000), Fraction(16), 1, Fraction(1)), "cpu", Fraction(10_000), 8)
-    assert (slow.limit, slow.compute_replicas, slow.event_loop_replicas) == ("event loop", 3, 6)
-    alone = Capacity(slow.load, "cpu", slow.tokens_per_second, 1)
-    assert (alone.limit, alone.compute_replicas, alone.event_loop_replicas) == ("compute", 22, 6)
-
-
 @given(LOADS, st.fractions(1, 10**9), st.integers(0, 5))
 def test_cheapest_shape_has_the_fewest_cores(load: Load, rate: Fraction, spare: int) -> None:
     best = cheapest(load, rate, spare)
@@ -218,14 +197,6 @@ def test_cheapest_shape_has_the_fewest_cores(load: Load, rate: Fraction, spare: 
         shape = Capacity(load, "cpu", rate, cores, spare)
         assert (best.total_units, best.total_replicas) <= (shape.total_units, shape.total_replicas)
     assert best.total_replicas == best.replicas + spare
-
-
-def test_large_replicas_are_not_chosen_when_event_loops_are_the_limit() -> None:
-    """With eight cores each, the event loops would leave most cores idle."""
-    load = Load(Fraction(14_000), Fraction(8), 1, Fraction(6, 10))
-    best, large = cheapest(load, BFLOAT16, 0), Capacity(load, "cpu", BFLOAT16, 8)
-    assert (large.limit, large.total_units) == ("event loop", 112)
-    assert (best.cores_per_replica, best.total_units) == (2, 28)
 
 
 @pytest.mark.parametrize(
