@@ -7,29 +7,116 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
 
-from bench import plots, report
-from bench.accuracy import judge_accuracy, measure_accuracy
-from bench.apis import measure_apis
+from bench import report
+from bench.accuracy import judge_accuracy, measure_accuracy, measure_int8
 from bench.attention import NORM_TOKENS, measure_attention
 from bench.bulk_embed import measure_embed
 from bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
-from bench.context import FULL, QUICK, SECTIONS, BenchConfig, BenchContext, progress
+from bench.costs import FLOODED, OTHER, measure_apis, measure_models, measure_option, serving_tls, serving_traces
 from bench.fairness import measure_fairness
-from bench.int8 import measure_int8
-from bench.machine import load_average
-from bench.models import FLOODED, OTHER, measure_models
+from bench.limit import Limit
+from bench.machine import Machine, load_average
 from bench.open_loop import Offered, allow_connections
-from bench.option_cost import measure_option, serving_tls, serving_traces
 from bench.overload import judge_overload, measure_overload
 from bench.peers import serving_peers
-from bench.project import max_queue_ms, served_precision
+from bench.project import Model, max_queue_ms, served_precision
 from bench.responsiveness import measure_responsiveness
-from bench.scaling import measure_scaling
+from bench.scaling import Scaling, measure_scaling
 from bench.startup import measure_start, resident_mib
 from bench.targets import Verdict, all_passed, judge, not_measured
 from bench.verdicts import judge_figures
+from bench.workloads import Corpus, read_corpus
 from tests.conftest import RunningServer, start_server, stop_server
+
+SECTIONS = (
+    "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
+    "API", "MODELS", "EMBED", "TLS", "TRACES",
+)  # fmt: skip
+CALIBRATION_TEXTS = 200
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Durations in seconds, and numbers of repetitions."""
+
+    seconds: float
+    rounds: int
+    peer_rounds: int
+    overload_s: float
+    fairness_s: float
+    scaling_s: float
+    calibration_s: float
+    texts: int
+    embed_rows: int
+    starts: int
+    peers: bool
+
+
+QUICK = BenchConfig(
+    seconds=3, rounds=1, peer_rounds=1, overload_s=4, fairness_s=6, scaling_s=1, calibration_s=0.2, texts=300,
+    embed_rows=20_000, starts=1,
+    peers=False,
+)  # fmt: skip
+FULL = BenchConfig(
+    seconds=6, rounds=3, peer_rounds=2, overload_s=10, fairness_s=20, scaling_s=1.5, calibration_s=0.5, texts=2000,
+    embed_rows=200_000, starts=3, peers=True,
+)  # fmt: skip
+
+
+@dataclass
+class BenchContext:
+    """A run's machine, texts, limit and results."""
+
+    config: BenchConfig
+    machine: Machine
+    model: Model
+    corpus: Corpus
+    limit: Limit
+    record: dict[str, Any] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    scaling: Scaling | None = None
+
+    @classmethod
+    def prepare(cls, config: BenchConfig) -> "BenchContext":
+        """Read the machine and the texts, and calibrate the limit."""
+        machine, model = Machine.read(), Model.default()
+        corpus = read_corpus(model.tokenizer())
+        progress(f"{machine.describe()}\n{corpus.describe()}\n{load_average()}")
+        limit = Limit(model, machine.cores, machine.has_bfloat16, progress)
+        limit.calibrate([text for text, _ in corpus.sentences[:CALIBRATION_TEXTS]], config.calibration_s, progress)
+        context = cls(config, machine, model, corpus, limit)
+        context.record |= {
+            "machine": asdict(machine),
+            "load_before": load_average(),
+            "config": asdict(config),
+            "limit": {"backend": limit.backend.name, "cosines": limit.cosines, "skipped": limit.skipped},
+        }
+        return context
+
+    @property
+    def sentences(self) -> list[str]:
+        return [text for text, _ in self.corpus.sentences]
+
+    @property
+    def passages(self) -> list[str]:
+        return [text for text, _ in self.corpus.passages]
+
+    def add(self, name: str, result: object, verdicts: Sequence[Verdict]) -> None:
+        self.record[name] = _plain(result)
+        self.verdicts += verdicts
+
+
+def progress(line: str) -> None:
+    print(line, flush=True)
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,8 +169,8 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
     progress(load_average())
     report.write(context.record | {"sections": sections, "load_after": load_average()}, verdicts)
     own = [figure for figure in medians if figure.system == ATTENDANT]
-    for directory in (report.DIRECTORY, plots.README) if readme_plots else (report.DIRECTORY,):
-        plots.plot_run(own, offered, context.scaling, directory)
+    for directory in (report.DIRECTORY, report.README) if readme_plots else (report.DIRECTORY,):
+        report.plot_run(own, offered, context.scaling, directory)
     return verdicts
 
 

@@ -23,11 +23,11 @@ import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from bench.closed_loop import Reading
 from bench.limit import Backend, onnxruntime_backend, openvino_backend
 from bench.machine import Machine, load_average
 from bench.project import Model, encode_body, read_sentences
 from bench.random_models import export_silently, save, seconds, served
-from bench.stages import Reading
 from bench.startup import resident_mib
 from service.engine.backends.cpu import detect_cpu
 from tests.conftest import RunningServer
