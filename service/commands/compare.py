@@ -171,7 +171,7 @@ class Comparison:
     def _rank_lines(self) -> Iterator[str]:
         ranks, subject = self.ranks, "texts" if self.queries is None else "queries"
         yield f"overlap    {ranks.mean_overlap:.4f} of the first {ranks.top_k} neighbors, mean of all {subject}"
-        yield f"first      {100 * ranks.changed_first:.2f} % of the {subject} have another first neighbor"
+        yield f"first      {100 * ranks.changed_first:.2f}% of the {subject} have another first neighbor"
         value = "not defined, because all similarities are equal" if ranks.spearman is None else f"{ranks.spearman:.6f}"
         yield f"Spearman   {value} ({ranks.pairs:,} pairs)"
 
@@ -240,10 +240,8 @@ def run(arguments: Sequence[str]) -> int:
             print(line)
     missed = [gate for gate in gates if not gate.passed]
     for gate in missed:
-        print(
-            f"attendant compare: {gate.option}: threshold missed ({gate.measured:.6f}, limit {gate.threshold:g}).",
-            file=sys.stderr,
-        )
+        problem = f"threshold missed ({gate.measured:.6f}, limit {gate.threshold:g})"
+        print(f"attendant compare: {gate.option}: {problem}.", file=sys.stderr)
     return EX_NEGATIVE if missed else 0
 
 
@@ -262,11 +260,7 @@ def _parser() -> Parser:
     for side in ("old", "new"):
         description = f"precision of {side.upper()} (default: ATTENDANT_PRECISION)"
         add(f"--{side}-precision", choices=PRECISIONS, help=description)
-    add(
-        "--show-texts",
-        action="store_true",
-        help="print the texts with the largest changes, not just their line numbers",
-    )
+    add("--show-texts", action="store_true", help="print texts with the largest changes, not just line numbers")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -284,10 +278,7 @@ def _check_top_k(parser: Parser, top_k: int, texts: TextFile, queries: TextFile 
         needed = 3 if queries is None else 2
         raise TextError(f"{texts.path}: too few distinct texts ({len(texts.lines)}, limit {needed}). Add texts.")
     if top_k >= candidates:
-        parser.error(
-            f"--top-k: must be less than the number of texts to choose from ({top_k}, limit {candidates - 1}). "
-            "Reduce it or add texts"
-        )
+        parser.error(f"--top-k: too many for the texts ({top_k}, limit {candidates - 1}). Reduce it or add texts")
 
 
 def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | None) -> Comparison:

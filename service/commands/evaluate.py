@@ -237,10 +237,6 @@ def evaluate(settings: Settings, datasets: dict[str, Any], top_k: int) -> Evalua
     return run_engine(settings, measure)
 
 
-SAVED_DECIMALS = 4
-"""Number of decimals, as in the printed table. Further digits could differ between runs and change the digest."""
-
-
 class SavedCard(NamedTuple):
     """The artifact's new digest, and the number of saved measures."""
 
@@ -253,54 +249,41 @@ def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> Sa
 
     A record replaces the one with the same task, file and measure, and others are kept. Raises `ArtifactError`.
     """
-    estimates = {
-        (task.replace("_", "-"), evaluation.files[task].path.name, _measure(key)): estimate
-        for task, figures in evaluation.tasks.items()
-        for key, estimate in figures.rows()
-    }
+    saved: dict[tuple[str, str, str], EvaluationRecord | None] = {}
+    for task, figures in evaluation.tasks.items():
+        for key, estimate in figures.rows():
+            names = {"task": task.replace("_", "-"), "file": evaluation.files[task].path.name}
+            names["measure"] = f"{key.measure}, {key.method}" if key.method else key.measure
+            # Four decimals, as in the printed table: further digits could differ between runs and change the digest.
+            values = {name: value and round(value, 4) for name, value in _record(estimate).items()}
+            record = None if estimate.value is None else EvaluationRecord(**names, **values)
+            saved[names["task"], names["file"], names["measure"]] = record
 
     def change(manifest: Manifest) -> Manifest:
         # Keep records that another evaluation has saved in the meantime.
-        if _without_records(manifest) != _without_records(evaluated):
+        if manifest.model_copy(update={"evaluations": evaluated.evaluations}) != evaluated:
             raise ArtifactError(f"{root}: changed during the evaluation. Run the command again.")
-        records = {(record.task, record.file, record.measure): record for record in manifest.evaluations}
-        for (task, file, measure), estimate in estimates.items():
-            value, low, high = map(_round, (estimate.value, estimate.low, estimate.high))
-            if value is None:
-                records.pop((task, file, measure), None)
-            else:
-                records[task, file, measure] = EvaluationRecord(
-                    task=task, file=file, measure=measure, value=value, low=low, high=high
-                )
-        return manifest.model_copy(update={"evaluations": tuple(records.values())})
+        records = {(record.task, record.file, record.measure): record for record in manifest.evaluations} | saved
+        kept = tuple(record for record in records.values() if record is not None)
+        return manifest.model_copy(update={"evaluations": kept})
 
     digest = update_manifest(root, change)
-    return SavedCard(f"sha256:{digest}", sum(estimate.value is not None for estimate in estimates.values()))
-
-
-def _measure(key: RowKey) -> str:
-    return f"{key.measure}, {key.method}" if key.method else key.measure
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, SAVED_DECIMALS)
-
-
-def _without_records(manifest: Manifest) -> Manifest:
-    return manifest.model_copy(update={"evaluations": ()})
+    return SavedCard(f"sha256:{digest}", sum(record is not None for record in saved.values()))
 
 
 def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> dict[str, Any]:
     """Return the evaluation as JSON, with the baseline and the differences."""
     files = {name: file.to_json() for name, file in evaluation.files.items()}
-    record = {"model": model_record(evaluation.info, evaluation.truncated), "files": files} | _task_records(evaluation)
-    record["saved"] = None if saved is None else saved._asdict()
+    own, *others = (
+        {"model": model_record(item.info, item.truncated)} | {task: _record(item.tasks.get(task)) for task in TASKS}
+        for item in (evaluation, baseline)
+        if item is not None
+    )
+    record = {"model": None, "files": files} | own | {"saved": None if saved is None else saved._asdict()}
     if baseline is None:
         return record | {"baseline": None, "difference": None}
-    return record | {
-        "baseline": {"model": model_record(baseline.info, baseline.truncated)} | _task_records(baseline),
-        "difference": {task: _difference(evaluation.tasks.get(task), baseline.tasks.get(task)) for task in TASKS},
-    }
+    difference = {task: _difference(evaluation.tasks.get(task), baseline.tasks.get(task)) for task in TASKS}
+    return record | {"baseline": others[0], "difference": difference}
 
 
 def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved: SavedCard | None) -> Iterator[str]:
@@ -333,9 +316,9 @@ def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
 
 def _table(rows: dict[RowKey, Estimate], baseline: dict[RowKey, Estimate] | None) -> Iterator[str]:
     task, measure = (max(map(len, column)) + 2 for column in zip(*map(_labels, rows), strict=True))
-    header = f"{'task':<{task}}{'measure':<{measure}}{'value':>9}   {'95 % interval':<18}"
+    header = f"{'task':<{task}}{'measure':<{measure}}{'value':>9}   {'95% interval':<18}"
     if baseline is not None:
-        header += f"{'baseline':>11}{'difference':>13}   95 % interval"
+        header += f"{'baseline':>11}{'difference':>13}   95% interval"
     yield header.rstrip()
     for key, estimate in rows.items():
         name, unit = _labels(key)
@@ -367,10 +350,6 @@ def _interval(estimate: Estimate) -> str:
     if estimate.value is None:
         return "-"
     return "not defined" if estimate.low is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
-
-
-def _task_records(evaluation: Evaluation) -> dict[str, Any]:
-    return {task: _record(evaluation.tasks.get(task)) for task in TASKS}
 
 
 def _record(figures: Any) -> Any:
@@ -503,7 +482,4 @@ def _check_top_k(parser: Parser, top_k: int, data: RetrievalData) -> None:
     if count < 2:
         raise TextError(f"{data.file.path}: too few distinct documents ({count}, limit 2). Add documents.")
     if top_k >= count:
-        parser.error(
-            f"--top-k: must be less than the number of documents ({top_k}, limit {count - 1}). "
-            "Reduce it or add documents"
-        )
+        parser.error(f"--top-k: too many for the documents ({top_k}, limit {count - 1}). Reduce it or add documents")

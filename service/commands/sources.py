@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -56,14 +56,8 @@ def select_model(settings: Settings, name: str | None) -> Settings:
     directory = Path(entry.source)
     if settings.models_file is not None:
         directory = prepare_artifact(entry.source, cache_directory(settings.cache_dir))
-    changes = {
-        "models": "",
-        "models_file": None,
-        "model_aliases": "",
-        "model_dir": directory.resolve(),
-        "model_digest": entry.digest,
-    }
-    return settings.model_copy(update=changes)
+    changes = {"model_dir": directory.resolve(), "model_digest": entry.digest, "models_file": None}
+    return settings.model_copy(update=changes | {"models": "", "model_aliases": ""})
 
 
 def _names(entry: ModelEntry) -> tuple[str, ...]:
@@ -284,15 +278,9 @@ class VectorSource(ABC):
         return [encoded[index] for index in range(len(texts))]
 
     async def _encode(self, texts: Sequence[str]) -> list[Encoded]:
-        options = self._options
-        results = await self.run(
-            "encode",
-            texts,
-            dtype=options.dtype,
-            dimensions=options.dimensions,
-            prompt_name=options.prompt_name,
-            normalize=options.normalize,
-        )
+        options = asdict(self._options)
+        del options["model"]  # a server gets it with every request, and an engine has one model
+        results = await self.run("encode", texts, **options)
         return [Encoded(to_array(result.pooled), result.truncated) for result in results]
 
 

@@ -149,7 +149,7 @@ def test_limit_and_truncation_are_reported(run: Run, exported: Path, tmp_path: P
     ("arguments", "message"),
     [
         ((), "--sts, --retrieval, --word-in-context, --attribution: all missing. Set at least one. See"),
-        (("--retrieval", "retrieval.jsonl", "--top-k", "9"), "less than the number of documents (9, limit 8)"),
+        (("--retrieval", "retrieval.jsonl", "--top-k", "9"), "too many for the documents (9, limit 8)"),
         (("--sts", "sts.jsonl", "--limit", "100001"), "--limit: out of range (100001, limit 100000). Use 1 to 100000"),
         (("--sts", "sts.jsonl", "--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
     ],
