@@ -4,8 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from service.pb import encoder_pb2 as pb
-from tests.request_strategies import Body, ModelFacts, body, draw_layers, inputs, optional, to_enums, to_inputs
+from tests.request_strategies import Body, ModelFacts, body, draw_layers, inputs, optional
 
 TARGETS = ("bank", "river", "the", "a", "Bank", "money", "", "river bank", "\U0001f469\u200d")
 
@@ -37,18 +36,6 @@ def _with_masks(draw: st.DrawFn, items: Any, mask: str) -> Any:
 def _masked(text: str, mask: str) -> st.SearchStrategy[str]:
     """Put a mask at the start, instead of a space, at the end, or nowhere."""
     return st.sampled_from([f"{mask} {text}", text.replace(" ", f" {mask} ", 1), f"{text}{mask}", text])
-
-
-def fill_mask_message(request: Body) -> pb.FillMaskRequest | None:
-    """Return the message, or None for an empty list of targets, which is no list in the proto."""
-    if request.get("targets") == []:
-        return None
-    plain: dict[str, Any] = {name: request[name] for name in ("position", "top_k", "targets") if name in request}
-    layers = request.get("layers", [])
-    plain |= {"all_layers": True} if layers == "all" else {"layers": layers}
-    return pb.FillMaskRequest(
-        inputs=to_inputs(request["inputs"]), **to_enums(request, truncation="TRUNCATION"), **plain
-    )
 
 
 def check_fill_mask(request: Body, response: Any, facts: ModelFacts) -> None:

@@ -9,9 +9,8 @@ from service.engine.schema.entities import Aggregation
 from service.engine.schema.labels import EXPLAIN_TOP, LabelEffect, ScoredBy
 from service.engine.schema.similarity import SimilarityUnit
 from service.pb import encoder_pb2 as pb
-from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, ModelFacts, body, inputs, optional, to_enums, to_inputs
+from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, ModelFacts, body, inputs, optional
 
-ENUMS = {"truncation": "TRUNCATION", "effect": "EFFECT", "unit": "UNIT_KIND"}
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "raw_scores": optional(st.booleans()),
     "truncation": st.sampled_from([..., "error", "right", "left", "auto"]),
@@ -44,24 +43,6 @@ def rerank_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
         explain_top=optional(st.integers(0, 4)),
         **OPTIONS,
     )
-
-
-def classify_message(request: Body) -> pb.ClassifyRequest:
-    plain = {name: request[name] for name in ("top_k", "raw_scores") if name in request}
-    return pb.ClassifyRequest(inputs=to_inputs(request["inputs"]), **to_enums(request, **ENUMS), **plain)
-
-
-def token_classify_message(request: Body) -> pb.TokenClassifyRequest:
-    enums = to_enums(request, truncation="TRUNCATION", aggregation="AGGREGATION")
-    return pb.TokenClassifyRequest(inputs=to_inputs(request["inputs"]), **enums)
-
-
-def rerank_message(request: Body) -> pb.RerankRequest | None:
-    """Return the message, or None with `return_documents`, which the proto lacks."""
-    if "return_documents" in request:
-        return None
-    plain = {name: request[name] for name in ("query", "top_n", "raw_scores", "explain_top") if name in request}
-    return pb.RerankRequest(documents=texts_of(request), **to_enums(request, **ENUMS), **plain)
 
 
 def texts_of(request: Body) -> list[str]:

@@ -13,11 +13,8 @@ from service.engine.schema.encode import DType, LayerReduce, MapDType, Side
 from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
 from service.engine.schema.operations import Output
 from service.engine.schema.similarity import Effect, Pairs, SimilarityFunction, SimilarityUnit
-from service.pb import encoder_pb2 as pb
 
 Body = dict[str, Any]
-TEXT_FIELDS = ("queries", "documents")
-
 WORDS = (
     "river", "Bank", "LÄUFT", "déjà", "money,", "don't", "x" * 70, "a-b", "42", "3.14", "...", "?!", "漢字", "かな",
     "한국어", "ไทย", "नमस्ते", "שלום", "مرحبا", "\u202eabc\u202c", "\ufdfa", "ﬁ", "İ", "ß", "½", "\U0001d54f",
@@ -224,86 +221,3 @@ def embeddings_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
         input_type=optional(st.sampled_from(["query", "document", "passage"])),
         truncate=optional(st.booleans()),
     )
-
-
-def to_vector_message(operation: str, request: Body) -> Any:
-    """Convert a body of encode, attend, compare, similarity or tokenize; see `to_message`."""
-    if operation in ("compare", "similarity"):
-        return _compare_message(request) if operation == "compare" else _similarity_message(request)
-    items = to_inputs(request["inputs"])
-    if operation == "tokenize":
-        return pb.TokenizeRequest(inputs=items)
-    names: dict[str, Any] = {
-        name: f"{prefix}_{request[name].upper()}"
-        for name, prefix in (("truncation", "TRUNCATION"), ("dtype", "DTYPE"))
-        if name in request
-    }
-    if operation == "encode":
-        if "prompt" in request and "prompt_name" in request:
-            return None
-        return pb.EncodeRequest(
-            inputs=items,
-            outputs=[f"OUTPUT_{output.upper()}" for output in request.get("outputs", [])],
-            layers=_layers(request),
-            all_layers=request.get("layers") == "all",
-            **to_enums(request, layer_reduce="LAYER_REDUCE", pooling="POOLING", role="ROLE"),
-            **{name: request[name] for name in ("normalize", "dimensions", "prompt", "prompt_name") if name in request},
-            **names,
-        )
-    if "decimals" in request:
-        return None
-    return pb.AttendRequest(
-        inputs=items,
-        layers=_layers(request),
-        heads=request.get("heads", []),
-        **to_enums(request, kind="ATTENTION_KIND", head_reduce="HEAD_REDUCE", layer_reduce="MAP_LAYER_REDUCE",
-                 unit="UNIT_KIND", special_tokens="SPECIAL_TOKENS", segments="SEGMENTS"),
-        **{name: request[name] for name in ("top_p", "top_k") if name in request},
-        **names,
-    )  # fmt: skip
-
-
-def _compare_message(request: Body) -> pb.CompareRequest:
-    return pb.CompareRequest(
-        occurrences=[
-            pb.Occurrence(text=item["text"], span=pb.Span(start=item["span"][0], end=item["span"][1]))
-            if "span" in item
-            else pb.Occurrence(text=item["text"], word_index=item["word_index"])
-            for item in request["occurrences"]
-        ],
-        layers=_layers(request),
-        top_contributors=request.get("top_contributors"),
-    )
-
-
-def _similarity_message(request: Body) -> pb.SimilarityRequest | None:
-    if "document_prompt" in request and "document_prompt_name" in request:
-        return None
-    texts: Any = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in TEXT_FIELDS}
-    enums = to_enums(
-        request, pairs="PAIRS", similarity="SIMILARITY_FUNCTION", truncation="TRUNCATION", unit="UNIT_KIND",
-        effect="EFFECT",
-    )  # fmt: skip
-    plain: Any = {name: value for name, value in request.items() if name not in enums and name not in texts}
-    return pb.SimilarityRequest(**texts, **enums, **plain)
-
-
-def _layers(request: Body) -> list[int]:
-    layers = request.get("layers", [])
-    return [] if layers == "all" else layers
-
-
-def to_enums(request: Body, **prefixes: str) -> Any:
-    return {name: f"{prefix}_{request[name].upper()}" for name, prefix in prefixes.items() if name in request}
-
-
-def to_inputs(inputs: Any) -> list[pb.Input]:
-    items = [inputs] if isinstance(inputs, str) else inputs
-    return [pb.Input(text=item) if isinstance(item, str) else _input(item) for item in items]
-
-
-def _input(item: Body) -> pb.Input:
-    spans = [pb.Span(start=start, end=end) for start, end in item.get("spans", [])]
-    if "token_ids" in item:
-        return pb.Input(token_ids=pb.TokenIds(ids=item["token_ids"]), spans=spans)
-    return pb.Input(text=item["text"], pair=item.get("pair"), spans=spans)
