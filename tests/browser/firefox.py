@@ -1,9 +1,8 @@
-"""Debian's Firefox over WebDriver BiDi (W3C), without geckodriver or a WebSocket package."""
+"""Debian's Firefox over Marionette, the protocol below geckodriver: JSON messages over TCP, each after its length."""
 
 import itertools
 import json
 import os
-import re
 import socket
 import subprocess
 import time
@@ -12,114 +11,66 @@ from typing import Any
 
 FIREFOX = Path("/usr/bin/firefox-esr")
 TIMEOUT_S = 60
-LISTENING = re.compile(r"WebDriver BiDi listening on ws://([\d.]+):(\d+)")
-UPGRADE = (
-    "GET /session HTTP/1.1\r\nHost: {}:{}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
-
-
-class WebSocket:
-    """A WebSocket client (RFC 6455) for text messages."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.create_connection((host, port), TIMEOUT_S)
-        self.stream = self.socket.makefile("rb")
-        self.socket.sendall(UPGRADE.format(host, port).encode())
-        while self.stream.readline().strip():
-            pass
-
-    def send(self, message: str) -> None:
-        """Send one frame. The mask is constant, because Firefox accepts any mask except zero."""
-        payload = bytes(byte ^ 1 for byte in message.encode())
-        size = len(payload)
-        code, width = (size, 0) if size < 126 else (126, 2) if size < 2**16 else (127, 8)
-        length = size.to_bytes(width, "big") if width else b""
-        self.socket.sendall(bytes([0x81, 0x80 | code]) + length + b"\1\1\1\1" + payload)
-
-    def receive(self) -> str:
-        payload, final = b"", False
-        while not final:
-            first, size = self.stream.read(2)
-            final = bool(first & 0x80)
-            if size >= 126:
-                size = int.from_bytes(self.stream.read(2 if size == 126 else 8), "big")
-            payload += self.stream.read(size)
-        return payload.decode()
-
-
-def wait_until_listening(log: Path) -> tuple[str, str]:
-    """Return the host and port that Firefox writes to its log."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        if match := LISTENING.search(log.read_text()):
-            return match[1], match[2]
-        time.sleep(0.05)
-    raise TimeoutError(f"Firefox does not listen after {TIMEOUT_S} s: {log.read_text()[-2000:]}")
 
 
 class Firefox:
     def __init__(self, profile: Path) -> None:
-        self._profile = profile
-        self._start()
-
-    def _start(self) -> None:
-        command = [
-            str(FIREFOX), "--headless", "--no-remote", "--profile", str(self._profile), "--remote-debugging-port", "0",
-        ]  # fmt: skip
-        environment = os.environ | {"HOME": str(self._profile)}
-        log = self._profile / "stderr.log"
-        with log.open("w") as stderr:  # not a pipe: Firefox would block once it is full
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        (profile / "user.js").write_text(f'user_pref("marionette.port", {port});\n')
+        command = [str(FIREFOX), "--headless", "--no-remote", "--profile", str(profile), "--marionette"]
+        environment = os.environ | {"HOME": str(profile)}
+        with (profile / "stderr.log").open("w") as stderr:  # not a pipe: Firefox would block once it is full
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
-        host, port = wait_until_listening(log)
-        self.hangs = False
-        self.ids = itertools.count()
-        self.socket = WebSocket(host, int(port))
-        self.call("session.new", capabilities={})
-        self.context = self.call("browsingContext.getTree")["contexts"][0]["context"]
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline, (profile / "stderr.log").read_text()[-2000:]
+                time.sleep(0.05)
+        self.stream, self.ids = self.socket.makefile("rb"), itertools.count()
+        self.receive()  # the greeting
+        self.call("WebDriver:NewSession", timeouts={"script": 1000 * TIMEOUT_S})
 
-    def restart(self) -> None:
-        """Replace a process that no longer responds."""
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
-        self._disconnect()
-        self._start()
+    def receive(self) -> Any:
+        size = b""
+        while (digit := self.stream.read(1)) != b":":
+            size += digit
+        return json.loads(self.stream.read(int(size)))
 
-    def _disconnect(self) -> None:
-        self.socket.stream.close()
-        self.socket.socket.close()
-
-    def call(self, method: str, **parameters: Any) -> Any:
-        number = next(self.ids)
-        self.socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        try:
-            while (message := json.loads(self.socket.receive())).get("id") != number:
-                pass
-        except TimeoutError:
-            self.hangs = True  # the stream cannot be read after a timeout
-            raise
-        assert message["type"] == "success", message
-        return message["result"]
+    def call(self, name: str, **parameters: Any) -> Any:
+        message = json.dumps([0, next(self.ids), name, parameters]).encode()
+        self.socket.sendall(b"%d:%b" % (len(message), message))
+        _, _, error, result = self.receive()
+        assert error is None, error
+        return result
 
     def open(self, url: str) -> None:
-        self.call("browsingContext.navigate", context=self.context, url=url, wait="complete")
+        self.call("WebDriver:Navigate", url=url)
 
     def run(self, expression: str) -> Any:
-        source = f"(async () => JSON.stringify(await ({expression})))()"
-        result = self.call("script.evaluate", expression=source, target={"context": self.context}, awaitPromise=True)
-        assert result["type"] == "success", result
-        return json.loads(result["result"].get("value", "null"))
+        """Return the JSON value of an expression, or of its promise, in the page."""
+        script = """const [expression, done] = arguments;
+            (async () => JSON.stringify(await eval(expression)))().then(done, (error) => done({ error: `${error}` }));"""
+        result = self.call("WebDriver:ExecuteAsyncScript", script=script, args=[expression], sandbox=None)["value"]
+        assert not isinstance(result, dict), result
+        return None if result is None else json.loads(result)
 
     def wait_for(self, condition: str) -> None:
         look = f"const look = () => (({condition}) ? done(true) : setTimeout(look, 20)); look();"
         assert self.run(f"new Promise((done) => {{ {look} }})") is True
 
+    def perform(self, source: dict[str, Any]) -> None:
+        self.call("WebDriver:PerformActions", actions=[source])
+
     def press(self, keys: str) -> None:
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        keyboard = {"type": "key", "id": "keyboard", "actions": actions}
-        self.call("input.performActions", context=self.context, actions=[keyboard])
+        self.perform({"type": "key", "id": "keyboard", "actions": actions})
 
     def close(self) -> None:
-        self._disconnect()
+        self.stream.close()
+        self.socket.close()
         self.process.terminate()
         self.process.wait(TIMEOUT_S)
