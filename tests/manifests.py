@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from model.artifact.manifest import Absent, ExplainRecord, Kind, Manifest, TensorRecord
+from model.artifact.manifest import ExplainRecord, Kind, Manifest, TensorRecord
 from model.source.sentence_transformers import resolve_roles
 from service.engine.model_loader import LoadedModel
-
-NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
 
 
 def with_prompts(manifest: Manifest, prompts: Mapping[str, str], default: str | None = None) -> Manifest:

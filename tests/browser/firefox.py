@@ -53,7 +53,7 @@ class Firefox:
     def run(self, expression: str) -> Any:
         """Return the JSON value of an expression, or of its promise, in the page."""
         script = """const [expression, done] = arguments;
-            (async () => JSON.stringify(await eval(expression)))().then(done, (error) => done({ error: `${error}` }));"""
+            (async () => JSON.stringify(await eval(expression)))().then(done, (error) => done({ error }));"""
         result = self.call("WebDriver:ExecuteAsyncScript", script=script, args=[expression], sandbox=None)["value"]
         assert not isinstance(result, dict), result
         return None if result is None else json.loads(result)

@@ -114,23 +114,6 @@ def rest_send(address: str, port: int, text: str = TEXT) -> Send:
     return send
 
 
-class KeptConnection:
-    """Sends REST requests without retries over one connection until a response closes it."""
-
-    def __init__(self, address: str, port: int, text: str = TEXT) -> None:
-        self._connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
-        self._body = json.dumps({"inputs": text, "outputs": ["pooled"], "encoding_format": "base64"})
-
-    def __call__(self) -> str:
-        self._connection.request("POST", "/v1/encode", self._body, {"content-type": "application/json"})
-        response = self._connection.getresponse()
-        response.read()
-        return OK if response.status == 200 else str(response.status)
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
     """Return a sender of gRPC calls without retries beyond the channel's own."""
     stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]

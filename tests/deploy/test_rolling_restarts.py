@@ -2,24 +2,21 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.deploy.conftest import find_tool
-from tests.deploy.nginx import TCP_CONFIG, Nginx, nginx_before
+from tests.deploy.nginx import Nginx, nginx_before
 from tests.deploy.replicas import Replicas, run_replicas
-from tests.deploy.steady_load import KeptConnection, SteadyLoad, grpc_send, rest_send, stream_send
+from tests.deploy.steady_load import SteadyLoad, grpc_send, rest_send, stream_send
 
 PRE_STOP_S = 2.0
 """Time for a proxy to notice that a pod is not ready. The load's streams last 1 s, and nginx reloads faster than
 that.
 """
-DRAIN_DELAY_MS, CONNECTION_AGE_MS = 5_000, 4_000
-"""Half of the Deployment's values."""
-SERVICE_CONFIG = Path("deploy/grpc-service-config.json")
 REST_CLIENTS, GRPC_CLIENTS, STREAMS = 6, 6, 2
 
 
@@ -73,31 +70,3 @@ def test_10_restarts_behind_nginx_lose_none_of_10_000_requests(default_artifact:
     assert load.counts.total() >= 10_000
     assert min(load.counts["rest"], load.counts["grpc"]) >= 2_500
     assert load.counts["streams"] >= 25
-
-
-@pytest.mark.slow
-def test_restarts_behind_tcp_proxy_lose_no_request_of_kept_connections(default_artifact: Path, tmp_path: Path) -> None:
-    """Open connections through a Service remain on a pod that has left it, until the pod closes them."""
-    find_tool("nginx")
-    options = {"drain_delay_ms": DRAIN_DELAY_MS, "max_grpc_connection_age_ms": CONNECTION_AGE_MS}
-    with run_replicas(default_artifact, **options) as replicas:
-        replicas.start_all(2)
-        with nginx_before(replicas, tmp_path, TCP_CONFIG) as nginx, ExitStack() as stack:
-            config = [("grpc.service_config", SERVICE_CONFIG.read_text()), ("grpc.use_local_subchannel_pool", 1)]
-            channels = [stack.enter_context(grpc.insecure_channel(nginx.grpc, config)) for _ in range(GRPC_CLIENTS)]
-            kept = [
-                stack.enter_context(closing(KeptConnection(nginx.address, nginx.rest_port)))
-                for _ in range(REST_CLIENTS)
-            ]
-            load = SteadyLoad(rest=list(kept), grpc=[grpc_send(channel) for channel in channels])
-            with load:
-                load.wait_for(100)
-                for _ in range(4):
-                    oldest = nginx.endpoints[0]
-                    nginx.add(replicas.start())
-                    nginx.remove(oldest)
-                    replicas.stop(oldest)  # SIGTERM at once, while it still has connections
-                load.wait_for(100)
-    print(f"4 restarts, requests: {dict(load.counts)}, lost: {len(load.failed)}")
-    assert load.failed == []
-    assert min(load.counts["rest"], load.counts["grpc"]) >= 500
