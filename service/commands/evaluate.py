@@ -1,9 +1,8 @@
 """`attendant evaluate`: measures an artifact on labeled texts, with differences from a baseline, and saves them."""
 
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,155 +56,93 @@ class RowKey(NamedTuple):
     measure: str
 
 
-Rows = Iterator[tuple[RowKey, Estimate]]
-
-
-class Figures(ABC):
-    """The figures of one task."""
-
-    @classmethod
-    @abstractmethod
-    async def measure(cls, encoder: TextEncoder, data: Any, top_k: int) -> "Figures":
-        """Evaluate a model on a file. Raises `TextError`."""
-
-    @abstractmethod
-    def rows(self) -> Rows:
-        """Yield the measures with their keys."""
-
-    def chances(self) -> Iterator[str]:
-        """Yield lines about the figures of a model that guesses."""
-        yield from ()
-
-
 @dataclass(frozen=True)
-class SimilarityFigures(Figures):
-    pairs: int
-    spearman: Estimate
-    pearson: Estimate
+class Figures:
+    """The figures of one task.
 
-    @classmethod
-    async def measure(cls, encoder: TextEncoder, data: Records[ScoredPair], top_k: int) -> "SimilarityFigures":
-        texts = [labeled for pair in data.lines for labeled in pair.labeled]
-        similarities = await pair_similarities(encoder, data.file.path, texts)
-        scores = np.array([pair.score for pair in data.lines])
-        return cls(len(scores), estimate_spearman(similarities, scores), estimate_pearson(similarities, scores))
-
-    def rows(self) -> Rows:
-        subject = f"sts, {self.pairs:,} pairs"
-        yield RowKey(subject, "", "Spearman"), self.spearman
-        yield RowKey(subject, "", "Pearson"), self.pearson
-
-
-@dataclass(frozen=True)
-class RetrievalFigures(Figures):
-    queries: int
-    documents: int
-    top_k: int
-    recall: Estimate
-    ndcg: Estimate
-    mrr: Estimate
-
-    @classmethod
-    async def measure(cls, encoder: TextEncoder, data: RetrievalData, top_k: int) -> "RetrievalFigures":
-        documents = await encoder.vectors(data.file.path, data.documents, "document")
-        queries = await encoder.vectors(data.file.path, data.queries, "query")
-        relevant = [np.array(indices, np.int64) for indices in data.relevant]
-        measures = rank_measures(Vectors(documents, queries, encoder.engine.info.similarity), relevant, top_k).T
-        return cls(len(queries), len(documents), top_k, *map(estimate_mean, measures))
-
-    def rows(self) -> Rows:
-        subject = f"retrieval, {self.queries:,} queries, {self.documents:,} documents"
-        yield RowKey(subject, "", f"recall@{self.top_k}"), self.recall
-        yield RowKey(subject, "", "nDCG@10"), self.ndcg
-        yield RowKey(subject, "", "MRR"), self.mrr
-
-
-@dataclass(frozen=True)
-class SenseFigures:
-    """Two-fold cross-validated accuracy, each fold's threshold, and the AUC."""
-
-    accuracy: Estimate
-    thresholds: tuple[float, float]
-    auc: Estimate
-
-    @classmethod
-    def of(cls, similarities: Values, same: Flags) -> "SenseFigures":
-        correct, thresholds = cross_validate(similarities, same)
-        return cls(estimate_mean(correct.astype(np.float64)), thresholds, estimate_auc(similarities, same))
-
-
-@dataclass(frozen=True)
-class WordFigures(Figures):
-    """Figures for words in context. `majority` is the share of the more frequent class, 0.5..1."""
-
-    pairs: int
-    majority: float
-    contextual: SenseFigures
-    static: SenseFigures
-
-    @classmethod
-    async def measure(cls, encoder: TextEncoder, data: Records[WordPair], top_k: int) -> "WordFigures":
-        same = np.array([pair.same for pair in data.lines])
-        places = [place for pair in data.lines for place in pair.places]
-        contextual, static = await word_cosines(encoder, data.file.path, places)
-        share = float(same.mean())
-        return cls(len(same), max(share, 1 - share), SenseFigures.of(contextual, same), SenseFigures.of(static, same))
-
-    def rows(self) -> Rows:
-        for name, figures in (("contextual", self.contextual), ("static", self.static)):
-            subject = f"word-in-context, {self.pairs:,} pairs"
-            yield RowKey(subject, name, "accuracy"), figures.accuracy
-            yield RowKey(subject, name, "AUC"), figures.auc
-
-    def chances(self) -> Iterator[str]:
-        yield f"majority   {self.majority:.4f} of the pairs of words have the more frequent label"
-
-
-@dataclass(frozen=True)
-class AttributionFigures(Figures):
-    """Precision@1 by method. `chance` is the precision of a random order; `omitted` has the reason by kind or method.
-
-    Similarity methods only cover lines with a reference. If there are none, `reference_chance` is None.
+    Attributes:
+        record: The figures as in the JSON output, with estimates.
+        rows: The measures in the order of the table.
+        notes: Lines about the figures of a model that guesses.
+        omitted: Why attribution methods were omitted.
     """
 
-    lines: int
-    references: int
-    chance: float
-    reference_chance: float | None
-    methods: dict[str, Estimate]
-    omitted: dict[str, str]
-
-    @classmethod
-    async def measure(cls, encoder: TextEncoder, data: Records[AttributionLine], top_k: int) -> "AttributionFigures":
-        precisions = await rank_words(encoder, data)
-        references = precisions.reference_chances
-        return cls(
-            len(data.lines),
-            len(references),
-            float(np.mean(precisions.chances)),
-            float(np.mean(references)) if references else None,
-            {name: estimate_mean(np.array(values)) for name, values in precisions.by_method.items()},
-            precisions.omitted,
-        )
-
-    def rows(self) -> Rows:
-        for method, estimate in self.methods.items():
-            lines = self.references if method in SIMILARITY_METHODS else self.lines
-            yield RowKey(f"attribution, {lines:,} lines", method, "precision@1"), estimate
-
-    def chances(self) -> Iterator[str]:
-        yield f"chance     {self.chance:.4f} is the precision@1 of a random order of the words"
-        if self.reference_chance is not None:
-            yield f"chance     {self.reference_chance:.4f} for the {self.references:,} lines with a reference"
+    record: dict[str, Any]
+    rows: dict[RowKey, Estimate]
+    notes: tuple[str, ...] = ()
+    omitted: dict[str, str] = field(default_factory=dict)
 
 
-TASKS: dict[str, tuple[Callable[[Path, int], Any], type[Figures]]] = {
-    "sts": (read_similarity, SimilarityFigures),
-    "retrieval": (read_retrieval, RetrievalFigures),
-    "word_in_context": (read_words, WordFigures),
-    "attribution": (read_attribution, AttributionFigures),
+EMPTY = Figures({}, {})
+"""The figures of a task without a file."""
+
+
+async def measure_similarity(encoder: TextEncoder, data: Records[ScoredPair], top_k: int) -> Figures:
+    texts = [labeled for pair in data.lines for labeled in pair.labeled]
+    similarities = await pair_similarities(encoder, data.file.path, texts)
+    scores, subject = np.array([pair.score for pair in data.lines]), f"sts, {len(data.lines):,} pairs"
+    spearman, pearson = estimate_spearman(similarities, scores), estimate_pearson(similarities, scores)
+    rows = {RowKey(subject, "", "Spearman"): spearman, RowKey(subject, "", "Pearson"): pearson}
+    return Figures({"pairs": len(scores), "spearman": spearman, "pearson": pearson}, rows)
+
+
+async def measure_retrieval(encoder: TextEncoder, data: RetrievalData, top_k: int) -> Figures:
+    documents = await encoder.vectors(data.file.path, data.documents, "document")
+    queries = await encoder.vectors(data.file.path, data.queries, "query")
+    relevant = [np.array(indices, np.int64) for indices in data.relevant]
+    measures = rank_measures(Vectors(documents, queries, encoder.engine.info.similarity), relevant, top_k).T
+    estimates = dict(zip(("recall", "ndcg", "mrr"), map(estimate_mean, measures), strict=True))
+    subject = f"retrieval, {len(queries):,} queries, {len(documents):,} documents"
+    names = (f"recall@{top_k}", "nDCG@10", "MRR")
+    rows = {RowKey(subject, "", name): item for name, item in zip(names, estimates.values(), strict=True)}
+    return Figures({"queries": len(queries), "documents": len(documents), "top_k": top_k} | estimates, rows)
+
+
+async def measure_words(encoder: TextEncoder, data: Records[WordPair], top_k: int) -> Figures:
+    same = np.array([pair.same for pair in data.lines])
+    places = [place for pair in data.lines for place in pair.places]
+    majority = max(float(same.mean()), 1 - float(same.mean()))
+    record: dict[str, Any] = {"pairs": len(same), "majority": majority}
+    rows, subject = {}, f"word-in-context, {len(same):,} pairs"
+    cosines = await word_cosines(encoder, data.file.path, places)
+    for name, similarities in zip(("contextual", "static"), cosines, strict=True):
+        record[name] = sense_figures(similarities, same)
+        rows[RowKey(subject, name, "accuracy")] = record[name]["accuracy"]
+        rows[RowKey(subject, name, "AUC")] = record[name]["auc"]
+    note = f"majority   {majority:.4f} of the pairs of words have the more frequent label"
+    return Figures(record, rows, (note,))
+
+
+def sense_figures(similarities: Values, same: Flags) -> dict[str, Any]:
+    """Return the two-fold cross-validated accuracy, each fold's threshold, and the AUC."""
+    correct, thresholds = cross_validate(similarities, same)
+    accuracy = estimate_mean(correct.astype(np.float64))
+    return {"accuracy": accuracy, "thresholds": thresholds, "auc": estimate_auc(similarities, same)}
+
+
+async def measure_attribution(encoder: TextEncoder, data: Records[AttributionLine], top_k: int) -> Figures:
+    """Return the precision@1 by method. Similarity methods only cover lines with a reference."""
+    precisions = await rank_words(encoder, data)
+    references = precisions.reference_chances
+    chance, reference_chance = float(np.mean(precisions.chances)), float(np.mean(references)) if references else None
+    methods = {name: estimate_mean(np.array(values)) for name, values in precisions.by_method.items()}
+    counts = {name: len(references if name in SIMILARITY_METHODS else data.lines) for name in methods}
+    rows = {RowKey(f"attribution, {counts[name]:,} lines", name, "precision@1"): item for name, item in methods.items()}
+    notes = [f"chance     {chance:.4f} is the precision@1 of a random order of the words"]
+    if reference_chance is not None:
+        notes.append(f"chance     {reference_chance:.4f} for the {len(references):,} lines with a reference")
+    record: dict[str, Any] = {"lines": len(data.lines), "references": len(references), "chance": chance}
+    record |= {"reference_chance": reference_chance, "methods": methods, "omitted": precisions.omitted}
+    return Figures(record, rows, tuple(notes), precisions.omitted)
+
+
+TASKS: dict[str, tuple[Callable[[Path, int], Any], Callable[[TextEncoder, Any, int], Awaitable[Figures]]]] = {
+    "sts": (read_similarity, measure_similarity),
+    "retrieval": (read_retrieval, measure_retrieval),
+    "word_in_context": (read_words, measure_words),
+    "attribution": (read_attribution, measure_attribution),
 }
-"""The functions that read the files of the tasks, and the figures, by name."""
+"""The functions that read the file of a task and that evaluate a model on it, by name. They raise `TextError`."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +156,7 @@ class Evaluation:
     tasks: dict[str, Figures]
 
     def rows(self) -> dict[RowKey, Estimate]:
-        return {key: estimate for figures in self.tasks.values() for key, estimate in figures.rows()}
+        return {key: estimate for figures in self.tasks.values() for key, estimate in figures.rows.items()}
 
 
 def evaluate(settings: Settings, datasets: dict[str, Any], top_k: int) -> Evaluation:
@@ -230,7 +167,7 @@ def evaluate(settings: Settings, datasets: dict[str, Any], top_k: int) -> Evalua
 
     async def measure(engine: "Engine") -> Evaluation:
         encoder = TextEncoder(engine, engine.info.name)
-        tasks = {name: await TASKS[name][1].measure(encoder, data, top_k) for name, data in datasets.items()}
+        tasks = {name: await TASKS[name][1](encoder, data, top_k) for name, data in datasets.items()}
         files = {name: data.file for name, data in datasets.items()}
         return Evaluation(engine.info, encoder.truncated, files, tasks)
 
@@ -251,7 +188,7 @@ def save_measures(root: Path, evaluated: Manifest, evaluation: Evaluation) -> Sa
     """
     saved: dict[tuple[str, str, str], EvaluationRecord | None] = {}
     for task, figures in evaluation.tasks.items():
-        for key, estimate in figures.rows():
+        for key, estimate in figures.rows.items():
             names = {"task": task.replace("_", "-"), "file": evaluation.files[task].path.name}
             names["measure"] = f"{key.measure}, {key.method}" if key.method else key.measure
             # Four decimals, as in the printed table: further digits could differ between runs and change the digest.
@@ -275,14 +212,20 @@ def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved
     """Return the evaluation as JSON, with the baseline and the differences."""
     files = {name: file.to_json() for name, file in evaluation.files.items()}
     own, *others = (
-        {"model": model_record(item.info, item.truncated)} | {task: _record(item.tasks.get(task)) for task in TASKS}
+        {"model": model_record(item.info, item.truncated)}
+        | {
+            task: _record(figures.record) or None
+            for task, figures in (dict.fromkeys(TASKS, EMPTY) | item.tasks).items()
+        }
         for item in (evaluation, baseline)
         if item is not None
     )
     record = {"model": None, "files": files} | own | {"saved": None if saved is None else saved._asdict()}
     if baseline is None:
         return record | {"baseline": None, "difference": None}
-    difference = {task: _difference(evaluation.tasks.get(task), baseline.tasks.get(task)) for task in TASKS}
+    difference = dict.fromkeys(TASKS) | {
+        task: _difference(figures.record, baseline.tasks[task].record) for task, figures in evaluation.tasks.items()
+    }
     return record | {"baseline": others[0], "difference": difference}
 
 
@@ -297,7 +240,7 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved:
     if baseline is not None:
         yield from _notes(baseline, "baseline: ")
     for figures in evaluation.tasks.values():
-        yield from figures.chances()
+        yield from figures.notes
     yield ""
     yield from _table(evaluation.rows(), None if baseline is None else baseline.rows())
     if saved is not None:
@@ -308,9 +251,8 @@ def evaluation_lines(evaluation: Evaluation, baseline: Evaluation | None, saved:
 def _notes(evaluation: Evaluation, prefix: str) -> Iterator[str]:
     if evaluation.truncated:
         yield f"truncated  {prefix}{evaluation.truncated:,} texts to {evaluation.info.max_input_tokens} tokens"
-    attribution = evaluation.tasks.get("attribution")
-    if isinstance(attribution, AttributionFigures):
-        for name, reason in attribution.omitted.items():
+    for figures in evaluation.tasks.values():
+        for name, reason in figures.omitted.items():
             yield f"omitted    {prefix}{name}: {reason}"
 
 
@@ -353,26 +295,21 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _record(figures: Any) -> Any:
-    """Return figures as a JSON object; keys have underscores instead of spaces."""
+    """Return figures as JSON; keys have underscores instead of spaces."""
     if isinstance(figures, Estimate):
         return {"value": figures.value, "low": figures.low, "high": figures.high}
-    if is_dataclass(figures):
-        return {field.name: _record(getattr(figures, field.name)) for field in fields(figures)}
     if isinstance(figures, dict):
         return {name.replace(" ", "_"): _record(value) for name, value in figures.items()}
     return figures
 
 
 def _difference(figures: Any, baseline: Any) -> Any:
-    """Return the difference of each measure as a JSON object, leaving out measures that the baseline lacks."""
+    """Return the difference of each measure as JSON, leaving out measures that the baseline lacks."""
     if isinstance(figures, Estimate):
         return _record(figures.minus(baseline))
-    if is_dataclass(figures):
-        pairs = {field.name: (getattr(figures, field.name), getattr(baseline, field.name)) for field in fields(figures)}
-    elif isinstance(figures, dict):
-        pairs = {name: (value, baseline[name]) for name, value in figures.items() if name in baseline}
-    else:
+    if not isinstance(figures, dict):
         return None
+    pairs = {name: (value, baseline[name]) for name, value in figures.items() if name in baseline}
     differences = {name.replace(" ", "_"): _difference(*pair) for name, pair in pairs.items()}
     return {name: value for name, value in differences.items() if value} or None
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact.files import WEIGHTS
-from service.commands.evaluate import SenseFigures
+from service.commands import evaluate as evaluate_command
 from service.commands.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -96,13 +96,13 @@ def test_words_have_the_cosines_of_the_comparison(
 ) -> None:
     """Contextual and static cosines must match /v1/compare, including for multi-token words."""
     captured: list[Values] = []
-    sense_figures = SenseFigures.of
+    sense_figures = evaluate_command.sense_figures
 
-    def capture(similarities: Values, same: Flags) -> SenseFigures:
+    def capture(similarities: Values, same: Flags) -> dict[str, Any]:
         captured.append(similarities)
         return sense_figures(similarities, same)
 
-    monkeypatch.setattr(SenseFigures, "of", capture)
+    monkeypatch.setattr(evaluate_command, "sense_figures", capture)
     lines = [
         {
             "text1": "unaffable willows sway",
