@@ -15,11 +15,7 @@ PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
 
 
 class CommandError(Exception):
-    """An error that makes a command exit. The message is one line without input text.
-
-    Attributes:
-        status: The exit status.
-    """
+    """An error that makes a command exit with `status`. The message is one line without input text."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -29,23 +29,16 @@ HEAD_REDUCES: dict[MapKind, HeadReduce] = {"probs": "mean", "norm": "sum", "bloc
 
 @dataclass(frozen=True)
 class Analysis:
-    """A text as the model sees it.
-
-    Attributes:
-        words: The token texts of each word.
-        token_count: Number of tokens, including special tokens.
-        truncated: Whether tokens at the end were dropped.
-        units: Words of the map.
-        matrix: Contribution of each word (column) to each word (row), (W, W).
-        layer: Layer of the map, from 1, or None for the rollout of all layers.
-    """
+    """A text as the model sees it. `words` are the tokens of each word, and `units` the words of the map."""
 
     words: list[list[str]]
     token_count: int
     truncated: bool
     units: list[str]
     matrix: NDArray[Any]
+    """Contribution of each word (column) to each word (row), (W, W)."""
     layer: int | None
+    """Layer of the map, from 1, or None for the rollout of all layers."""
 
 
 async def analyze(source: VectorSource, text: str, kind: MapKind, layer: int | None) -> Analysis:
@@ -144,8 +137,11 @@ def show_map(console: "Console", analysis: Analysis, kind: str) -> None:
     console.print(Text(f"Contributions ({kind}, {layer}{cut})", style="bold"))
     console.print(Text("Row: a word. Column, by its number: a word that contributes to it. In percent."))
     console.print(Text(" " * (digits + width + 2) + "".join(f"{index:>{CELL_WIDTH}}" for index in range(1, shown + 1))))
-    matrix = analysis.matrix if analysis.layer is None else to_shares(analysis.matrix, kind)
-    shares = matrix[:shown, :shown]  # a rollout consists of shares, whatever its kind
+    matrix = analysis.matrix
+    if kind in ("norm", "block_norm") and analysis.layer is not None:  # other kinds and rollouts consist of shares
+        sums = matrix.sum(1, keepdims=True)
+        matrix = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
+    shares = matrix[:shown, :shown]
     others = np.abs(shares[~np.eye(shown, dtype=bool)])
     # A word contributes most to itself. If it set the scale, the other words would all look the same.
     largest = max(float(others.max(initial=0.0)), 1e-9)
@@ -157,14 +153,6 @@ def show_map(console: "Console", analysis: Analysis, kind: str) -> None:
             text = f"{100 * share:>{CELL_WIDTH}.0f}".replace("-0", " 0")
             line.append(text, _style(float(share) / largest) if colored else None)
         console.print(line, no_wrap=True)
-
-
-def to_shares(matrix: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
-    """Return each row as shares: norms are divided by their row sum; other kinds are already shares."""
-    if kind in ("norm", "block_norm"):
-        sums = matrix.sum(1, keepdims=True)
-        matrix = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
-    return matrix
 
 
 def _style(value: float) -> "Style":

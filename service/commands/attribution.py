@@ -82,10 +82,8 @@ def _word_vectors(path: Path, place: WordPlace, result: EncodeResult) -> tuple[F
         problem = f"start{place.side}: {problem} or remove the line."
     if not any(own):
         raise line_error(path, place.line, problem)
-    contextual, static = (
-        part.values[np.array(own)].mean(axis=0) for part in (result.token_vectors, result.static_vectors)
-    )
-    return contextual, static
+    tokens = np.flatnonzero(own)
+    return result.token_vectors.values[tokens].mean(axis=0), result.static_vectors.values[tokens].mean(axis=0)
 
 
 def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
@@ -97,9 +95,8 @@ def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
 HEAD_REDUCES: dict[Kind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "sum", "projection": "sum"}
 
 OCCLUSION = "occlusion"
-CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION = (
-    f"similarity {name}" for name in ("contributions", "leave_one_out", "occlusion")
-)
+CONTRIBUTIONS, LEAVE_ONE_OUT = "similarity contributions", "similarity leave_one_out"
+SIMILARITY_OCCLUSION = "similarity occlusion"
 SIMILARITY_METHODS = (CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION)
 
 
@@ -259,11 +256,10 @@ class _Attributor:
         """Compare each text as the query with its reference as the document."""
         queries = tuple(text.line.text for text in texts)
         documents = tuple(text.line.reference or "" for text in texts)
-        response = await self._engine.similarity(
-            SimilarityRequest(
-                queries, documents, pairs="zip", explain=True, unit="word", effect=effect, truncation="auto"
-            )
+        request = SimilarityRequest(
+            queries, documents, "zip", explain=True, unit="word", truncation="auto", effect=effect
         )
+        response = await self._engine.similarity(request)
         if response.unavailable is not None:
             self._precisions.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
         return response

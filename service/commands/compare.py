@@ -45,153 +45,81 @@ class Encoded:
     truncated: int
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a file with its cosine or overlap."""
+def compare_models(
+    old: Encoded, new: Encoded, texts: TextFile, queries: TextFile | None, top_k: int, *, show_texts: bool
+) -> dict[str, Any]:
+    """Return the comparison as in the JSON output, without gates. `cosine` is None if the dimensions differ."""
 
-    number: int
-    value: float
-    text: str
+    def lowest(file: TextFile, values: NDArray[np.float64]) -> list[dict[str, Any]]:
+        """Return the lines with the lowest values below 1 in ascending order, ties in file order."""
+        order = [index for index in np.argsort(values, kind="stable")[:LISTED] if values[index] < 1]
+        lines = ((float(values[index]), *file.lines[index]) for index in order)
+        return [{"line": line, "value": value} | ({"text": text} if show_texts else {}) for value, line, text in lines]
 
-
-@dataclass(frozen=True)
-class CosineFigures:
-    """Distribution of the cosine between each text's old and new vectors."""
-
-    min: float
-    p1: float
-    p5: float
-    median: float
-    mean: float
-
-
-@dataclass(frozen=True)
-class RankFigures:
-    """Changes in the `top_k` neighbors; `mean_overlap` and `changed_first` are in 0..1."""
-
-    top_k: int
-    mean_overlap: float
-    changed_first: float
-    spearman: float | None
-    pairs: int
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A threshold from the command line and the measured value."""
-
-    option: str
-    threshold: float
-    measured: float
-
-    @property
-    def passed(self) -> bool:
-        return self.measured >= self.threshold
+    cosine, lowest_cosines = None, []
+    if old.info.dimensions == new.info.dimensions:
+        values = row_cosines(old.vectors.texts, new.vectors.texts)
+        percentiles = np.percentile(values, (0, 1, 5, 50)).tolist()
+        cosine = dict(zip(("min", "p1", "p5", "median"), percentiles, strict=True))
+        cosine["mean"] = float(values.mean(dtype=np.float64))
+        lowest_cosines = lowest(texts, values)
+    neighbors = [top_neighbors(model.vectors, top_k) for model in (old, new)]
+    shares = overlaps(*neighbors)
+    pairs = sample_pairs(None if queries is None else len(queries.lines), len(texts.lines))
+    ranks = {
+        "top_k": top_k,
+        "mean_overlap": float(shares.mean()),
+        "changed_first": float(np.mean(neighbors[0][:, 0] != neighbors[1][:, 0])),
+        "spearman": spearman(*(pair_similarities(model.vectors, pairs) for model in (old, new))),
+        "pairs": len(pairs[0]),
+    }
+    return {
+        "old": model_record(old.info, old.truncated),
+        "new": model_record(new.info, new.truncated),
+        "texts": texts.to_json(),
+        "queries": None if queries is None else queries.to_json(),
+        "cosine": cosine,
+        "ranks": ranks,
+        "lowest_cosines": lowest_cosines,
+        "lowest_overlaps": lowest(queries or texts, shares),
+    }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two models on the same texts. `cosines` is None if their dimensions differ."""
-
-    old: Encoded
-    new: Encoded
-    texts: TextFile
-    queries: TextFile | None
-    cosines: CosineFigures | None
-    ranks: RankFigures
-    lowest_cosines: tuple[Line, ...]
-    lowest_overlaps: tuple[Line, ...]
-    """Lines of the queries, or of the texts if there are no queries."""
-
-    @classmethod
-    def of(cls, old: Encoded, new: Encoded, texts: TextFile, queries: TextFile | None, top_k: int) -> "Comparison":
-        cosines: CosineFigures | None = None
-        lowest: tuple[Line, ...] = ()
-        if old.info.dimensions == new.info.dimensions:
-            values = row_cosines(old.vectors.texts, new.vectors.texts)
-            low, p1, p5, median = np.percentile(values, (0, 1, 5, 50)).tolist()
-            cosines = CosineFigures(low, p1, p5, median, float(values.mean(dtype=np.float64)))
-            lowest = _lowest(texts, values)
-        neighbors = [top_neighbors(model.vectors, top_k) for model in (old, new)]
-        shares = overlaps(*neighbors)
-        pairs = sample_pairs(None if queries is None else len(queries.lines), len(texts.lines))
-        correlation = spearman(*(pair_similarities(model.vectors, pairs) for model in (old, new)))
-        changed = float(np.mean(neighbors[0][:, 0] != neighbors[1][:, 0]))
-        ranks = RankFigures(top_k, float(shares.mean()), changed, correlation, len(pairs[0]))
-        return cls(old, new, texts, queries, cosines, ranks, lowest, _lowest(queries or texts, shares))
-
-    def to_json(self, gates: list[Gate], *, show_texts: bool) -> dict[str, Any]:
-        """Return the result as JSON."""
-
-        def listed(lines: tuple[Line, ...]) -> list[dict[str, Any]]:
-            return [
-                {"line": line.number, "value": line.value} | ({"text": line.text} if show_texts else {})
-                for line in lines
-            ]
-
-        return {
-            "old": model_record(self.old.info, self.old.truncated),
-            "new": model_record(self.new.info, self.new.truncated),
-            "texts": self.texts.to_json(),
-            "queries": None if self.queries is None else self.queries.to_json(),
-            "cosine": self.cosines,
-            "ranks": self.ranks,
-            "lowest_cosines": listed(self.lowest_cosines),
-            "lowest_overlaps": listed(self.lowest_overlaps),
-            "gates": [{**vars(gate), "passed": gate.passed} for gate in gates],
-            "passed": all(gate.passed for gate in gates),
-        }
-
-    def to_lines(self, gates: list[Gate], *, show_texts: bool) -> Iterator[str]:
-        for label, model in (("old", self.old), ("new", self.new)):
-            yield f"{label:<10} {describe_model(model.info)}"
-        for label, file in (("texts", self.texts), ("queries", self.queries)):
-            if file is not None:
-                rest = "" if file.is_complete else "; the file has more, see --limit"
-                yield f"{label:<10} {len(file.lines):,} distinct of {file.lines_read:,} lines{rest}"
-        for label, model in (("old", self.old), ("new", self.new)):
-            if model.truncated:
-                yield f"truncated  {label}: {model.truncated:,} lines to {model.info.max_input_tokens} tokens"
-        if self.cosines is None:
-            sizes = f"{self.old.info.dimensions} and {self.new.info.dimensions}"
-            yield f"cosine     not defined, because the dimensions differ ({sizes})"
-        else:
-            figures = self.cosines
-            yield (
-                f"cosine     min {figures.min:.6f}, p1 {figures.p1:.6f}, p5 {figures.p5:.6f}, "
-                f"median {figures.median:.6f}, mean {figures.mean:.6f}"
-            )
-        yield from self._rank_lines()
-        for label, lines in (("lowest cosine", self.lowest_cosines), ("lowest overlap", self.lowest_overlaps)):
-            yield from _line_list(label, lines, show_texts=show_texts)
-        for gate in gates:
-            verdict = "reached" if gate.passed else "MISSED"
-            yield f"gate       {gate.option} {gate.threshold:g}: {verdict} ({gate.measured:.6f})"
-
-    def _rank_lines(self) -> Iterator[str]:
-        ranks, subject = self.ranks, "texts" if self.queries is None else "queries"
-        yield f"overlap    {ranks.mean_overlap:.4f} of the first {ranks.top_k} neighbors, mean of all {subject}"
-        yield f"first      {100 * ranks.changed_first:.2f}% of the {subject} have another first neighbor"
-        value = "not defined, because all similarities are equal" if ranks.spearman is None else f"{ranks.spearman:.6f}"
-        yield f"Spearman   {value} ({ranks.pairs:,} pairs)"
-
-
-def _lowest(file: TextFile, values: NDArray[np.float64]) -> tuple[Line, ...]:
-    """Return the lines with the lowest values below 1 in ascending order, ties in file order."""
-    order = np.argsort(values, kind="stable")[:LISTED]
-    return tuple(
-        Line(file.lines[index][0], float(values[index]), file.lines[index][1]) for index in order if values[index] < 1
-    )
-
-
-def _line_list(label: str, lines: tuple[Line, ...], *, show_texts: bool) -> Iterator[str]:
-    if not lines:
-        return
-    if show_texts:
-        yield f"{label}:"
-        yield from (f"  line {line.number}: {line.value:.6f} {line.text}" for line in lines)
+def to_lines(record: dict[str, Any], old: ModelInfo, new: ModelInfo) -> Iterator[str]:
+    """Yield the comparison as a table."""
+    models = (("old", old), ("new", new))
+    for label, info in models:
+        yield f"{label:<10} {describe_model(info)}"
+    for label in ("texts", "queries"):
+        if (file := record[label]) is not None:
+            rest = "" if file["complete"] else "; the file has more, see --limit"
+            yield f"{label:<10} {file['distinct']:,} distinct of {file['lines_read']:,} lines{rest}"
+    for label, info in models:
+        if truncated := record[label]["truncated"]:
+            yield f"truncated  {label}: {truncated:,} lines to {info.max_input_tokens} tokens"
+    if record["cosine"] is None:
+        yield f"cosine     not defined, because the dimensions differ ({old.dimensions} and {new.dimensions})"
     else:
-        yield f"{label}: " + ", ".join(f"line {line.number} ({line.value:.6g})" for line in lines)
+        yield "cosine     " + ", ".join(f"{name} {value:.6f}" for name, value in record["cosine"].items())
+    ranks, subject = record["ranks"], "texts" if record["queries"] is None else "queries"
+    yield f"overlap    {ranks['mean_overlap']:.4f} of the first {ranks['top_k']} neighbors, mean of all {subject}"
+    yield f"first      {100 * ranks['changed_first']:.2f}% of the {subject} have another first neighbor"
+    value = "not defined, because all similarities are equal"
+    value = value if ranks["spearman"] is None else f"{ranks['spearman']:.6f}"
+    yield f"Spearman   {value} ({ranks['pairs']:,} pairs)"
+    yield from _changed_lines("lowest cosine", record["lowest_cosines"])
+    yield from _changed_lines("lowest overlap", record["lowest_overlaps"])
+    for gate in record["gates"]:
+        verdict = "reached" if gate["passed"] else "MISSED"
+        yield f"gate       {gate['option']} {gate['threshold']:g}: {verdict} ({gate['measured']:.6f})"
+
+
+def _changed_lines(label: str, lines: list[dict[str, Any]]) -> Iterator[str]:
+    if lines and "text" in lines[0]:
+        yield f"{label}:"
+        yield from (f"  line {line['line']}: {line['value']:.6f} {line['text']}" for line in lines)
+    elif lines:
+        yield f"{label}: " + ", ".join(f"line {line['line']} ({line['value']:.6g})" for line in lines)
 
 
 DEFAULT_LIMIT = 10_000
@@ -227,21 +155,30 @@ def run(arguments: Sequence[str]) -> int:
         texts = TextFile.read(options.texts, options.limit)
         queries = None if options.queries is None else TextFile.read(options.queries, options.limit)
         _check_top_k(parser, options.top_k, texts, queries)
-        comparison = _compare(options, texts, queries)
+        old, new = _encode(options, texts, queries)
     except TextError as error:
         print(f"attendant compare: {error}", file=sys.stderr)
         return EX_DATAERR
-    gates = _gates(options, comparison)
+    record = compare_models(old, new, texts, queries, options.top_k, show_texts=options.show_texts)
+    thresholds = (
+        ("--min-cosine", options.min_cosine, record["cosine"] and record["cosine"]["min"]),
+        ("--min-overlap", options.min_overlap, record["ranks"]["mean_overlap"]),
+    )
+    record["gates"] = [
+        {"option": option, "threshold": float(limit), "measured": measured, "passed": measured >= float(limit)}
+        for option, limit, measured in thresholds
+        if limit is not None
+    ]
+    missed = [gate for gate in record["gates"] if not gate["passed"]]
+    record["passed"] = not missed
     if options.json:
-        record = comparison.to_json(gates, show_texts=options.show_texts)
         print(orjson.dumps(record, option=orjson.OPT_INDENT_2).decode())
     else:
-        for line in comparison.to_lines(gates, show_texts=options.show_texts):
+        for line in to_lines(record, old.info, new.info):
             print(line)
-    missed = [gate for gate in gates if not gate.passed]
     for gate in missed:
-        problem = f"threshold missed ({gate.measured:.6f}, limit {gate.threshold:g})"
-        print(f"attendant compare: {gate.option}: {problem}.", file=sys.stderr)
+        problem = f"threshold missed ({gate['measured']:.6f}, limit {gate['threshold']:g})"
+        print(f"attendant compare: {gate['option']}: {problem}.", file=sys.stderr)
     return EX_NEGATIVE if missed else 0
 
 
@@ -281,7 +218,8 @@ def _check_top_k(parser: Parser, top_k: int, texts: TextFile, queries: TextFile 
         parser.error(f"--top-k: too many for the texts ({top_k}, limit {candidates - 1}). Reduce it or add texts")
 
 
-def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | None) -> Comparison:
+def _encode(options: argparse.Namespace, texts: TextFile, queries: TextFile | None) -> list[Encoded]:
+    """Encode the files with both models, one after the other."""
     settings = load_settings()
 
     def encode(label: str, directory: Path, precision: str | None) -> Encoded:
@@ -294,17 +232,4 @@ def _compare(options: argparse.Namespace, texts: TextFile, queries: TextFile | N
         changes = {"model_dir": directory, "model_digest": None, "precision": precision or settings.precision}
         return run_engine(settings.model_copy(update=changes), encode_files)
 
-    old = encode("old", options.old, options.old_precision)
-    new = encode("new", options.new, options.new_precision)
-    return Comparison.of(old, new, texts, queries, options.top_k)
-
-
-def _gates(options: argparse.Namespace, comparison: Comparison) -> list[Gate]:
-    """Return the thresholds that were set, with the measured values."""
-    gates = []
-    if options.min_cosine is not None:
-        assert comparison.cosines is not None
-        gates.append(Gate("--min-cosine", float(options.min_cosine), comparison.cosines.min))
-    if options.min_overlap is not None:
-        gates.append(Gate("--min-overlap", float(options.min_overlap), comparison.ranks.mean_overlap))
-    return gates
+    return [encode("old", options.old, options.old_precision), encode("new", options.new, options.new_precision)]

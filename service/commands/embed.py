@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -52,7 +52,7 @@ VERSION = 1
 DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
 OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
 
-RunKey = Mapping[str, str | int | bool | None]
+RunKey = dict[str, Any]
 """Properties of the input file, the model and the options that must be unchanged to resume a run."""
 
 
@@ -83,7 +83,7 @@ class WorkDirectory:
     """
 
     def __init__(self, target: Path, state: _State) -> None:
-        self._target, self._state = target, state
+        self._target, self.state = target, state
         self.path = partial_path(target)
 
     @classmethod
@@ -110,36 +110,27 @@ class WorkDirectory:
             with _write_errors(path):
                 state = _read_state(path)
                 if state is not None:
-                    _check_same_run(path, state.run, dict(run))
+                    _check_same_run(path, state.run, run)
                 # A run killed while publishing its output may already have moved some of it.
                 if not overwrite and (state is None or state.output is None):
                     check_absent(target)
                 if state is None:
                     (path / REJECTED).write_bytes(b"")
                     _append(path / DATA, 0, header)
-                    state = _State(dict(run), data_bytes=len(header))
+                    state = _State(run, data_bytes=len(header))
                     _write_state(path, state)
             yield cls(target, state)
 
-    @property
-    def counts(self) -> Counts:
-        return self._state.counts
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all rows are on disk and only renames can be missing."""
-        return self._state.output is not None
-
     def append(self, data: bytes, rejected: bytes, counts: Counts) -> None:
         """Write a chunk to disk; `counts` already include it. Raises `CommandError`."""
-        state = self._state
+        state = self.state
         with _write_errors(self.path):
             if rejected:
                 _append(self.path / REJECTED, state.rejected_bytes, rejected)
             _append(self.path / DATA, state.data_bytes, data)
             data_bytes, rejected_bytes = state.data_bytes + len(data), state.rejected_bytes + len(rejected)
-            self._state = replace(state, counts=counts, data_bytes=data_bytes, rejected_bytes=rejected_bytes)
-            _write_state(self.path, self._state)
+            self.state = replace(state, counts=counts, data_bytes=data_bytes, rejected_bytes=rejected_bytes)
+            _write_state(self.path, self.state)
 
     def publish(self, finish: Callable[[Path, int], Path] | None) -> None:
         """Move the rejected rows into place, then the output, if any. Raises `CommandError`.
@@ -147,15 +138,15 @@ class WorkDirectory:
         `finish` completes the output from the data and the number of rows. It is None if all rows are rejected.
         """
         with _write_errors(self.path):
-            if self._state.output is None:
-                for name, size in ((DATA, self._state.data_bytes), (REJECTED, self._state.rejected_bytes)):
+            if self.state.output is None:
+                for name, size in ((DATA, self.state.data_bytes), (REJECTED, self.state.rejected_bytes)):
                     os.truncate(self.path / name, size)
-                output = finish(self.path / DATA, self._state.counts.rows).name if finish is not None else ""
-                self._state = replace(self._state, output=output)
-                _write_state(self.path, self._state)
+                output = finish(self.path / DATA, self.state.counts.rows).name if finish is not None else ""
+                self.state = replace(self.state, output=output)
+                _write_state(self.path, self.state)
             # If an earlier run was killed, any step may already be done.
-            rejected, output_path = self.path / REJECTED, self.path / str(self._state.output)
-            if not self._state.counts.rejected:
+            rejected, output_path = self.path / REJECTED, self.path / str(self.state.output)
+            if not self.state.counts.rejected:
                 rejected_path(self._target).unlink(missing_ok=True)
             elif rejected.exists():
                 rejected.replace(rejected_path(self._target))
@@ -372,30 +363,25 @@ class EmbedFile:
     overwrite: bool = False
 
 
-@dataclass(frozen=True)
-class Report:
-    """Row counts over all runs, and the rows per second of this run."""
+async def embed_file(job: EmbedFile, embedder: Embedder) -> tuple[Counts, float]:
+    """Write the embeddings of a file, resuming an earlier run if there is one. Raises `CommandError`.
 
-    counts: Counts
-    rate: float
-
-
-async def embed_file(job: EmbedFile, embedder: Embedder) -> Report:
-    """Write the embeddings of a file, resuming an earlier run if there is one. Raises `CommandError`."""
+    Return row counts over all runs, and the rows per second of this run.
+    """
     with job.source.open() as reader:
         output = _vector_format(job, embedder, reader.id_type)
         run = _run_key(job, embedder.info)
         with WorkDirectory.open(job.target, run, output.header, overwrite=job.overwrite) as work:
-            with FileProgress(work.counts.rows) as progress:
-                if not work.is_complete:
+            with FileProgress(work.state.counts.rows) as progress:
+                if work.state.output is None:  # else only renames can be missing
                     write = functools.partial(_write, job, embedder, output, work)
-                    await _write_chunks(encode_rows(embedder, reader, work.counts.rows), write, progress)
-            rate, counts = progress.rate, work.counts
+                    await _write_chunks(encode_rows(embedder, reader, work.state.counts.rows), write, progress)
+            rate, counts = progress.rate, work.state.counts
             is_empty = 0 < counts.rows == counts.rejected
             await asyncio.to_thread(work.publish, None if is_empty else output.finish)
     if is_empty:
         raise _all_rejected(job, counts)
-    return Report(counts, rate)
+    return counts, rate
 
 
 async def _write_chunks(
@@ -446,7 +432,7 @@ def _write(
             accepted.append(index)
             truncated += result.truncated
     data = output.encode(Chunk(vectors, accepted, [encoded[index][0] for index in accepted]))
-    counts = work.counts
+    counts = work.state.counts
     counts = Counts(counts.rows + len(encoded), counts.rejected + len(rejected), counts.truncated + truncated)
     work.append(data, b"".join(rejected), counts)
 
@@ -547,7 +533,7 @@ def _run_file(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         job = _job(parser, options)
-        report = asyncio.run(_embed_file(job, options))
+        counts = asyncio.run(_embed_file(job, options))
     except CommandError as error:
         hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
         hint = "" if error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
@@ -557,21 +543,20 @@ def _run_file(arguments: list[str]) -> int:
         if partial_path(options.output).exists():
             print(f"{COMMAND}: interrupted. Repeat the command to continue.", file=sys.stderr)
         raise
-    return EX_NEGATIVE if report.counts.rejected else EX_OK
+    return EX_NEGATIVE if counts.rejected else EX_OK
 
 
-async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Report:
+async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Counts:
     async with _open_embedder(options, job.vectors) as embedder:
-        report = await embed_file(job, embedder)
+        counts, rate = await embed_file(job, embedder)
         limit = embedder.info.max_input_tokens
-    counts = report.counts
-    parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {report.rate:,.0f} rows/s"]
+    parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {rate:,.0f} rows/s"]
     if counts.truncated:
         parts.append(f"truncated {counts.truncated:,} to {limit} tokens, the limit of the model")
     if counts.rejected:
         parts.append(f"rejected {counts.rejected:,} of {counts.rows:,} rows, see {rejected_path(job.target)}")
     print(f"{COMMAND}: {'; '.join(parts)}", file=sys.stderr)
-    return report
+    return counts
 
 
 def _open_embedder(options: argparse.Namespace, vectors: VectorOptions) -> AbstractAsyncContextManager[Embedder]:

@@ -35,11 +35,10 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Workers:
-    """Number of workers, and threads per worker.
+    """Number of workers, threads per worker, and the CPUs of a node that Ray reserves per worker.
 
-    `reserved_cpus` is the share of a node's CPUs that Ray reserves per worker. Ray always sends a lost block back to
-    the same worker, which may have to restart on any of the remaining nodes. All workers must therefore fit on the
-    smallest node.
+    Ray sends a lost block back to the same worker, which may have to restart on any of the remaining nodes, so all
+    workers must fit on the smallest one.
     """
 
     count: int
@@ -107,13 +106,9 @@ def describe_source(open_source: OpenSource, settings: Settings, options: Vector
 async def open_ray_embedder(
     settings: Settings, options: VectorOptions, count: int | None, open_source: OpenSource
 ) -> AsyncIterator[RayEmbedder]:
-    """Start or join a Ray cluster and load the model on it. Raises `ArtifactError`, `ConfigError` or `CommandError`.
+    """Start or join a Ray cluster and load the model in `count` workers; None chooses their number.
 
-    Args:
-        settings: Engine options of each worker.
-        options: Embedding options.
-        count: Number of workers, or None to choose it from the cluster's nodes.
-        open_source: Loads the model in a worker.
+    Raises `ArtifactError`, `ConfigError` or `CommandError`.
     """
     # Ray prints node errors to stdout.
     with contextlib.redirect_stdout(sys.stderr):
@@ -137,15 +132,10 @@ async def open_ray_embedder(
 
 
 def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers:
-    """Return workers that fit: as large as possible if `threads` is 0, and as many as possible if `count` is None.
+    """Return workers that fit on nodes with these CPUs, or raise `CommandError`.
 
-    Args:
-        cpus: CPUs of each node.
-        count: Number of workers, or None.
-        threads: Threads per worker, or 0. With neither, there is one worker per node.
-
-    Raises:
-        CommandError: The workers do not fit.
+    They are as large as possible if `threads` is 0, and as many as possible if `count` is None. With neither, there is
+    one worker per node.
     """
     cpus = [size for size in cpus if size]
 
@@ -159,10 +149,8 @@ def divide_cpus(cpus: Sequence[int], count: int | None, threads: int) -> Workers
     count = count or max(1, limit)
     if count > limit:
         used = f"{count} of {threads} CPUs" if threads > 1 else str(count)
-        raise CommandError(
-            f"--ray-workers: too many ({used}, limit {limit}). Reduce it, set ATTENDANT_THREADS, or add nodes.",
-            EX_CONFIG,
-        )
+        problem = f"--ray-workers: too many ({used}, limit {limit})"
+        raise CommandError(f"{problem}. Reduce it, set ATTENDANT_THREADS, or add nodes.", EX_CONFIG)
     # Ray rounds CPUs to ten-thousandths.
     return Workers(count, threads, min(threads, max(1, int(min(cpus) / count * 10_000)) / 10_000))
 
@@ -225,8 +213,6 @@ def _ray_errors() -> Iterator[None]:
 
 def _check_equal(info: SourceInfo, expected: SourceInfo) -> None:
     if info != expected:
-        raise CommandError(
-            f"Ray worker on {socket.gethostname()}: another model ({info.digest} in {info.precision}, expected "
-            f"{expected.digest} in {expected.precision}). Install one artifact on all nodes.",
-            EX_CONFIG,
-        )
+        found, wanted = (f"{model.digest} in {model.precision}" for model in (info, expected))
+        problem = f"Ray worker on {socket.gethostname()}: another model ({found}, expected {wanted})"
+        raise CommandError(f"{problem}. Install one artifact on all nodes.", EX_CONFIG)

@@ -213,10 +213,7 @@ def evaluation_record(evaluation: Evaluation, baseline: Evaluation | None, saved
     files = {name: file.to_json() for name, file in evaluation.files.items()}
     own, *others = (
         {"model": model_record(item.info, item.truncated)}
-        | {
-            task: _record(figures.record) or None
-            for task, figures in (dict.fromkeys(TASKS, EMPTY) | item.tasks).items()
-        }
+        | {task: _record(item.tasks.get(task, EMPTY).record) or None for task in TASKS}
         for item in (evaluation, baseline)
         if item is not None
     )
@@ -335,12 +332,8 @@ the search takes about 7 minutes and the intervals of --sts a minute, not counti
 reference. This takes about 1 minute of CPU time per 300 lines of 12 words, and 6 hours for the largest limit, so set
 --limit.
 
---baseline measures a second artifact after the first, on the same files and in the same precision. Differences are DIR
-minus baseline. Their intervals are paired: each resample has the same lines or queries for both.
-
---save writes the measures to manifest.json, replacing those with the same task, file name and measure. If you pin
-ATTENDANT_MODEL_DIGEST, set it to the new digest. After a crash, either the old or the new manifest is left, and both
-are valid. A running server keeps using the manifest it loaded.
+--baseline measures a second artifact on the same files in the same precision. Differences are DIR minus baseline, with
+paired intervals. --save writes the measures to manifest.json, which changes the digest (docs/evaluation.md).
 
 example: attendant evaluate models/tuned --baseline models/base --retrieval queries.jsonl
 example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl --top-k 5 --word-in-context words.jsonl
@@ -399,10 +392,13 @@ def _parser() -> Parser:
     add("directory", type=Path, metavar="DIR", help="directory of the artifact")
     add("--sts", type=Path, metavar="FILE", help="pairs of texts with similarity scores")
     add("--retrieval", type=Path, metavar="FILE", help="queries with relevant documents, and further documents")
-    description = "pairs of texts with a word, and whether it has the same sense"
-    add("--word-in-context", type=Path, metavar="FILE", help=description)
-    description = "texts with a word, the words that decide its sense, and a text to compare with"
-    add("--attribution", type=Path, metavar="FILE", help=description)
+    add(
+        "--word-in-context",
+        type=Path,
+        metavar="FILE",
+        help="pairs of texts with a word, and whether the sense is equal",
+    )
+    add("--attribution", type=Path, metavar="FILE", help="texts with a word and those that decide its sense")
     add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query for recall (default: 10)")
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip

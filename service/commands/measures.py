@@ -151,7 +151,6 @@ def mean_ranks(codes: Indices) -> NDArray[np.float64]:
 
 
 RESAMPLES = 1000
-SEED = 20_261
 NDCG_DEPTH = 10
 
 Values = NDArray[np.float64]
@@ -160,7 +159,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure and its 95 % interval. Undefined values are None, as are bounds if no resample has a value."""
+    """A measure and its 95% interval. Undefined values are None, as are bounds if no resample has a value."""
 
     value: float | None
     low: float | None

@@ -38,16 +38,10 @@ Id = int | str
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the input.
-
-    Attributes:
-        number: Number of the line, the CSV record after the header, or the Parquet row, from 1.
-        text: The text, or None if the row is rejected.
-        id: Value of the id field, or None if there is none or it is invalid.
-        error: `<field>: <problem>. <Remedy>.`, or "" if the row is accepted.
-    """
+    """A row of the input, rejected if it has an error (`<field>: <problem>. <Remedy>.`)."""
 
     number: int
+    """Number of the line, the CSV record after the header, or the Parquet row, from 1."""
     text: str | None
     id: Id | None = None
     error: str = ""
@@ -55,17 +49,13 @@ class Row:
 
 @dataclass(frozen=True)
 class RowReader:
-    """An open file to embed.
-
-    Attributes:
-        rows: The rows. Iteration raises `CommandError` if the rest of the file is unusable.
-        estimate_total: Returns the estimated number of rows of the file, given the number of the last row read.
-        id_type: Arrow type of the ids, or None if they are strings in Parquet.
-    """
+    """An open file to embed. Iterating over its rows raises `CommandError` if the rest is unusable."""
 
     rows: Iterator[Row]
     estimate_total: Callable[[int], int]
+    """Returns the estimated number of rows of the file, given the number of the last row read."""
     id_type: Any = None
+    """Arrow type of the ids, or None if they are strings in Parquet."""
 
 
 @dataclass(frozen=True)

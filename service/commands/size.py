@@ -147,10 +147,8 @@ def run(arguments: Sequence[str]) -> int:
         model = ModelShape.of(Artifact.open(options.model_dir).manifest)
     limit = options.max_tokens or model.max_input_tokens
     if options.mean_tokens > limit:
-        parser.error(
-            f"--mean-tokens: over the token limit of {model.name} ({_show(options.mean_tokens)}, limit {limit}). "
-            "Reduce it or set --max-tokens"
-        )
+        problem = f"over the token limit of {model.name} ({_show(options.mean_tokens)}, limit {limit})"
+        parser.error(f"--mean-tokens: {problem}. Reduce it or set --max-tokens")
     load = Load(options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization)
     rate, source = _throughput(options, model)
     capacity = cheapest(load, rate, options.spare_replicas)

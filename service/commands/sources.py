@@ -106,18 +106,17 @@ def run_engine(settings: Settings, work: "Callable[[Engine], Awaitable[T]]") -> 
 
 
 async def encode_texts(
-    engine: "Engine", texts: Iterable[LabeledText], prompt_name: str | None = None, role: Side | None = None
+    engine: "Engine", texts: Iterable[LabeledText], role: Side | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
-    """Yield one response per batch of texts, truncating texts over the token limit as the model does.
+    """Yield one response per batch of texts, truncated like the model does, with the prompt of the role.
 
-    `prompt_name` None selects the role's prompt, or the model's default prompt. Raises a `ServiceError` that names the
-    text.
+    Raises a `ServiceError` that names the text.
     """
     remaining = iter(texts)
     while batch := list(islice(remaining, BATCH_SIZE)):
         inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
         try:
-            yield await engine.encode(EncodeRequest(inputs, truncation="auto", prompt_name=prompt_name, role=role))
+            yield await engine.encode(EncodeRequest(inputs, truncation="auto", role=role))
         except ServiceError as error:
             name_text(error, [label for label, _ in batch])
             raise
@@ -393,10 +392,8 @@ def _server_error(error: "AttendantError", url: str) -> SourceError:
 
 def describe_model(info: "ModelInfo") -> str:
     """Return the model's name, precision, size, similarity and digest on one line."""
-    return (
-        f"{info.name}, {info.precision} ({info.provider}), {info.dimensions} dimensions, {info.similarity} similarity, "
-        f"{info.digest}"
-    )
+    kind = f"{info.precision} ({info.provider}), {info.dimensions} dimensions, {info.similarity} similarity"
+    return f"{info.name}, {kind}, {info.digest}"
 
 
 def model_record(info: "ModelInfo", truncated: int) -> dict[str, Any]:

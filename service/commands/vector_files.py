@@ -24,13 +24,7 @@ DType = Literal["float32", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Embeddings of consecutive input rows.
-
-    Attributes:
-        vectors: Embeddings of N input rows, (N, D), NaN if rejected.
-        accepted: Indices of the accepted rows among them.
-        rows: The accepted rows.
-    """
+    """Embeddings of N consecutive input rows, (N, D), NaN if rejected, and the accepted rows with their indices."""
 
     vectors: NDArray[Any]
     accepted: list[int]
