@@ -1,6 +1,6 @@
 """Load a published model: its encoder and its heads. model/families/ lists the tensor names of each architecture."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,36 +15,36 @@ from model.artifact.tokenizer import Tokenizer
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
 from model.families.family import ConfigReader, Family
-from model.heads import (
+from model.heads.classifiers import (
+    ARCHITECTURE,
     Classifier,
-    MaskedLM,
-    MultiVector,
-    Sparse,
     TokenClassifier,
+    find_logit_score,
+    read_classifier,
+    read_logit_score,
+    read_token_classifier,
+)
+from model.heads.multi_vector import MultiVector, pop_projection, read_late_interaction, read_multi_vector
+from model.heads.row_head import has_architecture
+from model.heads.vocabulary import (
+    MaskedLM,
+    Sparse,
     VocabularyHead,
     VocabularyLayout,
     find_decoder,
     find_mask_token,
-    is_classifier,
-    is_masked_lm,
-    is_token_classifier,
-    read_classifier,
     read_linear_sparse,
-    read_multi_vector,
     read_query_weights,
     read_splade,
-    read_token_classifier,
     read_vocabulary_head,
 )
-from model.heads.classifiers import find_logit_score, read_logit_score
-from model.heads.multi_vector import pop_projection, read_late_interaction
 from model.source.published import (
     HARMLESS,
     REDOWNLOAD,
     TOKENIZER_CONFIG,
     CheckpointError,
-    ModelFiles,
     Module,
+    Published,
     list_tasks,
     merge_adapters,
     read_json,
@@ -80,110 +80,86 @@ def check_expansion(encoder: Encoder, head: MultiVector) -> None:
         )
 
 
-def load_classifier(
-    files: ModelFiles,
-    family: Family,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    encoder: Encoder,
-    tokenizer: bytes,
-) -> Classifier | None:
-    """Return the classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if (module := find_logit_score(files)) is not None:
-        embeddings = encoder.embeddings.word_embeddings.weight.detach()
-        # transformers writes the key whenever the output layer is stored once.
-        tied = ConfigReader(config).flag("tie_word_embeddings", True)
-        output = find_decoder("lm_head.weight", head_tensors(family, tensors), embeddings, tied=tied)
-        return read_logit_score(module, files, config, output, tokenizer)
-    if not is_classifier(config) and files.sentence_transformers.get("model_type") != "CrossEncoder":
-        return None
-    options, size = files.sentence_transformers, encoder.config.hidden_size
-    return read_classifier(config, options, family.classifier_layout(config), head_tensors(family, tensors), size)
+@dataclass(frozen=True)
+class _Weights:
+    """What the heads of a checkpoint are read from; `tensors` have their names without the prefix of the encoder."""
+
+    files: Published
+    family: Family
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    encoder: Encoder
+    tokenizer: bytes
+
+    def classifier(self) -> Classifier | None:
+        """Return the classifier; None without one. Raises CheckpointError."""
+        options, size = self.files.sentence_transformers, self.encoder.config.hidden_size
+        if (module := find_logit_score(self.files)) is not None:
+            embeddings = self.encoder.embeddings.word_embeddings.weight.detach()
+            # transformers writes the key whenever the output layer is stored once.
+            tied = ConfigReader(self.config).flag("tie_word_embeddings", True)
+            output = find_decoder("lm_head.weight", self.tensors, embeddings, tied=tied)
+            return read_logit_score(module, self.files, self.config, output, self.tokenizer)
+        if not has_architecture(self.config, ARCHITECTURE) and options.get("model_type") != "CrossEncoder":
+            return None
+        return read_classifier(self.config, options, self.family.classifier_layout(self.config), self.tensors, size)
+
+    def token_classifier(self) -> TokenClassifier | None:
+        """Return the token classifier; None without one. Raises CheckpointError."""
+        if not has_architecture(self.config, "ForTokenClassification"):
+            return None
+        layout = self.family.token_classifier_layout(self.config)
+        return read_token_classifier(self.config, layout, self.tensors, self.encoder.config.hidden_size)
+
+    def masked_lm(self) -> MaskedLM | None:
+        """Return the masked-LM head; None without one. Raises CheckpointError."""
+        # Of models for pre-training, BERT's have the head.
+        if not has_architecture(self.config, "ForMaskedLM", "ForPreTraining") or self.family.masked_lm is None:
+            return None
+        layout = self.family.masked_lm(ConfigReader(self.config))
+        if not layout.is_in(self.tensors):
+            return None
+        return MaskedLM(self._vocabulary_head(layout), find_mask_token(self.tokenizer, self.files.tokenizer_config))
+
+    def sparse(self) -> Sparse | None:
+        """Return the sparse head; None without one. Raises CheckpointError."""
+        files, encoder = self.files, self.encoder.config
+        pooling = next((module for module in files.modules if module.kind == "SpladePooling"), None)
+        if pooling is None:
+            return read_linear_sparse(files.directory, encoder.hidden_size)
+        if self.family.masked_lm is None:
+            raise CheckpointError(f"modules.json: SpladePooling of a {self.family.name} model is not supported.")
+        layout, weights = self.family.masked_lm(ConfigReader(self.config)), None
+        if files.queries is not None:
+            files.module_config(files.queries[0]).require("path")
+            _check_same_tokenizer(files, files.queries[0])
+            weights = read_query_weights(files.queries[0].path, encoder.vocab_size)
+        head = read_splade(files.module_config(pooling), self._vocabulary_head(layout), weights)
+        similarity, limit = read_similarity(files, "dot"), files.sentence_transformers.integer("max_active_dims")
+        return replace(head, similarity=similarity, max_active=limit)
+
+    def _vocabulary_head(self, layout: VocabularyLayout) -> VocabularyHead:
+        embeddings = self.encoder.embeddings.word_embeddings.weight.detach()
+        return read_vocabulary_head(layout, self.tensors, embeddings, self.encoder.config.hidden_size)
+
+    def unexported(self, *exported: str) -> tuple[str, ...]:
+        """Return the `architectures` whose heads have tensors, but do not end with a name in `exported`."""
+        if not any(self.family.is_head(name) for name in self.tensors):
+            return ()
+        names = [str(name) for name in self.config.get("architectures") or ()]
+        return tuple(name for name in names if not name.endswith(("Model", *exported)))
 
 
-def load_token_classifier(
-    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
-) -> TokenClassifier | None:
-    """Return the token classifier of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if not is_token_classifier(config):
-        return None
-    layout = family.token_classifier_layout(config)
-    return read_token_classifier(config, layout, head_tensors(family, tensors), encoder.config.hidden_size)
-
-
-def load_sparse(
-    files: ModelFiles, family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], encoder: Encoder
-) -> Sparse | None:
-    """Return the sparse head of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    pooling = next((module for module in files.modules if module.kind == "SpladePooling"), None)
-    if pooling is None:
-        return read_linear_sparse(files.directory, encoder.config.hidden_size)
-    if family.masked_lm is None:
-        raise CheckpointError(f"modules.json: SpladePooling of a {family.name} model is not supported.")
-    layout, weights = family.masked_lm(ConfigReader(config)), None
-    if files.queries is not None:
-        query = files.module_config(files.queries[0])
-        query.require("path")
-        _check_same_tokenizer(files, files.queries[0])
-        weights = read_query_weights(files.queries[0].path, encoder.config.vocab_size)
-    head = read_splade(files.module_config(pooling), load_vocabulary_head(layout, family, tensors, encoder), weights)
-    similarity, limit = read_similarity(files, "dot"), files.sentence_transformers.integer("max_active_dims")
-    return replace(head, similarity=similarity, max_active=limit)
-
-
-def _check_same_tokenizer(files: ModelFiles, query: Module) -> None:
+def _check_same_tokenizer(files: Published, query: Module) -> None:
     """Raise CheckpointError unless queries have the tokenizer of documents."""
     parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
     own, other = (files.read(path / TOKENIZER) for path in (files.transformer, query.path))
     differ = [part for part in parts if len(other) and own.get(part) != other.get(part)]
-    config, other_config = (files.read(path / TOKENIZER_CONFIG) for path in (files.transformer, query.path))
+    config, other_config = files.tokenizer_config, files.read(query.path / TOKENIZER_CONFIG)
     keys = {*config, *other_config} - HARMLESS[TOKENIZER_CONFIG]
     differ += sorted(key for key in keys if config.get(key) != other_config.get(key))
     if differ:
         raise CheckpointError(f"{query.path.name}: tokenizer differs from that of documents ({', '.join(differ)}).")
-
-
-def load_masked_lm(
-    files: ModelFiles,
-    family: Family,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    encoder: Encoder,
-    tokenizer: bytes,
-) -> MaskedLM | None:
-    """Return the masked-LM head of a checkpoint with these weights; None without one. Raises CheckpointError."""
-    if not is_masked_lm(config) or family.masked_lm is None:
-        return None
-    layout = family.masked_lm(ConfigReader(config))
-    if not layout.is_in(head_tensors(family, tensors)):
-        return None
-    mask_token_id = find_mask_token(tokenizer, files.read(files.transformer / TOKENIZER_CONFIG))
-    return MaskedLM(load_vocabulary_head(layout, family, tensors, encoder), mask_token_id)
-
-
-def load_vocabulary_head(
-    layout: VocabularyLayout, family: Family, tensors: Mapping[str, Tensor], encoder: Encoder
-) -> VocabularyHead:
-    """Return the projection onto the vocabulary of a checkpoint with these weights. Raises CheckpointError."""
-    embeddings = encoder.embeddings.word_embeddings.weight.detach()
-    return read_vocabulary_head(layout, head_tensors(family, tensors), embeddings, encoder.config.hidden_size)
-
-
-def head_tensors(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by their names without the prefix of the encoder, which has been read."""
-    prefix = family.find_prefix(tensors)
-    assert prefix is not None
-    return dict(family.parts(tensors, prefix))
-
-
-def find_unexported(
-    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], exported: Collection[str]
-) -> list[str]:
-    """Return the `architectures` in config.json whose heads have tensors, but do not end with a name in `exported`."""
-    if not any(family.is_head(name) for name in head_tensors(family, tensors)):
-        return []
-    names = [str(name) for name in config.get("architectures") or ()]
-    return [name for name in names if not name.endswith(("Model", *exported))]
 
 
 SAVE_RERANKER = """python -c "from sentence_transformers import CrossEncoder; \
@@ -234,7 +210,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
     """
-    files = ModelFiles(directory)
+    files = Published(directory)
     transformer = read_transformer_settings(files)
     config = {**read_json(files.transformer / "config.json"), **transformer.config}
     if not isinstance(config.get("architectures") or [], list):
@@ -262,10 +238,11 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         embedding_config.origins["task"] = "--task"
     if encoder.config.causal and embedding_config.pooling == "cls":
         raise CheckpointError(f"{embedding_config.origins['pooling']}: cls pooling of a causal model. Use mean.")
-    classifier = load_classifier(files, family, config, tensors, encoder, tokenizer)
-    token_classifier = load_token_classifier(family, config, tensors, encoder)
-    masked_lm = load_masked_lm(files, family, config, tensors, encoder, tokenizer)
-    sparse = load_sparse(files, family, config, tensors, encoder)
+    prefix = family.find_prefix(tensors)
+    assert prefix is not None  # checked by `build_encoder`
+    weights = _Weights(files, family, config, dict(family.parts(tensors, prefix)), encoder, tokenizer)
+    classifier, token_classifier = weights.classifier(), weights.token_classifier()
+    masked_lm, sparse = weights.masked_lm(), weights.sparse()
     exported = {
         "ForSequenceClassification": classifier,
         "ForCausalLM": classifier,  # as a reranker
@@ -296,12 +273,12 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         role_max_tokens=role_max_tokens,
         special_tokens_in_text=settings.special_tokens_in_text,
         warnings=tuple(files.warnings()),
-        unexported=tuple(find_unexported(family, config, tensors, {name for name, head in exported.items() if head})),
+        unexported=weights.unexported(*(name for name, head in exported.items() if head)),
     )
 
 
 def warn_about_reranker(
-    files: ModelFiles, causal: bool, config: Mapping[str, Any], classifier: Classifier | None
+    files: Published, causal: bool, config: Mapping[str, Any], classifier: Classifier | None
 ) -> None:
     """Add a warning if a causal language model without sentence-transformers files looks like a reranker."""
     is_language_model = any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or ())

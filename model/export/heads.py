@@ -25,7 +25,8 @@ from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_session, write_graph
 from model.export.parity import TOLERANCE
-from model.heads import MaskedLM, RowHead
+from model.heads.row_head import RowHead
+from model.heads.vocabulary import MaskedLM
 from model.source.sentence_transformers import EmbeddingConfig
 
 OUTPUTS = {

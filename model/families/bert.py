@@ -12,7 +12,9 @@ from model.families.family import (
     read_bert_head,
     read_roberta_head,
 )
-from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+from model.heads.classifiers import ClassifierLayout
+from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 from model.source.published import CheckpointError
 
 NAMES = {

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from model.encoder import ACTIVATIONS, EncoderConfig, RotaryConfig
-from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+from model.heads.classifiers import ClassifierLayout
+from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 from model.source.published import REDOWNLOAD, CheckpointError, unsupported
 
 Choice = TypeVar("Choice")

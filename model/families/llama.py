@@ -17,7 +17,9 @@ from model.families.family import (
     read_rotary,
     rotary_from,
 )
-from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+from model.heads.classifiers import ClassifierLayout
+from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 
 NAMES = {
     "embeddings.word_embeddings": "embed_tokens",

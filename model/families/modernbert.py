@@ -3,7 +3,9 @@
 from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
 from model.families.family import ConfigReader, Family, check_layer_types, make_config, rotary_from
-from model.heads import ClassifierLayout, HeadLayout, VocabularyLayout
+from model.heads.classifiers import ClassifierLayout
+from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 
 NAMES = {
     "embeddings.word_embeddings": "embeddings.tok_embeddings",

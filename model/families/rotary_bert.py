@@ -13,7 +13,8 @@ from model.families.family import (
     read_roberta_layers,
     read_rotary,
 )
-from model.heads import HeadLayout, VocabularyLayout
+from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 from model.source.published import CheckpointError
 
 NAMES = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.artifact.manifest import ClassifierPooling, PairTemplateRecord, ScoreActivation
 from model.heads.row_head import HeadLayout, RowHead, read_labels
-from model.source.published import TOKENIZER_CONFIG, CheckpointError, ModelFiles, Module, require_finite
+from model.source.published import CheckpointError, Module, Published, require_finite
 
 ARCHITECTURE = "ForSequenceClassification"
 
@@ -44,12 +44,6 @@ class Classifier:
     activation: ScoreActivation
     template: PairTemplateRecord | None = None
     pair_activation: ScoreActivation | None = None
-
-
-def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a model with a classifier."""
-    architectures = config.get("architectures")
-    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURE) for name in architectures)
 
 
 def read_classifier(
@@ -114,21 +108,12 @@ def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], label
     return "sigmoid" if labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"
 
 
-TAGGER_ARCHITECTURE = "ForTokenClassification"
-
-
 @dataclass(frozen=True)
 class TokenClassifier:
     """A token classifier from a checkpoint: logits (T, C) of the hidden states (T, D)."""
 
     head: RowHead
     labels: tuple[str, ...]
-
-
-def is_token_classifier(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a model with a token classifier."""
-    architectures = config.get("architectures")
-    return isinstance(architectures, list) and any(str(name).endswith(TAGGER_ARCHITECTURE) for name in architectures)
 
 
 def read_token_classifier(
@@ -146,13 +131,13 @@ QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def find_logit_score(files: ModelFiles) -> Module | None:
+def find_logit_score(files: Published) -> Module | None:
     """Return the module LogitScore; None if the model has none."""
     return next((module for module in files.modules if module.kind == MODULE), None)
 
 
 def read_logit_score(
-    module: Module, files: ModelFiles, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
+    module: Module, files: Published, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
 ) -> Classifier:
     """Return the reranker as a classifier of one label, which reads the last token.
 
@@ -175,11 +160,9 @@ def read_logit_score(
     return Classifier(head, "last", None, ("LABEL_0",), read_activation(config, options, 1), template)
 
 
-def _read_template(
-    files: ModelFiles, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer
-) -> PairTemplateRecord:
+def _read_template(files: Published, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> PairTemplateRecord:
     """Return the parts of the chat template, with the model's default prompt as its instruction."""
-    special = files.read(files.transformer / TOKENIZER_CONFIG)
+    special = files.tokenizer_config
     path = files.transformer / TEMPLATE
     source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
     if not isinstance(source, str):

@@ -11,24 +11,20 @@ import torch
 from torch import Tensor
 
 from model.artifact.manifest import ExpansionRecord, SideRecord
-from model.heads.row_head import HeadLayout, RowHead
+from model.heads.row_head import RowHead, linear_head, read_linear_head
 from model.heads.vocabulary import find_mask_token
 from model.source.published import (
     MODULES,
     STANFORD,
-    TOKENIZER_CONFIG,
     CheckpointError,
     ConfigFile,
-    ModelFiles,
+    Published,
     read_json,
-    read_pickled,
-    require_finite,
     unsupported,
 )
 from model.source.sentence_transformers import DenseLayer, check_features, is_late_interaction, read_dense
 
 LINEAR = "colbert_linear.pt"
-LAYOUT = HeadLayout("linear")
 
 
 @dataclass(frozen=True)
@@ -46,18 +42,8 @@ class MultiVector:
 
 def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
     """Return BGE-M3's multi-vector head, which skips [CLS]; None if the directory has none. Raises CheckpointError."""
-    path = directory / LINEAR
-    if not path.is_file():
-        return None
-    tensors = read_pickled(path)
-    for name, tensor in tensors.items():
-        require_finite(tensor, name, path.name)
-    return MultiVector(token_projection(tensors, hidden_size), skips_first=True)
-
-
-def token_projection(tensors: dict[str, Tensor], hidden_size: int) -> RowHead:
-    """Return the layer from a token vector to its vector for late interaction: `weight` and, in some models, `bias`."""
-    return RowHead(LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
+    head = read_linear_head(directory / LINEAR, hidden_size)
+    return None if head is None else MultiVector(head, skips_first=True)
 
 
 TRANSFORMER_KEYS = ("query_length", "document_length", "query_expansion")
@@ -112,7 +98,7 @@ def pop_projection(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Ten
 
 
 def read_late_interaction(
-    files: ModelFiles, tokenizer: bytes, projection: Tensor | None, hidden_size: int, max_position_embeddings: int
+    files: Published, tokenizer: bytes, projection: Tensor | None, hidden_size: int, max_position_embeddings: int
 ) -> LateInteraction | None:
     """Return the late interaction of a ColBERT model; None for other models.
 
@@ -134,19 +120,19 @@ def read_late_interaction(
     if expansion is not None and options.transformer["query_expansion"]["strategy"] == "fixed":
         sides["query"] = sides["query"].model_copy(update={"max_tokens": expansion.length})
     head = MultiVector(
-        token_projection(layers, hidden_size),
+        linear_head(layers, hidden_size),
         skips_first=False,
         query=sides["query"],
         document=sides["document"],
         expansion=expansion,
-        skipped_token_ids=_find_ids(options, vocabulary, files.read(files.transformer / TOKENIZER_CONFIG)),
+        skipped_token_ids=_find_ids(options, vocabulary, files.tokenizer_config),
         score="mean" if options.mean else "sum",
     )
     lengths = [side.max_tokens for side in sides.values() if side.max_tokens is not None]
     return LateInteraction(head, prompts, max(lengths, default=None))
 
 
-def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
+def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
     """Return the options and the projection of sentence-transformers' and PyLate's formats."""
     config, options = files.sentence_transformers, _Options()
     _check_chain(files)
@@ -181,7 +167,7 @@ def _read_modules(files: ModelFiles, hidden_size: int) -> tuple[_Options, dict[s
     return options, _compose(dense)
 
 
-def _check_chain(files: ModelFiles) -> None:
+def _check_chain(files: Published) -> None:
     """Raise CheckpointError for token vectors of any length, and for token limits that replace those of the sides."""
     if "MultiVectorMask" in files.order and "Normalize" not in files.order:
         raise CheckpointError(f"{MODULES}: token vectors without Normalize are not supported.")
@@ -202,7 +188,7 @@ def _read_pylate(config: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
 
 
-def _read_stanford(files: ModelFiles) -> _Options:
+def _read_stanford(files: Published) -> _Options:
     path = files.directory / STANFORD
     values = read_json(path) if path.is_file() else {}
     length = values.get("query_maxlen") or DEFAULT_LENGTH
@@ -274,7 +260,7 @@ def _split_marker(prompt: str, vocabulary: tokenizers.Tokenizer, *, words: bool)
 
 
 def _read_expansion(
-    values: Any, files: ModelFiles, tokenizer: bytes, vocabulary: tokenizers.Tokenizer, limit: int
+    values: Any, files: Published, tokenizer: bytes, vocabulary: tokenizers.Tokenizer, limit: int
 ) -> ExpansionRecord | None:
     if values is None:
         return None
@@ -287,7 +273,7 @@ def _read_expansion(
     length, token = values.get("length"), values.get("token")
     if type(length) is not int or not 1 <= length <= limit:
         raise CheckpointError(f"query_expansion: length is not between 1 and {limit} ({length!r}). Correct it.")
-    special = files.read(files.transformer / TOKENIZER_CONFIG)
+    special = files.tokenizer_config
     if token is not None:
         number = vocabulary.token_to_id(token)
     elif (number := find_mask_token(tokenizer, special)) is None and isinstance(special.get("eos_token"), str):

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from model.encoder.config import ACTIVATIONS
-from model.source.published import CheckpointError, find_tensor, require_finite, require_shape
+from model.source.published import CheckpointError, find_tensor, read_pickled, require_finite, require_shape
 
 HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 
@@ -71,6 +72,27 @@ def empty_head(layout: HeadLayout, hidden_size: int, out_features: int) -> RowHe
     for name in layout.unbiased:
         del tensors[f"{name}.bias"]
     return RowHead(layout, tensors, hidden_size)
+
+
+def linear_head(tensors: Mapping[str, Tensor], hidden_size: int) -> RowHead:
+    """Return a linear layer as a head: `weight` and, in some models, `bias`."""
+    return RowHead(HeadLayout("linear"), {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
+
+
+def read_linear_head(path: Path, hidden_size: int) -> RowHead | None:
+    """Return the linear layer in one of BGE-M3's files; None without the file. Raises CheckpointError."""
+    if not path.is_file():
+        return None
+    tensors = read_pickled(path)
+    for name, tensor in tensors.items():
+        require_finite(tensor, name, path.name)
+    return linear_head(tensors, hidden_size)
+
+
+def has_architecture(config: Mapping[str, Any], *suffixes: str) -> bool:
+    """Return whether an architecture in config.json ends with one of the suffixes, such as "ForMaskedLM"."""
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and any(str(name).endswith(suffixes) for name in architectures)
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:

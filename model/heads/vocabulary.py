@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from model.artifact.manifest import Similarity, SparseActivation, SparsePooling
-from model.heads.row_head import HeadLayout, RowHead
+from model.heads.row_head import HeadLayout, RowHead, read_linear_head
 from model.source.published import (
     REDOWNLOAD,
     CheckpointError,
     ConfigFile,
-    read_pickled,
     read_tensors,
     require_finite,
     require_shape,
@@ -109,8 +108,6 @@ def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tenso
     return tensors[name]
 
 
-ARCHITECTURES = ("ForMaskedLM", "ForPreTraining")
-"""Ends of the names of models with the head. Of models for pre-training, those of BERT have it."""
 MASK_TOKENS = ("[MASK]", "<mask>")
 """The mask tokens of tokenizers whose configuration does not name one."""
 
@@ -121,12 +118,6 @@ class MaskedLM:
 
     head: VocabularyHead
     mask_token_id: int | None
-
-
-def is_masked_lm(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json describes a model with a masked-LM head."""
-    architectures = config.get("architectures")
-    return isinstance(architectures, list) and any(str(name).endswith(ARCHITECTURES) for name in architectures)
 
 
 def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
@@ -140,7 +131,6 @@ def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
 
 LINEAR = "sparse_linear.pt"
 """The linear layer of BGE-M3, from a token vector to the weight of the token."""
-LINEAR_LAYOUT = HeadLayout("linear")
 
 
 @dataclass(frozen=True)
@@ -163,15 +153,11 @@ class Sparse:
 
 def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
     """Return BGE-M3's sparse head; None if the directory has none. Raises CheckpointError."""
-    path = directory / LINEAR
-    if not path.is_file():
+    head = read_linear_head(directory / LINEAR, hidden_size)
+    if head is None:
         return None
-    tensors = read_pickled(path)
-    for name, tensor in tensors.items():
-        require_finite(tensor, name, path.name)
-    head = RowHead(LINEAR_LAYOUT, {f"linear.{name}": tensor for name, tensor in tensors.items()}, hidden_size)
     if head.out_features != 1:
-        raise CheckpointError(f"{path}: has {head.out_features} outputs, expected 1. {REDOWNLOAD}")
+        raise CheckpointError(f"{directory / LINEAR}: {head.out_features} outputs, expected 1. {REDOWNLOAD}")
     return Sparse(head, None, None, "max", "relu")
 
 

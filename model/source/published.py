@@ -156,11 +156,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def read_optional_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if the file is missing. Raises CheckpointError."""
-    return read_json(path) if path.is_file() else {}
-
-
 MAX_NAME = 255
 MODULES = "modules.json"
 CONFIG = "config_sentence_transformers.json"
@@ -236,24 +231,25 @@ class ConfigFile(Mapping[str, Any]):
     Attributes:
         name: The file relative to the model directory, and the key of a nested object, for messages.
         kind: The key of `HARMLESS`.
+        raw: The values; reading them here is not recorded.
     """
 
     def __init__(self, name: str, values: Mapping[str, Any], kind: str) -> None:
         self.name = name
         self.kind = kind
-        self._values = values
+        self.raw = values
         self._read = set(HARMLESS.get(kind, ()))
         self._nested: dict[str, ConfigFile] = {}
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
-        return self._values[key]
+        return self.raw[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self.raw)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.raw)
 
     def nested(self, key: str, kind: str | None = None) -> "ConfigFile":
         """Return the object at a key; an empty one if the key is missing or null. Raises CheckpointError."""
@@ -280,7 +276,7 @@ class ConfigFile(Mapping[str, Any]):
 
     def unread(self) -> Iterator[str]:
         """Yield the unknown keys with a value, each as "file: key"."""
-        for key, value in self._values.items():
+        for key, value in self.raw.items():
             if key not in self._read and value not in (None, False, [], {}):
                 yield f"{self.name}: {key}"
         for nested in self._nested.values():
@@ -294,8 +290,8 @@ class Module(NamedTuple):
     path: Path
 
 
-class ModelFiles:
-    """The directory of a published model. Each configuration file is read once."""
+class Published:
+    """A published model: its directory, modules and configuration files, each of which is read once."""
 
     def __init__(self, directory: Path) -> None:
         """List the modules. Raises CheckpointError for invalid files, and for models that are no encoders."""
@@ -327,6 +323,11 @@ class ModelFiles:
     def sentence_transformers(self) -> ConfigFile:
         """config_sentence_transformers.json; empty if it is missing."""
         return self.read(self.directory / CONFIG)
+
+    @property
+    def tokenizer_config(self) -> ConfigFile:
+        """tokenizer_config.json; empty if it is missing."""
+        return self.read(self.transformer / TOKENIZER_CONFIG)
 
     @property
     def transformer_config(self) -> ConfigFile:

@@ -12,11 +12,10 @@ from model.source.published import (
     CONFIG,
     MODULES,
     REDOWNLOAD,
-    TOKENIZER_CONFIG,
     CheckpointError,
     ConfigFile,
-    ModelFiles,
     Module,
+    Published,
     read_tensors,
     require_finite,
     unsupported,
@@ -122,7 +121,7 @@ class TransformerSettings:
     do_lower_case: bool
 
 
-def read_transformer_settings(files: ModelFiles) -> TransformerSettings:
+def read_transformer_settings(files: Published) -> TransformerSettings:
     """Return the settings of the module Transformer. Raises CheckpointError for one that is not supported."""
     file = files.transformer_config
     file.require("tokenizer_name_or_path")
@@ -133,7 +132,7 @@ def read_transformer_settings(files: ModelFiles) -> TransformerSettings:
     for arguments in (config, tokenizer, model):
         for key in ("revision", "subfolder", "variant", "quantization_config", "gguf_file"):
             arguments.require(key)
-    own = files.read(files.transformer / TOKENIZER_CONFIG)
+    own = files.tokenizer_config
     call_limit = _read_call(file.nested("processing_kwargs"))
     limits = (  # the first one applies, and each is read, so that none counts as unknown
         (call_limit, file.name),
@@ -155,7 +154,7 @@ def _arguments(file: ConfigFile, name: str, old_name: str) -> ConfigFile:
     return file.nested(old_name if old_name in file else name, name)
 
 
-def _check_task(file: ConfigFile, files: ModelFiles) -> None:
+def _check_task(file: ConfigFile, files: Published) -> None:
     """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
     task = file.get("transformer_task") or "feature-extraction"
     if not isinstance(task, str) or task not in TASKS:
@@ -207,7 +206,7 @@ def read_max_input_tokens(
     return settings.max_input_tokens, settings.origin
 
 
-def read_embedding_config(files: ModelFiles, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
+def read_embedding_config(files: Published, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
     """Return the configuration in the sentence-transformers files, changed by `options`. Raises CheckpointError."""
     config = files.sentence_transformers
     prompts, default_prompt_name = _read_prompts(config)
@@ -236,7 +235,7 @@ def read_embedding_config(files: ModelFiles, hidden_size: int, options: SettingO
     return replace(embedding, **changes, origins=origins)
 
 
-def read_similarity(files: ModelFiles, default: Similarity) -> Similarity:
+def read_similarity(files: Published, default: Similarity) -> Similarity:
     """Return the similarity function of the model. Names for other kinds of models select the default."""
     name = files.sentence_transformers.get("similarity_fn_name")
     if name is None or str(name).lower() in LATE_SIMILARITIES:
@@ -257,7 +256,7 @@ def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConf
     return embedding
 
 
-def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
+def _read_module_settings(files: Published, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
     """Return `embedding` with pooling, dense layers and normalization of modules.json."""
     modules = [module for module in files.modules if module.kind != "Dropout"]  # only training drops values
     order = " ".join(module.kind for module in modules)
@@ -293,7 +292,7 @@ def _read_module_settings(files: ModelFiles, hidden_size: int, embedding: Embedd
     )
 
 
-def is_late_interaction(files: ModelFiles) -> bool:
+def is_late_interaction(files: Published) -> bool:
     """Return whether the modules are those of a ColBERT model."""
     named = (
         files.sentence_transformers.get("model_type") in ("MultiVectorEncoder", "ColBERT")
@@ -333,7 +332,7 @@ def check_features(config: ConfigFile, name: str) -> None:
     config.require("module_output_name", name)
 
 
-def read_dense(files: ModelFiles, module: Module, in_features: int, features: str) -> DenseLayer:
+def read_dense(files: Published, module: Module, in_features: int, features: str) -> DenseLayer:
     """Return the layer of a module Dense that reads `features`. Raises CheckpointError."""
     config = files.module_config(module)
     check_features(config, features)

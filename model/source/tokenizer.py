@@ -18,9 +18,7 @@ from model.source.published import (
     SPECIAL_TOKENS_MAP,
     TOKENIZER_CONFIG,
     CheckpointError,
-    ModelFiles,
-    read_json,
-    read_optional_json,
+    Published,
     reject_pointer,
 )
 from model.source.sentence_transformers import TransformerSettings
@@ -41,30 +39,30 @@ SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
                   ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
 
 
-def convert_tokenizer(directory: Path) -> str:
+def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str:
     """Return the equivalent tokenizer.json of a model with a BERT vocabulary.
 
-    Raises:
-        CheckpointError: there is no such vocabulary, or a setting that cannot be converted.
+    Raises CheckpointError if there is no such vocabulary, or a setting cannot be converted.
     """
+    directory = options.files.transformer
     path = directory / TOKENIZER
     if not any(all(any(directory.glob(name)) for name in names) for names in VOCABULARIES):
         raise CheckpointError(
             f"{path}: missing, and there is no vocabulary. Download {TOKENIZER} from the model's page, or its "
             "vocabulary: vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, or tokenizer.model."
         )
-    problem = _find_obstacle(directory)
+    problem = _find_obstacle(options, model_config)
     if problem is not None:
         raise CheckpointError(
             f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
             f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
-    return str(_convert_wordpiece(directory).to_str())
+    return str(_convert_wordpiece(options).to_str())
 
 
-def _find_obstacle(directory: Path) -> str | None:
+def _find_obstacle(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str | None:
     """Return why the tokenizer cannot be converted here; None if it can. Raises CheckpointError without vocab.txt."""
-    config, model_config = _read_config(directory), read_json(directory / "config.json")
+    directory, config = options.files.transformer, options.merged()
     kind = config.get("tokenizer_class") or model_config.get("tokenizer_class")
     if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
         return f"only tokenizers of BERT are converted here (not {kind or model_config.get('model_type')})"
@@ -74,7 +72,7 @@ def _find_obstacle(directory: Path) -> str | None:
         return "tokenizer_config.json has do_basic_tokenize or never_split"
     expected = set(_special_tokens(config).values())
     decoder = config.get("added_tokens_decoder") or {}
-    added = [*read_optional_json(directory / "added_tokens.json"), *(config.get("additional_special_tokens") or ())]
+    added = [*options.added, *(config.get("additional_special_tokens") or ())]
     added += [token.get("content") for token in decoder.values()]
     if any(_content(token) not in expected for token in added):
         return "it has added tokens"
@@ -85,9 +83,9 @@ def _find_obstacle(directory: Path) -> str | None:
     return f"vocab.txt has no {min(missing)}" if missing else None
 
 
-def _convert_wordpiece(directory: Path) -> Tokenizer:
+def _convert_wordpiece(options: "TokenizerSettings") -> Tokenizer:
     """Return the tokenizer that transformers makes of the same files (`BertTokenizer`)."""
-    config, vocabulary = _read_config(directory), _read_vocabulary(directory)
+    config, vocabulary = options.merged(), _read_vocabulary(options.files.transformer)
     special = _special_tokens(config)
     cls, sep = special["cls_token"], special["sep_token"]
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
@@ -106,13 +104,6 @@ def _convert_wordpiece(directory: Path) -> Tokenizer:
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     tokenizer.add_special_tokens(list(special.values()))
     return tokenizer
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    """Return the settings of the tokenizer; settings of the newer file take precedence."""
-    return read_optional_json(directory / "special_tokens_map.json") | read_optional_json(
-        directory / "tokenizer_config.json"
-    )
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -189,14 +180,14 @@ SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_t
 class TokenizerSettings:
     """The settings of tokenizer_config.json and the files beside it, with those of sentence-transformers on top."""
 
-    def __init__(self, files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
+    def __init__(self, files: Published, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
         self.files = files
         self._transformer = settings
         directory = files.transformer
         self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
         if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file
             self._layers.insert(1, files.read(directory / SPECIAL_TOKENS_MAP))
-        self._added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, also where they do nothing
+        self.added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, also where they do nothing
         named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
         self.class_name = _select_class(named, str(model_config.get("model_type")))
         self.style = STYLES.get(self.class_name, GENERIC)
@@ -204,7 +195,7 @@ class TokenizerSettings:
             self.get(key)  # classes that do not use a setting ignore it
         if not isinstance(self.get("model_input_names", []), list):
             raise CheckpointError(f"{TOKENIZER_CONFIG}: model_input_names is not a list. Correct it.")
-        if not all(type(number) is int for number in self._added.values()):
+        if not all(type(number) is int for number in self.added.values()):
             raise CheckpointError(f"{ADDED_TOKENS}: not a map of tokens to ids. Correct it.")
         for key in ("init_inputs", "fast_tokenizer_files", "fix_mistral_regex"):
             if self.get(key):
@@ -233,6 +224,10 @@ class TokenizerSettings:
         """Return a value; None and missing keys are the default. All files count as read."""
         values = [layer.get(key) for layer in self._layers]
         return next((value for value in values if value is not None), default)
+
+    def merged(self) -> dict[str, Any]:
+        """Return the settings of all files; those of tokenizer_config.json take precedence."""
+        return {**self.files.read(self.files.transformer / SPECIAL_TOKENS_MAP).raw, **self.files.tokenizer_config.raw}
 
     @property
     def has_token_types(self) -> bool:
@@ -265,7 +260,7 @@ class TokenizerSettings:
         for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
             yield _added_token(token, special=_content(token) in map(_content, named))
         if not decoder:
-            for content, _ in sorted(self._added.items(), key=lambda item: int(item[1])):
+            for content, _ in sorted(self.added.items(), key=lambda item: int(item[1])):
                 is_special = content in map(_content, special)
                 yield AddedToken(content, special=is_special, normalized=not is_special)
         yielded = {_content(token) for token in decoder.values()}
@@ -284,7 +279,7 @@ class PublishedTokenizer:
 
 
 def read_tokenizer(
-    files: ModelFiles, model_config: Mapping[str, Any], settings: TransformerSettings
+    files: Published, model_config: Mapping[str, Any], settings: TransformerSettings
 ) -> PublishedTokenizer:
     """Return the tokenizer of a model; without tokenizer.json, BERT's vocab.txt is converted.
 
@@ -302,7 +297,7 @@ def read_tokenizer(
         except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
             raise CheckpointError(f"{TOKENIZER}: invalid ({error}). {REDOWNLOAD}") from None
     else:
-        values = json.loads(convert_tokenizer(files.transformer))
+        values = json.loads(convert_tokenizer(options, model_config))
     apply_settings(values, options)
     if settings.do_lower_case:
         _add_lowercase(values)

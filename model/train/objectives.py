@@ -21,8 +21,8 @@ from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.families import FAMILIES
 from model.families.family import Family
-from model.heads import RowHead, empty_head
 from model.heads.classifiers import ARCHITECTURE
+from model.heads.row_head import RowHead, empty_head
 from model.source.sentence_transformers import DenseLayer, EmbeddingConfig, resolve_roles
 from model.train.config import ContrastiveOptions, MaskingOptions, TrainConfig, TrainError
 from model.train.data import (

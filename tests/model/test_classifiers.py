@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.families import FAMILIES
-from model.heads import Classifier
+from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import oracle_directory
