@@ -306,11 +306,7 @@ def read_training(directory: Path) -> TrainingRecord | None:
 
 
 def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Encoder:
-    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown or of the wrong shape, or `config` is invalid.
-    """
+    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode. Raises CheckpointError."""
     reader = ConfigReader(config)
     encoder_config, first_position = family.read_config(reader), family.first_position(reader)
     reader.reject_unknown()

@@ -111,11 +111,7 @@ class Artifact:
 
     @classmethod
     def open(cls, root: Path, expected_digest: str | None = None) -> "Artifact":
-        """Verify every file of `root`.
-
-        Raises:
-            ArtifactError: a file is invalid, missing or unlisted, or the digest is not `expected_digest`.
-        """
+        """Verify every file of `root`. Raises ArtifactError."""
         manifest, digest = cls.read_manifest(root, expected_digest)
         artifact = cls(root.resolve(), manifest, digest)
         artifact._reject_unlisted_files()
@@ -233,7 +229,6 @@ def write_manifest(root: Path, manifest: Manifest) -> str:
 
 
 def describe_file(path: Path) -> FileRecord:
-    """Return the record of a file."""
     with path.open("rb") as file:
         return FileRecord(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 

@@ -493,39 +493,32 @@ class Manifest(Record):
 
     @property
     def longest_input_tokens(self) -> int:
-        """The largest limit of any role."""
         return max((self.max_input_tokens, *self.role_max_tokens.values()))
 
     @property
     def embedding(self) -> EmbeddingHead:
-        """The head that computes embeddings."""
         head = self.heads[0]
         assert isinstance(head, EmbeddingHead)  # checked by `check_heads`
         return head
 
     @property
     def classification(self) -> ClassificationHead | None:
-        """The head that classifies texts or scores pairs."""
         return next((head for head in self.heads if isinstance(head, ClassificationHead)), None)
 
     @property
     def token_classification(self) -> TokenClassificationHead | None:
-        """The head that labels tokens."""
         return next((head for head in self.heads if isinstance(head, TokenClassificationHead)), None)
 
     @property
     def masked_lm(self) -> MaskedLMHead | None:
-        """The head that predicts words."""
         return next((head for head in self.heads if isinstance(head, MaskedLMHead)), None)
 
     @property
     def sparse(self) -> SparseHead | None:
-        """The head that computes sparse vectors."""
         return next((head for head in self.heads if isinstance(head, SparseHead)), None)
 
     @property
     def multi_vector(self) -> MultiVectorHead | None:
-        """The head that computes one vector per token for late interaction."""
         return next((head for head in self.heads if isinstance(head, MultiVectorHead)), None)
 
     def tensors(self) -> Iterator[tuple[str, TensorRecord]]:
@@ -545,7 +538,6 @@ class Manifest(Record):
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:
-        """The kinds of attention map of the model."""
         return self.explain.kinds if isinstance(self.explain, ExplainRecord) else ()
 
 

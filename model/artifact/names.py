@@ -70,7 +70,6 @@ class HubId:
 
 
 def is_commit(revision: str) -> bool:
-    """Return whether a revision is a full commit."""
     return _COMMIT.fullmatch(revision) is not None
 
 
@@ -119,7 +118,6 @@ def find_notices(directory: Path) -> tuple[Path, ...]:
 
 
 def is_notice(name: str) -> bool:
-    """Return whether a name is the name of a license or notice file."""
     return any(fnmatch(name, pattern) for pattern in NOTICES)
 
 

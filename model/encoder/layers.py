@@ -183,7 +183,6 @@ class GatedFeedForward(nn.Module):
 
 
 def make_feed_forward(config: EncoderConfig) -> FeedForward | GatedFeedForward:
-    """Return the feed-forward network of a block."""
     return GatedFeedForward(config) if config.gated else FeedForward(config)
 
 
@@ -358,5 +357,4 @@ BLOCKS: dict[BlockKind, type[PostNormBlock | PreNormBlock | SandwichBlock]] = {
 
 
 def make_block(config: EncoderConfig, layer: LayerConfig) -> Block:
-    """Return the block of a layer."""
     return BLOCKS[config.block](config, layer)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.examples.json_lines import write_lines
+from model.examples import write_lines
 
 TOPICS = {
     "water": ("river", "lake", "shore", "ferry", "canoe", "tide", "harbor", "stream", "wave", "dam"),

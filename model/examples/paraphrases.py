@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.examples.json_lines import write_lines
+from model.examples import write_lines
 
 VERBS = {
     "lent": "borrowed", "sold": "bought", "gave": "received", "mailed": "got", "rented": "leased",

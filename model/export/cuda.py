@@ -27,6 +27,7 @@ from model.export.parity import (
     open_reference_session,
     pack_sequences,
     pack_varlen,
+    pool,
 )
 from model.source.published import CheckpointError
 
@@ -119,7 +120,6 @@ class VarlenEncoder(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs."""
         return (LAST_HIDDEN_STATE,) if self.pooling == "max" else (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING)
 
     def forward(
@@ -142,7 +142,7 @@ class VarlenEncoder(nn.Module):
         hidden = x.squeeze(0)
         if self.pooling == "max":
             return (hidden,)
-        return hidden, pool(hidden, token_indices(input_ids), cu_seqlens, self.pooling)
+        return hidden, pool_varlen(hidden, token_indices(input_ids), cu_seqlens, self.pooling)
 
 
 def token_indices(input_ids: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def token_indices(input_ids: Tensor) -> Tensor:
     return torch.cumsum(input_ids * 0 + 1, 0, dtype=torch.int32) - 1
 
 
-def pool(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
+def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
     """Return the mean, first or last vector of each sequence, float32 (B, D); zeros for an empty sequence.
 
     `indices` is the result of `token_indices`. The mean is one matrix product in the dtype of `hidden`. A factor in
@@ -240,7 +240,6 @@ class AccuracyTest:
 
     @classmethod
     def from_sequences(cls, encoder: Encoder, pooling: Pooling, sequences: Sequence[Inputs]) -> "AccuracyTest":
-        """Return a test over `sequences`."""
         batches = _make_batches(sequences)
         embeddings = []
         for batch in batches:
@@ -252,7 +251,6 @@ class AccuracyTest:
 
     @property
     def texts(self) -> int:
-        """The number of sequences."""
         return len(self.expected)
 
     def min_cosine(self, embed: Callable[[list[Inputs]], NDArray[Any]]) -> float:
@@ -344,14 +342,9 @@ def run_varlen(module: VarlenEncoder, sequences: list[Inputs]) -> NDArray[Any]:
 
 def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: Pooling) -> NDArray[Any]:
     """Return the pooled vector of each sequence, (B, D), from hidden states (T, D)."""
-    functions = {
-        "mean": lambda part: part.mean(axis=0),
-        "cls": lambda part: part[0],
-        "max": lambda part: part.max(axis=0),
-        "last": lambda part: part[-1],
-    }
-    bounds = np.cumsum([sequence["input_ids"].shape[1] for sequence in sequences])[:-1]
-    return np.stack([functions[pooling](part) for part in np.split(hidden.astype(np.float64), bounds)])
+    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    parts = torch.split(torch.from_numpy(hidden).double(), lengths)
+    return torch.stack([pool(part, pooling) for part in parts]).numpy()
 
 
 def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
@@ -383,11 +376,7 @@ def check_cuda(checkpoint: Checkpoint) -> None:
 
 
 def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
-    """Write the graph and its weights; `eval_texts` determine which parts stay in float32.
-
-    Raises:
-        AccuracyError: the embeddings differ too much from float32.
-    """
+    """Write the graph and its weights; `eval_texts` determine which parts stay in float32. Raises AccuracyError."""
     encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
     path = graphs.path("cuda")
     tokenizer = Tokenizer(checkpoint.tokenizer)

@@ -85,7 +85,6 @@ def _count_labels(labels: Sequence[str]) -> str:
 
 
 def describe_training(training: TrainingRecord) -> str:
-    """Return one line about how a model was trained."""
     files = ", ".join(f"{file.name} ({file.size:,} bytes)" for file in training.data)
     line = f"training: {training.objective}, {training.steps:,} steps, {training.tokens:,} tokens of {files}"
     line += f", from {training.initial_model}" if training.initial_model else ""
@@ -95,7 +94,6 @@ def describe_training(training: TrainingRecord) -> str:
 
 
 def describe_evaluation(evaluation: EvaluationRecord) -> str:
-    """Return one line about a measure."""
     line = f"evaluation {evaluation.task}, {evaluation.file}: {evaluation.measure} {evaluation.value:.3f}"
     if evaluation.low is not None and evaluation.high is not None:
         line += f" [{evaluation.low:.3f}, {evaluation.high:.3f}]"

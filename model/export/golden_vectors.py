@@ -28,7 +28,7 @@ from model.artifact.manifest import (
 )
 from model.artifact.tokenizer import PairTemplate, TokenizedInput, Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
-from model.export.parity import make_sequence
+from model.export.parity import make_sequence, pool
 from model.source.published import CheckpointError
 
 TEXTS = (
@@ -133,15 +133,9 @@ class _Reference:
 
     def _embed(self, hidden: Tensor) -> Tensor:
         config = self.checkpoint.embedding_config
-        pooled = {
-            "mean": lambda: hidden.mean(dim=0),
-            "cls": lambda: hidden[0],
-            "max": lambda: hidden.max(dim=0).values,
-            "last": lambda: hidden[-1],
-        }[config.pooling]()
+        pooled = pool(hidden, config.pooling)
         for layer in config.dense:
-            pooled = torch.nn.functional.linear(pooled, layer.weight, layer.bias)
-            pooled = torch.tanh(pooled) if layer.activation == "tanh" else pooled
+            pooled = layer(pooled)
         if config.normalize:
             pooled = torch.nn.functional.normalize(pooled, dim=0)
         return pooled[: self.manifest.embedding.truncate_dim]
@@ -164,10 +158,8 @@ class _Reference:
         if classifier.pooling == "mean_logits":
             logits: Tensor = classifier.head(hidden).mean(dim=0)
             return logits
-        if classifier.pooling == "mean":
-            row = hidden.mean(dim=0)
-        elif classifier.pooling == "cls":
-            row = hidden[0]
+        if classifier.pooling != "last":
+            row = pool(hidden, classifier.pooling)
         else:
             read = [place for place, number in enumerate(tokens.input_ids) if number != classifier.skipped_token_id]
             row = hidden[read[-1] if read else -1]

@@ -352,7 +352,6 @@ class GraphSignature:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs."""
         return tuple(self.example_inputs)
 
 
@@ -514,7 +513,6 @@ class WeightStore:
         return self.find(tensor)
 
     def find_optional(self, tensor: Tensor | None) -> TensorRecord | None:
-        """Return the record of a tensor, or None for None."""
         return None if tensor is None else self.find(tensor)
 
 

@@ -10,9 +10,9 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from onnx import parser
-from torch import nn
+from torch import Tensor, nn
 
-from model.artifact.manifest import ParityRecord
+from model.artifact.manifest import ParityRecord, Pooling
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
 from model.export.graphs import open_session
 
@@ -156,6 +156,12 @@ def make_sequence(input_ids: Sequence[int], token_type_ids: Sequence[int]) -> In
         "token_type_ids": np.array([token_type_ids], dtype=np.int64),
         "sequence_ids": np.ones((1, length), dtype=np.int64),
     }
+
+
+def pool(hidden: Tensor, pooling: Pooling) -> Tensor:
+    """Return the pooled vector (D) of one sequence (T, D)."""
+    pooled = {"mean": hidden.mean(dim=0), "cls": hidden[0], "max": hidden.amax(dim=0), "last": hidden[-1]}
+    return pooled[pooling]
 
 
 def pack_sequences(sequences: Sequence[Inputs]) -> Inputs:

@@ -94,7 +94,6 @@ def read_distilbert(config: ConfigReader) -> EncoderConfig:
 
 
 def read_distilbert_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the masked-LM head."""
     activation = config.activation("activation", "gelu")
     layers = HeadLayout(None, "vocab_transform", activation, "vocab_layer_norm", DISTILBERT_NORM_EPS)
     return VocabularyLayout(layers, "vocab_projector", config.flag("tie_word_embeddings", True))
@@ -115,7 +114,6 @@ DISTILBERT = Family(
 
 
 def read_electra(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration."""
     return read_config(config, embedding_size=config.size("embedding_size", config.size("hidden_size")))
 
 
@@ -186,7 +184,6 @@ MPNET_NAMES = {
 
 
 def read_mpnet(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("relative_attention_num_buckets", 32)
     return make_config(

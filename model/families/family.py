@@ -56,7 +56,6 @@ class ConfigReader:
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number."""
         found = self.value(key, default)
         if type(found) not in (int, float) or not 0 < found < float("inf"):
             raise CheckpointError(f"config.json: {key} is not a positive number ({found!r}). Correct it.")
@@ -72,7 +71,6 @@ class ConfigReader:
         return found
 
     def activation(self, key: str, default: str | None = None) -> str:
-        """Return the name of an activation function."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
             raise unsupported(f"config.json: {key}", found, ACTIVATIONS)

@@ -55,7 +55,6 @@ EUROBERT_POOLINGS: dict[str, ClassifierPooling] = {"bos": "cls", "mean": "mean",
 
 
 def read_eurobert(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("is_causal", False)
     config.value("clf_pooling", "late")

@@ -84,13 +84,11 @@ def read_prediction_head(config: ConfigReader, output: str | None) -> HeadLayout
 
 
 def read_classifier(config: ConfigReader) -> ClassifierLayout:
-    """Return the classifier of a configuration."""
     pooling = config.choice("classifier_pooling", POOLINGS, "cls")
     return ClassifierLayout(read_prediction_head(config, "classifier"), pooling)
 
 
 def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
-    """Return the masked-LM head of a configuration."""
     return VocabularyLayout(
         read_prediction_head(config, None),
         "decoder",

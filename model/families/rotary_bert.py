@@ -116,7 +116,6 @@ def _read_published_nomic(config: ConfigReader) -> EncoderConfig:
 
 
 def read_nomic_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the masked-LM head."""
     key = "layer_norm_epsilon" if "n_embd" in config else "layer_norm_eps"
     activation = "gelu" if "n_embd" in config else config.activation("hidden_act", "silu")
     transform = "cls.predictions.transform"
@@ -189,7 +188,6 @@ def _read_gte_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
 
 
 def read_gte_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the masked-LM head."""
     return VocabularyLayout(read_roberta_layers(config), "lm_head.decoder", config.flag("tie_word_embeddings", True))
 
 

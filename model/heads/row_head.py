@@ -33,11 +33,7 @@ class RowHead(nn.Module):
     """A dense layer with activation, a LayerNorm, and a linear layer, for each row alone: (N, D) to (N, K)."""
 
     def __init__(self, layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
-        """Read the weights of the modules in `layout`.
-
-        Raises:
-            CheckpointError: a tensor is missing or of the wrong shape.
-        """
+        """Read the weights of the modules in `layout`. Raises CheckpointError."""
         super().__init__()
         self.dense: nn.Module = nn.Identity()
         self.norm: nn.Module = nn.Identity()

@@ -41,7 +41,6 @@ class VocabularyLayout:
 
     @property
     def has_layers(self) -> bool:
-        """Whether there are layers before the projection."""
         return self.layers.dense is not None or self.layers.norm is not None
 
     def is_in(self, tensors: Mapping[str, Tensor]) -> bool:

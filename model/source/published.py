@@ -347,7 +347,6 @@ class Published:
         return self._files[path]
 
     def module_config(self, module: Module) -> ConfigFile:
-        """Return the configuration of a module. Raises CheckpointError."""
         return self.read(module.path / "config.json", module.kind)
 
     def warn(self, warning: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from model.artifact.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole, Role, Similarity
 from model.source.published import (
@@ -83,6 +84,10 @@ class DenseLayer:
     weight: Tensor
     bias: Tensor | None
     activation: Literal["identity", "tanh"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        output = F.linear(x, self.weight, self.bias)
+        return output.tanh() if self.activation == "tanh" else output
 
 
 @dataclass(frozen=True)

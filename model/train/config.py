@@ -215,11 +215,7 @@ class TrainConfig(Section):
 
 
 def load_config(path: Path) -> TrainConfig:
-    """Return the configuration in a TOML file, with the paths of data relative to it.
-
-    Raises:
-        TrainError: the file is missing or not TOML, or an option is unknown, missing or invalid.
-    """
+    """Return the configuration in a TOML file, with the paths of data relative to it. Raises TrainError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

@@ -233,7 +233,6 @@ class ExampleStream:
             yield from self._reader(self._files[index])
 
     def state_dict(self) -> State:
-        """Return the position, as values that torch.save stores."""
         return {
             "buffer": [tuple(example) for example in self._buffer],
             "read": self._read,
@@ -243,7 +242,6 @@ class ExampleStream:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a position."""
         self._buffer = [Example(*example) for example in state["buffer"]]
         self._read, self._order = state["read"], list(state["order"])
         self._random.setstate(state["random"])
@@ -290,7 +288,6 @@ class TrainingBatch:
     tokens: int
 
     def to(self, device: torch.device) -> "TrainingBatch":
-        """Return the batch on a device."""
         inputs, targets = (
             {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
             for tensors in (self.inputs, self.targets)
@@ -364,7 +361,6 @@ class PackedBatches:
         return [TokenizerInput(text, prompt=others if index else first) for index, text in enumerate(example.texts)]
 
     def state_dict(self) -> State:
-        """Return the position, as values that torch.save stores."""
         return {
             "examples": self._examples.state_dict(),
             "pool": [tuple(item) for item in self._pool],
@@ -372,7 +368,6 @@ class PackedBatches:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a position."""
         self._examples.load_state_dict(state["examples"])
         self._pool = [Item(*item) for item in state["pool"]]
         self._random.setstate(state["random"])

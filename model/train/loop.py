@@ -52,11 +52,9 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """True for the process that writes files and messages."""
         return self.rank == 0
 
     def sum(self, value: float) -> float:
-        """Return the sum over all processes."""
         if self.count == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -64,16 +62,13 @@ class Processes:
         return float(total)
 
     def any(self, value: bool) -> bool:
-        """Return whether `value` is true in at least one process."""
         return self.sum(float(value)) > 0
 
     def wait(self) -> None:
-        """Wait until every process is here."""
         if self.count > 1:
             dist.barrier()
 
     def stop(self) -> None:
-        """Leave the group."""
         if self.count > 1:
             dist.destroy_process_group()
 
@@ -135,14 +130,12 @@ class MetricsFile:
         self._board = _open_board(directory)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Append a row; missing columns are empty."""
         self._writer.writerow(row)
         for name, value in row.items():
             if self._board is not None and name != "step":
                 self._board.add_scalar(name, value, int(row["step"]))
 
     def close(self) -> None:
-        """Write what is buffered."""
         self._file.close()
         if self._board is not None:
             self._board.close()
@@ -261,12 +254,7 @@ class Result:
 def train(
     config: TrainConfig, objective: Objective, tokenizer: Tokenizer, directory: Path, processes: Processes
 ) -> Result:
-    """Train the network of an objective, or continue the run in `directory`.
-
-    Raises:
-        TrainError: the data is unusable, the loss is not finite, or a file cannot be written. The last checkpoint
-            stays.
-    """
+    """Train the network of an objective, or continue the run in `directory`. Raises TrainError."""
     steps = config.run.steps
     run = Run(config, objective, tokenizer, processes)
     run.restore(load_checkpoint(directory, processes.device), directory)

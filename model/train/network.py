@@ -120,7 +120,6 @@ class TextEncoder(nn.Module):
 
     @property
     def dimensions(self) -> int:
-        """The size D of an embedding."""
         sizes = [module.out_features for module in self.dense if isinstance(module, nn.Linear)]
         return sizes[-1] if sizes else self.encoder.config.hidden_size
 

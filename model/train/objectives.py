@@ -19,6 +19,7 @@ from model.artifact.packing import BatchShape, pack_batch
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import Encoder
+from model.export.graphs import open_session
 from model.families import FAMILIES
 from model.families.family import Family
 from model.heads.classifiers import ARCHITECTURE
@@ -285,11 +286,9 @@ class Teacher:
             raise TrainError("distillation.teacher: its pooling excludes the prompt, which is unsupported.")
         graph = self.manifest.graphs["fast"]
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
         weights = [artifact.map_file(name) for name in graph.weights]
         options.add_external_initializers_from_files_in_memory([*graph.weights], weights, [*map(len, weights)])
-        content = artifact.read(graph.file)
-        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(artifact.read(graph.file), options)
         self._tokenizer = Tokenizer(artifact.read("tokenizer.json"))
         name = self.manifest.default_prompt_name
         self._prompt = "" if name is None else self.manifest.prompts[name]
@@ -320,16 +319,11 @@ class Teacher:
             packed = pack_batch([(item.sequences[0], None) for item in chosen], shape, starts)
             hidden = torch.from_numpy(self._session.run(None, packed.inputs)[0])
             ids, positions = (torch.from_numpy(packed.inputs[name]) for name in ("sequence_ids", "position_ids"))
-            vectors[[int(item.texts[0]) for item in chosen]] = self._finish(
-                pool(hidden, ids, positions, self.head.pooling)
-            )
+            pooled = pool(hidden, ids, positions, self.head.pooling)
+            for layer in self._dense:
+                pooled = layer(pooled)
+            vectors[[int(item.texts[0]) for item in chosen]] = pooled
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
-
-    def _finish(self, pooled: Tensor) -> Tensor:
-        for layer in self._dense:
-            pooled = F.linear(pooled, layer.weight, layer.bias)
-            pooled = pooled.tanh() if layer.activation == "tanh" else pooled
-        return pooled
 
 
 class DistillationModel(nn.Module):
@@ -356,7 +350,6 @@ class DistillationModel(nn.Module):
 def collate_texts(
     items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random
 ) -> TrainingBatch:
-    """Return a batch with its texts, for the teacher."""
     sequences = [ids for item in items for ids in item.sequences]
     texts = tuple(item.texts[0] for item in items)
     return TrainingBatch(pack(sequences, shape, starts), {}, texts, len(texts), sum(map(len, sequences)))
