@@ -17,7 +17,7 @@ from model.export.cuda import (
     VarlenEncoder,
     packed_attention,
     part_names,
-    pool,
+    pool_varlen,
     token_indices,
     varlen_signature,
 )
@@ -115,7 +115,7 @@ def test_mean_pooling_equals_mean_of_each_sequence(dtype: torch.dtype) -> None:
     """The weight 1/3 is inexact in float16. An empty sequence gives zeros."""
     lengths = (3, 0, 500, 1, 17)
     hidden = torch.randn(521, 24, generator=torch.Generator().manual_seed(3)).to(dtype) + 4
-    pooled = pool(hidden, token_indices(hidden[:, 0].int()), make_cu_seqlens(*lengths), "mean")
+    pooled = pool_varlen(hidden, token_indices(hidden[:, 0].int()), make_cu_seqlens(*lengths), "mean")
     assert pooled.dtype == torch.float32
     for vector, part in zip(pooled, torch.split(hidden.float(), list(lengths)), strict=True):
         expected = part.mean(dim=0) if len(part) else torch.zeros(24)
@@ -124,7 +124,7 @@ def test_mean_pooling_equals_mean_of_each_sequence(dtype: torch.dtype) -> None:
 
 def test_mean_pooling_does_not_overflow_float16() -> None:
     """The sum of 512 values of 1000 exceeds the largest float16."""
-    pooled = pool(
+    pooled = pool_varlen(
         torch.full((512, 8), 1000.0).half(), token_indices(torch.ones(512).int()), make_cu_seqlens(512), "mean"
     )
     torch.testing.assert_close(pooled, torch.full((1, 8), 1000.0), rtol=1e-3, atol=0)
@@ -134,7 +134,7 @@ def test_cls_pooling_returns_first_vector() -> None:
     """An empty sequence gives zeros, even if the batch ends there with NaN."""
     hidden = torch.randn(10, 24, generator=torch.Generator().manual_seed(3)).half()
     hidden[9] = torch.nan
-    pooled = pool(hidden, token_indices(torch.ones(10).int()), make_cu_seqlens(4, 0, 6, 0), "cls")
+    pooled = pool_varlen(hidden, token_indices(torch.ones(10).int()), make_cu_seqlens(4, 0, 6, 0), "cls")
     torch.testing.assert_close(pooled, torch.stack([hidden[0], hidden[0] * 0, hidden[4], hidden[0] * 0]).float())
 
 
