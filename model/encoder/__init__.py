@@ -10,15 +10,7 @@ E embedding size.
 from model.encoder.attention import attention_mask
 from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
 from model.encoder.encoder import Encoder, EncoderOutput, HiddenStatesEncoder
-from model.encoder.layers import (
-    Block,
-    PostNormBlock,
-    PreNormBlock,
-    RMSNorm,
-    SandwichBlock,
-    SelfAttention,
-    sinusoids,
-)
+from model.encoder.layers import Block, PostNormBlock, PreNormBlock, RMSNorm, SandwichBlock, SelfAttention, sinusoids
 
 __all__ = [
     "ACTIVATIONS",

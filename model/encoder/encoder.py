@@ -7,14 +7,7 @@ from torch import Tensor, nn
 
 from model.encoder.attention import MAX_DENSE_TOKENS, attention_mask, build_mask
 from model.encoder.config import EncoderConfig, LayerConfig
-from model.encoder.layers import (
-    AttentionInputs,
-    Embeddings,
-    RelativeBias,
-    RotaryEmbedding,
-    make_block,
-    make_norm,
-)
+from model.encoder.layers import AttentionInputs, Embeddings, RelativeBias, RotaryEmbedding, make_block, make_norm
 
 
 @dataclass(frozen=True)

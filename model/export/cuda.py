@@ -294,10 +294,7 @@ def choose_float32_parts(test: AccuracyTest) -> AccuracyRecord:
 
 
 def minimize_float32_parts(
-    names: Sequence[str],
-    limit: float,
-    cosine_of: Callable[[Sequence[str]], float],
-    error_of: Callable[[str], float],
+    names: Sequence[str], limit: float, cosine_of: Callable[[Sequence[str]], float], error_of: Callable[[str], float]
 ) -> tuple[tuple[str, ...], float]:
     """Return the smallest set of float32 parts with which `cosine_of` reaches `limit`, and that cosine.
 

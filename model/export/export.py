@@ -151,9 +151,9 @@ def export(  # noqa: PLR0913  # the options of the command
     source: str,
     out: Path,
     *,
-    revision: str | None,
-    name: str | None,
-    progress: Progress,
+    revision: str | None = None,
+    name: str | None = None,
+    progress: Progress = lambda step: None,
     variants: Variants = Variants(),
     settings: SettingOptions = FROM_FILES,
     overwrite: bool = False,
@@ -235,12 +235,7 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
 
 
 def _write(
-    root: Path,
-    checkpoint: Checkpoint,
-    source: ModelSource,
-    name: str,
-    progress: Progress,
-    variants: Variants,
+    root: Path, checkpoint: Checkpoint, source: ModelSource, name: str, progress: Progress, variants: Variants
 ) -> Manifest:
     encoder, config, embedding = checkpoint.encoder, checkpoint.encoder.config, checkpoint.embedding_config
     (root / TOKENIZER).write_bytes(checkpoint.tokenizer)

@@ -35,11 +35,7 @@ from model.encoder.attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
 
 COMPACT_TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
 OTHER_WEIGHTS = "other.bin"
-TYPES: dict[TensorType, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+TYPES: dict[TensorType, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CHUNK = 2**20
 """Values that are compared at once. Most float32 matrices are rejected after the first chunk."""
 
@@ -247,10 +243,7 @@ FUNCTIONS = (
     output = MatMul(probs, v)
 }""",
     _attend(
-        "FullAttend",
-        "q, k, v, mask",
-        ATTEND_ALL,
-        f"part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, mask)",
+        "FullAttend", "q, k, v, mask", ATTEND_ALL, f"part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, mask)"
     ),
     _attend(
         "CausalAttend",

@@ -81,9 +81,7 @@ def _write_dense(root: Path, embedding: EmbeddingConfig) -> tuple[DenseRecord, .
 
     records = tuple(
         DenseRecord(
-            weight=put(dense.weight),
-            bias=None if dense.bias is None else put(dense.bias),
-            activation=dense.activation,
+            weight=put(dense.weight), bias=None if dense.bias is None else put(dense.bias), activation=dense.activation
         )
         for dense in embedding.dense
     )

@@ -87,12 +87,7 @@ def read_eurobert_head(config: ConfigReader) -> VocabularyLayout:
 
 
 EUROBERT = Family(
-    "eurobert",
-    read_eurobert,
-    NAMES,
-    ("", "model."),
-    classifier=read_eurobert_classifier,
-    masked_lm=read_eurobert_head,
+    "eurobert", read_eurobert, NAMES, ("", "model."), classifier=read_eurobert_classifier, masked_lm=read_eurobert_head
 )
 
 
@@ -127,12 +122,7 @@ def read_qwen3(config: ConfigReader) -> EncoderConfig:
 
 
 QWEN3 = Family(
-    "qwen3",
-    read_qwen3,
-    NAMES,
-    ("", "model."),
-    classifier=CAUSAL_CLASSIFIER,
-    token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+    "qwen3", read_qwen3, NAMES, ("", "model."), classifier=CAUSAL_CLASSIFIER, token_classifier=CAUSAL_TOKEN_CLASSIFIER
 )
 
 

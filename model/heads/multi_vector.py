@@ -13,15 +13,7 @@ from torch import Tensor
 from model.artifact.manifest import ExpansionRecord, SideRecord
 from model.heads.row_head import RowHead, linear_head, read_linear_head
 from model.heads.vocabulary import find_mask_token
-from model.source.published import (
-    MODULES,
-    STANFORD,
-    CheckpointError,
-    ConfigFile,
-    Published,
-    read_json,
-    unsupported,
-)
+from model.source.published import MODULES, STANFORD, CheckpointError, ConfigFile, Published, read_json, unsupported
 from model.source.sentence_transformers import DenseLayer, check_features, is_late_interaction, read_dense
 
 LINEAR = "colbert_linear.pt"

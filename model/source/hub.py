@@ -89,10 +89,7 @@ def download(hub_id: HubId, progress: Progress) -> Path:
         _check_space(hub_id, selected)
         return Path(
             snapshot_download(
-                hub_id.model_id,
-                revision=hub_id.revision,
-                allow_patterns=patterns,
-                tqdm_class=_progress_class(progress),
+                hub_id.model_id, revision=hub_id.revision, allow_patterns=patterns, tqdm_class=_progress_class(progress)
             )
         )
 

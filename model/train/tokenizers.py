@@ -4,15 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from model.train.config import TokenizerOptions, TrainError
 

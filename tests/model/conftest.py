@@ -114,7 +114,7 @@ def export_tiny(root: Path, variants: Variants = BASE_GRAPHS) -> Path:
     tokenizer, published, artifact = build_wordpiece(), root / "tiny-bert", root / "artifact"
     random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(published)
     (published / "tokenizer.json").write_text(tokenizer.to_str())
-    export(str(published), artifact, revision=None, name=None, progress=lambda step: None, variants=variants)
+    export(str(published), artifact, variants=variants)
     return artifact
 
 
@@ -214,7 +214,7 @@ def exported(tiny_artifact: Path) -> Path:
 def exported_labse(labse: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the artifact of the tiny LaBSE with its dense layer; read-only."""
     out = tmp_path_factory.mktemp("exported") / "labse"
-    export(str(labse), out, revision=None, name=None, progress=lambda step: None)
+    export(str(labse), out)
     return out
 
 

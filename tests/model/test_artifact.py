@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -80,16 +81,6 @@ def test_artifact_rejects_any_flipped_bit_of_digest_file(artifact: Path) -> None
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("index", [0, -1])
-def test_artifact_rejects_flipped_bit_in_first_or_last_byte(artifact: Path, name: str, index: int) -> None:
-    body = bytearray((artifact / name).read_bytes())
-    body[index] ^= 1
-    (artifact / name).write_bytes(body)
-    with pytest.raises(ArtifactError, match=name):
-        Artifact.open(artifact)
-
-
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty", "missing"])
 def test_artifact_rejects_file_of_wrong_size(artifact: Path, name: str, change: str) -> None:
     body = (artifact / name).read_bytes()
@@ -106,13 +97,6 @@ def test_artifact_rejects_symlink(artifact: Path, tmp_path: Path, name: str) -> 
     (artifact / name).rename(tmp_path / "elsewhere")
     (artifact / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match=name):
-        Artifact.open(artifact)
-
-
-def test_artifact_rejects_symlink_to_another_listed_file(artifact: Path) -> None:
-    (artifact / "tokenizer.json").unlink()
-    (artifact / "tokenizer.json").symlink_to("weights.bin")
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
         Artifact.open(artifact)
 
 
@@ -155,22 +139,11 @@ def test_artifact_rejects_pipe_without_blocking(artifact: Path, name: str) -> No
     assert f"{artifact / name}: not a regular file" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["extra", ".hidden", "manifest.json.bak", "__pycache__"])
-def test_artifact_rejects_unlisted_file(artifact: Path, name: str) -> None:
-    (artifact / name).touch()
+@pytest.mark.parametrize("create", [Path.touch, Path.mkdir, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("name", ["extra", ".hidden", "manifest.json.bak"])
+def test_artifact_rejects_unlisted_entry(artifact: Path, name: str, create: Callable[[Path], object]) -> None:
+    create(artifact / name)
     with pytest.raises(ArtifactError, match=rf"{name}: not listed in manifest\.json"):
-        Artifact.open(artifact)
-
-
-def test_artifact_rejects_unlisted_directory(artifact: Path) -> None:
-    (artifact / "extra").mkdir()
-    with pytest.raises(ArtifactError, match="extra: not listed"):
-        Artifact.open(artifact)
-
-
-def test_artifact_rejects_unlisted_dangling_symlink(artifact: Path) -> None:
-    (artifact / "extra").symlink_to("nowhere")
-    with pytest.raises(ArtifactError, match="extra: not listed"):
         Artifact.open(artifact)
 
 

@@ -115,7 +115,7 @@ def stored(
               source / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
 
     def write(name: str) -> Artifact:
-        export(str(source), root / name, revision=None, name=None, progress=lambda step: None,
+        export(str(source), root / name,
                variants=Variants(("int8",)))  # fmt: skip
         return Artifact.open(root / name)
 

@@ -10,7 +10,7 @@ import pytest
 
 from model.__main__ import _parser as model_parser
 from model.__main__ import main as model_main
-from model.artifact.console import STATUSES, run_command
+from model.artifact.console import STATUSES, Parser, run_command
 from service.__main__ import main as service_main
 from service.commands import ask, compare, embed, evaluate, size
 from tests.conftest import ROOT
@@ -75,10 +75,7 @@ def test_other_errors_of_the_system_are_not_hidden() -> None:
     ("main", "module"), [(service_main, "service.commands.size.run"), (model_main, "model.__main__._verify")]
 )
 def test_interrupted_command_exits_with_130(
-    main: Callable[[list[str]], int],
-    module: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    main: Callable[[list[str]], int], module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C must not print a traceback."""
 
@@ -158,3 +155,23 @@ def examples(epilog: str, command: str) -> list[list[str]]:
     found = [shlex.split(line.partition(f"{command} ")[2]) for line in lines if f"{command} " in line]
     assert found, command
     return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dimension", "4"], "unknown option --dimension (did you mean --dimensions?)"),
+        (["--dimension=4"], "unknown option --dimension (did you mean --dimensions?)"),
+        (["--secret=mine"], "unknown option --secret"),
+        (["in", "my secret text"], "too many arguments (1 more than expected)"),
+        (["in", "- my secret", "-5"], "too many arguments (2 more than expected)"),
+    ],
+)
+def test_error_names_options_only(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("attendant test", "Test.", "")
+    parser.add_argument("input", nargs="?")
+    parser.add_argument("--dimensions")
+    with pytest.raises(SystemExit) as raised:
+        parser.parse_args(arguments)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err == f"attendant test: {message}. See: attendant test --help\n"

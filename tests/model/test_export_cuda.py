@@ -19,7 +19,7 @@ from model.export.parity import open_reference_session, pack_varlen
 from model.source.published import CheckpointError
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
-from tests.model.varlen_inputs import FAMILIES, random_sequences
+from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
 
 Publish = Callable[[str], Path]
 
@@ -27,9 +27,7 @@ NOT_CAPTURABLE = {"If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"}
 
 
 def export_model(source: Path, out: Path) -> Artifact:
-    export(
-        str(source), out, revision=None, name=None, progress=lambda step: None, variants=Variants(("cuda",), SENTENCES)
-    )
+    export(str(source), out, variants=Variants(("cuda",), SENTENCES))
     return Artifact.open(out)
 
 
@@ -118,10 +116,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
     hidden, pooled = open_reference_session(tmp_path / "root" / record.file, "cuda.bin").run(
         None, pack_varlen(sequences)
     )
-    with torch.inference_mode():
-        alone = [
-            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
-        ]
+    alone = run_alone(encoder, sequences)
     expected = torch.cat(alone).numpy()
     np.testing.assert_allclose(hidden, expected, atol=float(5e-3 * np.abs(expected).max()))
     np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)

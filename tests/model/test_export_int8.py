@@ -20,7 +20,7 @@ from model.export.graphs import GraphSet
 from model.export.int8 import quantize, write_int8
 from model.export.parity import pack_sequences
 from tests.model.conftest import mark_slow
-from tests.model.varlen_inputs import FAMILIES, random_sequences
+from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
 
 Publish = Callable[[str], Path]
 WEIGHT = arrays.arrays(
@@ -46,7 +46,7 @@ def test_rounding_error_is_at_most_half_a_step(weight: np.ndarray[tuple[int, int
 
 
 def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, exported: Path, tmp_path: Path) -> None:
-    export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
+    export(str(published), tmp_path / "out",
            variants=Variants(("int8",)))  # fmt: skip
     artifact, without = Artifact.open(tmp_path / "out"), Artifact.open(exported)
     assert set(artifact.manifest.files) - set(without.manifest.files) == {"int8.onnx", "int8.bin"}
@@ -71,10 +71,7 @@ def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family:
     assert len(int8) == layers
     session = onnxruntime.InferenceSession(tmp_path / "root" / "int8.onnx", providers=["CPUExecutionProvider"])
     sequences = random_sequences(encoder, (7, 1, 33))
-    with torch.inference_mode():
-        alone = [
-            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
-        ]
+    alone = run_alone(encoder, sequences)
     (hidden,) = session.run(None, pack_sequences(sequences))
     expected = torch.cat(alone).numpy()
     cosines = (hidden[0] * expected).sum(1) / np.linalg.norm(hidden[0], axis=1) / np.linalg.norm(expected, axis=1)
@@ -92,7 +89,7 @@ def test_export_is_deterministic(published: Path, tmp_path: Path) -> None:
 
 def test_digest_excludes_measurements(published: Path, tmp_path: Path) -> None:
     """Their last digits depend on the machine."""
-    export(str(published), tmp_path / "out", revision=None, name=None, progress=lambda step: None,
+    export(str(published), tmp_path / "out",
            variants=Variants(("int8",)))  # fmt: skip
     artifact = Artifact.open(tmp_path / "out")
     report = artifact.read_report()

@@ -169,11 +169,6 @@ def test_verify_names_damaged_file(artifact: Path, capsys: pytest.CaptureFixture
     assert error_line(capsys).startswith(f"attendant-model: {artifact}/weights.bin: size mismatch (0 bytes, ")
 
 
-def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(tmp_path / "none")]) == 78
-    assert error_line(capsys).startswith(f"attendant-model: {tmp_path / 'none'}: no such directory. Create it with: ")
-
-
 @pytest.mark.parametrize(
     ("name", "body", "message"),
     [
@@ -183,11 +178,7 @@ def test_verify_suggests_export_when_directory_is_missing(tmp_path: Path, capsys
         ("tokenizer.json", "{}", "tokenizer.json"),
         ("modules.json", "{", "modules.json"),
         ("config_sentence_transformers.json", '{"prompts": 7}', "config_sentence_transformers.json"),
-        (
-            "sentence_bert_config.json",
-            '{"max_seq_length": 2}',
-            "sentence_bert_config.json: no room for text",
-        ),
+        ("sentence_bert_config.json", '{"max_seq_length": 2}', "sentence_bert_config.json: no room for text"),
     ],
 )
 def test_export_names_invalid_model_file(
@@ -300,11 +291,6 @@ def test_special_token_of_another_task_may_be_beyond_the_embedding_table(source:
     checkpoint = load_checkpoint(source)
     assert Tokenizer(checkpoint.tokenizer).vocab_size == checkpoint.encoder.config.vocab_size + 1
     check_tokenizer(checkpoint)
-
-
-def test_export_names_missing_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", str(tmp_path / "none"), "-o", str(tmp_path / "out")]) == 65
-    assert error_line(capsys) == f"attendant-model: {tmp_path / 'none'}: no such directory. Check the path."
 
 
 @pytest.mark.parametrize("out", ["notes", "notes/out"])

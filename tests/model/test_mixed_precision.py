@@ -23,7 +23,7 @@ from model.export.cuda import (
     tokenize_texts,
 )
 from model.export.parity import pack_varlen
-from tests.model.varlen_inputs import FAMILIES, random_sequences
+from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
 
 Publish = Callable[[str], Path]
 
@@ -114,10 +114,7 @@ def test_overflow_in_attention_is_rejected(encoder: Encoder) -> None:
 def test_accuracy_is_measured_for_every_pooling(encoder: Encoder, pooling: Pooling) -> None:
     sequences = random_sequences(encoder, (5, 9, 2))
     test = AccuracyTest.from_sequences(encoder, pooling, sequences)
-    with torch.inference_mode():
-        alone = [
-            encoder(**{name: torch.from_numpy(values) for name, values in inputs.items()})[0] for inputs in sequences
-        ]
+    alone = run_alone(encoder, sequences)
     functions = {"mean": lambda part: part.mean(0), "cls": lambda part: part[0], "max": lambda part: part.amax(0)}
     np.testing.assert_allclose(test.expected, torch.stack([functions[pooling](part) for part in alone]), atol=1e-5)
     assert MIN_COSINE <= test.min_cosine_float16(()) < 1

@@ -5,18 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from model.artifact.names import read_license, restricts_commercial_use
 from model.source import hub as model_source_module
 from model.source.hub import DEFAULT_WEIGHTS_SHA256, ModelSource, SourceError, locate
-
-CARD = """---
-language: en
-license: {license}
-tags:
-- license: none of this
----
-# A model
-license: nor this
-"""
 
 
 @pytest.fixture
@@ -64,18 +55,6 @@ def test_directory_name_becomes_model_name_and_source(source: Path) -> None:
 def test_relative_directory_is_resolved_for_its_name(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source)
     assert locate(".").name == "tiny-bert"
-
-
-@pytest.mark.parametrize(("written", "expected"), [("mit", "mit"), (" apache-2.0 ", "apache-2.0"), ("", None)])
-def test_license_is_read_from_front_matter_of_model_card(source: Path, written: str, expected: str | None) -> None:
-    (source / "README.md").write_text(CARD.format(license=written))
-    assert locate(str(source)).license == expected
-
-
-@pytest.mark.parametrize("card", ["", "# A model\nlicense: mit\n", "---\ntags: x\n---\nlicense: mit\n", "\xff"])
-def test_license_is_none_without_front_matter(source: Path, card: str) -> None:
-    (source / "README.md").write_bytes(card.encode("latin-1"))
-    assert locate(str(source)).license is None
 
 
 def test_directory_without_config_is_rejected(tmp_path: Path) -> None:
@@ -136,3 +115,38 @@ def test_cached_hub_id_is_used_offline_with_commit_as_revision(source: Path, tmp
     located = locate("owner/tiny")
     assert (located.name, located.source, located.revision) == ("tiny", "owner/tiny", "c" * 40)
     assert (located.directory / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", ["cc-by-nc-4.0", "cc-by-nc-sa-3.0", "CC-BY-NC-ND", "acme-non-commercial", "research-only", "NonCommercial"]
+)
+def test_non_commercial_license_is_recognized(name: str) -> None:
+    assert restricts_commercial_use(name)
+
+
+@pytest.mark.parametrize("name", [None, "mit", "apache-2.0", "cc-by-4.0", "other", "ncsa", "openrail", "unlicense"])
+def test_other_license_is_not_restricted(name: str | None) -> None:
+    assert not restricts_commercial_use(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("license: other\nlicense_name: acme-research", "acme-research"),
+        ("license: other", "other"),
+        ("license: mit\nlicense_name: acme-research", "mit"),
+        ('license: "cc-by-nc-4.0"', "cc-by-nc-4.0"),
+        ("license:  apache-2.0 ", "apache-2.0"),
+        ("license: ", None),
+        ("tags:\n  license: none of this", None),
+    ],
+)
+def test_license_is_read_from_the_front_matter(tmp_path: Path, fields: str, expected: str | None) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{fields}\n---\nlicense: nor this\n")
+    assert read_license(tmp_path) == expected
+
+
+@pytest.mark.parametrize("card", ["", "# A model\nlicense: mit\n", "\xff"])
+def test_card_without_front_matter_has_no_license(tmp_path: Path, card: str) -> None:
+    (tmp_path / "README.md").write_bytes(card.encode("latin-1"))
+    assert read_license(tmp_path) is None

@@ -99,11 +99,7 @@ def test_graph_has_the_four_inputs(graphs: Publish, kind: str) -> None:
     ("kind", "changes", "message"),
     [
         ("modernbert", {"attn_logit_softcapping": 30.0}, "unknown key attn_logit_softcapping"),
-        (
-            "modernbert",
-            {"layer_types": ["full_attention", "linear_attention"] * 2},
-            "layer_types of 4 layers",
-        ),
+        ("modernbert", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types of 4 layers"),
         (
             "nomic_bert",
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},

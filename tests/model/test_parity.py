@@ -89,10 +89,6 @@ def test_graph_accepts_several_rows(encoder: Encoder, graph: Path) -> None:
     assert np.allclose(batched, np.concatenate(alone), atol=1e-5)
 
 
-def test_parity_is_deterministic(encoder: Encoder, graph: Path) -> None:
-    assert measure_parity(encoder, graph, 41) == measure_parity(encoder, graph, 41)
-
-
 @pytest.mark.parametrize(
     "part",
     [
@@ -124,18 +120,6 @@ def test_parity_detects_nonfinite_values(encoder: Encoder, graph: Path, value: f
         encoder.get_parameter("blocks.1.feed_forward_norm.bias")[7] = value
     parity = measure_parity(encoder, graph, 41)
     assert not parity.max_abs_difference <= parity.tolerance
-
-
-def test_pack_sequences_concatenates_inputs_and_numbers_sequences() -> None:
-    first = {name: np.array([[7, 8]]) for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")}
-    second = {name: np.array([[9]]) for name in first}
-    packed = pack_sequences([first, second])
-    assert {name: values.tolist() for name, values in packed.items()} == {
-        "input_ids": [[7, 8, 9]],
-        "position_ids": [[7, 8, 9]],
-        "token_type_ids": [[7, 8, 9]],
-        "sequence_ids": [[1, 1, 2]],
-    }
 
 
 def test_parity_works_for_max_input_tokens_5(encoder: Encoder, graph: Path) -> None:

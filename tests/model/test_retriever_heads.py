@@ -99,7 +99,7 @@ def test_heads_that_are_not_exported_are_named(
     case = replace(SPLADE_CASES["bert"], architecture=architecture)
     case.publish(tmp_path, definitions[case.tokenizer])
     lines: list[str] = []
-    export(str(tmp_path), tmp_path / "out", revision=None, name=None, progress=lines.append)
+    export(str(tmp_path), tmp_path / "out", progress=lines.append)
     assert [line for line in lines if line.startswith("not exported: ")] == [
         f"not exported: {name}" for name in expected
     ]

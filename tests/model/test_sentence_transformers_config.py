@@ -140,12 +140,6 @@ def test_unsupported_module_order_is_rejected(source: Path, order: tuple[str, ..
         load_checkpoint(source)
 
 
-def test_unsupported_module_is_named(source: Path) -> None:
-    write_modules(source, "LSTM")
-    with pytest.raises(CheckpointError, match=r"modules\.json: modules: unsupported \('Transformer LSTM'\)"):
-        load_checkpoint(source)
-
-
 @pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
 def test_module_path_outside_of_directory_is_rejected(source: Path, path: str) -> None:
     (source / "modules.json").write_text(json.dumps([{"path": path, "type": "models.Pooling"}]))
@@ -158,11 +152,6 @@ def test_invalid_modules_file_is_rejected(source: Path, body: str) -> None:
     (source / "modules.json").write_text(body)
     with pytest.raises(CheckpointError, match=r"modules\.json"):
         load_checkpoint(source)
-
-
-def test_prompts_are_read_from_config(source: Path) -> None:
-    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "find: "}}))
-    assert load_checkpoint(source).embedding_config.prompts == {"query": "find: "}
 
 
 @pytest.mark.parametrize("prompts", [7, ["find: "], {"query": 7}])
@@ -192,13 +181,6 @@ def test_invalid_include_prompt_is_rejected(source: Path, value: object) -> None
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls", "include_prompt": value}))
     with pytest.raises(CheckpointError, match=r"Pooling/config\.json: include_prompt is not a boolean"):
         load_checkpoint(source)
-
-
-@pytest.mark.parametrize("name", [None, "query"])
-def test_default_prompt_name_is_read_from_config(source: Path, name: str | None) -> None:
-    config = {"prompts": {"query": "find: "}, "default_prompt_name": name}
-    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
-    assert load_checkpoint(source).embedding_config.default_prompt_name == name
 
 
 @pytest.mark.parametrize("name", ["passage", "", 7, ["query"]])

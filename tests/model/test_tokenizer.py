@@ -30,17 +30,6 @@ def test_default_tokenizer_equals_transformers(tokenizer_by_kind: dict[str, Toke
         assert encode_one(tokenizer_by_kind["default"], text).token_type_ids == expected["token_type_ids"]
 
 
-def test_default_tokenizer_equals_sentence_transformers(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    oracle = SentenceTransformer(str(locate("default").directory), device="cpu")
-    for text in ORDINARY:
-        assert (
-            encode_one(tokenizer_by_kind["default"], text).input_ids
-            == oracle.preprocess([text.strip()])["input_ids"][0].tolist()
-        )
-
-
 @pytest.mark.parametrize("kind", ["bytelevel", "metaspace"])
 def test_tokenizer_equals_transformers(
     tokenizer_by_kind: dict[str, Tokenizer], definitions: dict[str, bytes], kind: str
@@ -115,11 +104,6 @@ def test_special_tokens_have_vocabulary_text_and_no_offsets(tokenizer_by_kind: d
     assert tokens.offsets == [(0, 0), (0, 1), (0, 0), (0, 0), (0, 1), (0, 0)]
     assert tokens.segment == [NO_SEGMENT, 0, NO_SEGMENT, NO_SEGMENT, 1, NO_SEGMENT]
     assert tokens.special_tokens_mask == [True, False, True, True, False, True]
-
-
-def test_second_text_of_pair_has_type_1_for_bert_only(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    assert encode_one(tokenizer_by_kind["default"], "a", "b").token_type_ids == [0, 0, 0, 1, 1]
-    assert encode_one(tokenizer_by_kind["bytelevel"], "a", "b").token_type_ids == [0, 0, 0, 0, 0, 0]
 
 
 def test_empty_text_has_no_content(tokenizer: Tokenizer) -> None:

@@ -72,11 +72,3 @@ def test_kept_characters_of_pair_are_per_segment(tokenizer_by_kind: dict[str, To
     right, left = tokens.truncate(6, "right"), tokens.truncate(6, "left")
     assert right.kept_characters == ((0, 4), (0, 12))
     assert left.kept_characters == ((0, 4), (5, 17))
-
-
-def test_offsets_are_within_kept_characters(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    tokens = encode_one(tokenizer_by_kind["wordpiece"], "seven small boats wait at the bank")
-    for limit in range(3, len(tokens)):
-        right, left = tokens.truncate(limit, "right"), tokens.truncate(limit, "left")
-        assert right.offsets[-2][1] <= right.kept_characters[0][1]
-        assert left.offsets[1][0] >= left.kept_characters[0][0]

@@ -97,9 +97,7 @@ def build_metaspace() -> tokenizers.Tokenizer:
     tokenizer.model = models.Unigram([*((piece, 0.0) for piece in special), *scores], special.index("<unk>"))
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[("<s>", 0), ("</s>", 2)],
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
@@ -131,9 +129,7 @@ def build_byte_fallback() -> tokenizers.Tokenizer:
     tokenizer.model = models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>",
-        pair="<bos> $A <eos> <bos>:1 $B:1 <eos>:1",
-        special_tokens=[("<bos>", 2), ("<eos>", 1)],
+        single="<bos> $A <eos>", pair="<bos> $A <eos> <bos>:1 $B:1 <eos>:1", special_tokens=[("<bos>", 2), ("<eos>", 1)]
     )
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer

@@ -1,11 +1,18 @@
 """Model families and random sequences for the varlen encoder tests."""
 
 import numpy as np
+import torch
 
 from model.encoder import Encoder
 from model.export.parity import Inputs, make_sequence
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
+
+
+def run_alone(encoder: Encoder, sequences: list[Inputs]) -> list[torch.Tensor]:
+    """Return the last hidden states (T, D) of each sequence."""
+    with torch.inference_mode():
+        return [encoder(**{name: torch.from_numpy(values) for name, values in item.items()})[0] for item in sequences]
 
 
 def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]:

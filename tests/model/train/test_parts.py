@@ -14,7 +14,7 @@ from torch import Tensor
 from model.artifact.files import Artifact
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder, EncoderConfig
+from model.encoder import Encoder
 from model.families import modernbert
 from model.families.family import ConfigReader
 from model.train import publication
@@ -103,14 +103,6 @@ def test_published_encoder_computes_the_same_bits(parts: dict[str, Any], documen
     assert values["model_type"] == checkpoint.family.name == ("bert" if is_bert else "attendant")
     assert checkpoint.embedding_config.pooling == "mean"
     assert checkpoint.max_input_tokens == 24
-
-
-def test_default_parts_are_those_of_bert() -> None:
-    options = ModelOptions(**SIZES)
-    assert make_encoder(options, 60).config == EncoderConfig(
-        vocab_size=60, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=32,
-        max_position_embeddings=24, type_vocab_size=2, norm_eps=1e-12,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])
