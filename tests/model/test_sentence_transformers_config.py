@@ -61,24 +61,6 @@ def test_pooling_is_read_from_legacy_and_current_config(source: Path, config: di
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        legacy_pooling_config("mean_sqrt_len_tokens"),
-        legacy_pooling_config("cls_token", "mean_tokens"),
-        {"pooling_mode": "weightedmean"},
-        {"pooling_mode": ["cls", "mean"]},
-    ],
-)
-def test_unsupported_pooling_is_rejected(source: Path, config: dict[str, Any]) -> None:
-    write_modules(source, "Pooling")
-    (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        CheckpointError, match=r"Pooling/config\.json: unsupported pooling .*Supported: mean, cls, max, last"
-    ):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize(
     ("files", "options", "expected"),
     [
         ((), SettingOptions(), "last"),
@@ -109,58 +91,6 @@ def test_dense_layers_are_read_in_order(source: Path, function: str, expected: s
     ]
 
 
-@pytest.mark.parametrize("config", [{"activation_function": "torch.nn.GELU"}, {"use_residual": True}])
-def test_unsupported_dense_layer_is_rejected(source: Path, config: dict[str, Any]) -> None:
-    write_modules(source, "Pooling", "Dense")
-    write_dense(source / "2_Dense", **config)
-    with pytest.raises(CheckpointError, match=r"2_Dense/config\.json: dense layer: unsupported"):
-        load_checkpoint(source)
-
-
-def test_dense_layer_with_wrong_input_size_is_rejected(source: Path) -> None:
-    write_modules(source, "Pooling", "Dense")
-    write_dense(source / "2_Dense", (19, 23))
-    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors: expected linear\.weight \(\*, 24\)"):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize(
-    "order",
-    [("Pooling", "Normalize", "Dense"), ("Dense",), ("Dense", "Pooling"), ("Pooling", "Pooling"), ("Normalize",)],
-)
-def test_unsupported_module_order_is_rejected(source: Path, order: tuple[str, ...]) -> None:
-    """The server always computes pooling, dense layers and normalization in this order."""
-    write_modules(source, *order)
-    for index, name in enumerate(order, 1):
-        if name == "Pooling":
-            (source / f"{index}_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
-        if name == "Dense":
-            write_dense(source / f"{index}_Dense")
-    with pytest.raises(CheckpointError, match=r"modules\.json: modules: unsupported"):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
-def test_module_path_outside_of_directory_is_rejected(source: Path, path: str) -> None:
-    (source / "modules.json").write_text(json.dumps([{"path": path, "type": "models.Pooling"}]))
-    with pytest.raises(CheckpointError, match="outside of the model"):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize("body", ["{", "7", "{}", "[7]", '[{"type": "models.Pooling"}]'])
-def test_invalid_modules_file_is_rejected(source: Path, body: str) -> None:
-    (source / "modules.json").write_text(body)
-    with pytest.raises(CheckpointError, match=r"modules\.json"):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize("prompts", [7, ["find: "], {"query": 7}])
-def test_invalid_prompts_are_rejected(source: Path, prompts: object) -> None:
-    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    with pytest.raises(CheckpointError, match=r"config_sentence_transformers\.json: prompts"):
-        load_checkpoint(source)
-
-
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize(
     ("config", "expected"), [({}, True), ({"include_prompt": True}, True), ({"include_prompt": False}, False)]
@@ -173,22 +103,6 @@ def test_include_prompt_is_read_from_pooling_config(
     (source / "1_Pooling" / "config.json").write_text(json.dumps(pooling | config))
     embedding = load_checkpoint(source).embedding_config
     assert (embedding.pooling, embedding.include_prompt) == ("cls", expected)
-
-
-@pytest.mark.parametrize("value", [None, 0, "false"])
-def test_invalid_include_prompt_is_rejected(source: Path, value: object) -> None:
-    write_modules(source, "Pooling")
-    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls", "include_prompt": value}))
-    with pytest.raises(CheckpointError, match=r"Pooling/config\.json: include_prompt is not a boolean"):
-        load_checkpoint(source)
-
-
-@pytest.mark.parametrize("name", ["passage", "", 7, ["query"]])
-def test_default_prompt_name_must_be_in_prompts(source: Path, name: object) -> None:
-    config = {"prompts": {"query": "find: "}, "default_prompt_name": name}
-    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"config_sentence_transformers\.json: default_prompt_name .* is not in"):
-        load_checkpoint(source)
 
 
 def test_prompt_settings_of_saved_sentence_transformer_are_read(labse: Path, tmp_path: Path) -> None:
@@ -250,3 +164,66 @@ def test_cls_option_is_rejected_for_a_causal_model(source: Path) -> None:
     (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
     with pytest.raises(CheckpointError, match="--pooling: cls pooling of a causal model"):
         load_checkpoint(source, SettingOptions(pooling="cls"))
+
+
+MODULES, SETTINGS, POOLING = "modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"
+QUERY = {"query": "find: "}
+
+
+@pytest.mark.parametrize(
+    ("order", "name", "body", "message"),
+    [
+        *(
+            ("Pooling", POOLING, config, "Pooling/config.json: unsupported pooling .*Supported: mean, cls, max, last")
+            for config in (
+                legacy_pooling_config("mean_sqrt_len_tokens"),
+                legacy_pooling_config("cls_token", "mean_tokens"),
+                {"pooling_mode": "weightedmean"},
+                {"pooling_mode": ["cls", "mean"]},
+            )
+        ),
+        *(
+            ("Pooling", POOLING, {"include_prompt": value}, "Pooling/config.json: include_prompt is not a boolean")
+            for value in (None, 0, "false")
+        ),
+        *(
+            ("Pooling Dense", "2_Dense/config.json", config, "2_Dense/config.json: dense layer: unsupported")
+            for config in ({"activation_function": "torch.nn.GELU"}, {"use_residual": True})
+        ),
+        *(
+            (order, POOLING, {"pooling_mode": "mean"}, f"modules.json: modules: unsupported .'Transformer {order}'")
+            for order in ("Pooling Normalize Dense", "Dense", "Dense Pooling", "Pooling Pooling", "Normalize", "LSTM")
+        ),
+        *(
+            ("", MODULES, [{"path": path, "type": "models.Pooling"}], "outside of the model")
+            for path in ("../elsewhere", "/etc")
+        ),
+        *(("", MODULES, body, "modules.json") for body in (7, {}, [7], [{"type": "models.Pooling"}])),
+        *(("", SETTINGS, {"prompts": value}, f"{SETTINGS}: prompts") for value in (7, ["find: "], {"query": 7})),
+        *(
+            (
+                "",
+                SETTINGS,
+                {"prompts": QUERY, "default_prompt_name": name},
+                f"{SETTINGS}: default_prompt_name .* is not in",
+            )
+            for name in ("passage", "", 7, ["query"])
+        ),
+    ],
+)
+def test_invalid_or_unsupported_setting_is_named(source: Path, order: str, name: str, body: Any, message: str) -> None:
+    """The server always computes pooling, dense layers and normalization in this order."""
+    write_modules(source, *order.split())
+    for path in source.glob("*_Dense"):
+        write_dense(path)
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(source)
+
+
+def test_dense_layer_with_wrong_input_size_is_rejected(source: Path) -> None:
+    write_modules(source, "Pooling", "Dense")
+    write_dense(source / "2_Dense", (19, 23))
+    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors: expected linear\.weight \(\*, 24\)"):
+        load_checkpoint(source)
