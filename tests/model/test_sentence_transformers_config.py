@@ -168,6 +168,7 @@ def test_cls_option_is_rejected_for_a_causal_model(source: Path) -> None:
 
 MODULES, SETTINGS, POOLING = "modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"
 QUERY = {"query": "find: "}
+INVALID_MODULES: list[Any] = [7, {}, [7], [{"type": "models.Pooling"}]]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ QUERY = {"query": "find: "}
             ("", MODULES, [{"path": path, "type": "models.Pooling"}], "outside of the model")
             for path in ("../elsewhere", "/etc")
         ),
-        *(("", MODULES, body, "modules.json") for body in (7, {}, [7], [{"type": "models.Pooling"}])),
+        *(("", MODULES, body, "modules.json") for body in INVALID_MODULES),
         *(("", SETTINGS, {"prompts": value}, f"{SETTINGS}: prompts") for value in (7, ["find: "], {"query": 7})),
         *(
             (
