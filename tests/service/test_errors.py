@@ -84,51 +84,32 @@ async def test_error_is_the_same_in_rest_and_grpc(kind: type[ServiceError]) -> N
     assert context.trailing["x-request-id"] == "id-1"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_error_has_an_openai_representation(kind: type[ServiceError]) -> None:
-    """This API returns status 400 for invalid content."""
-    response = error_response(RequestRecord("openai", "id-1"), make(kind))
-    body = json.loads(bytes(response.body))["error"]
-    assert set(body) == {"message", "type", "param", "code"}
-    assert response.status_code == (400 if kind.http_status == 422 else kind.http_status)
-    assert (body["type"] == "server_error") == (kind.http_status >= 500)
+WITH_PARAM = {"message", "type", "param", "code"}
+TEI_TYPES = {424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_error_has_a_cohere_representation(kind: type[ServiceError]) -> None:
-    response = error_response(RequestRecord("cohere", "id-1"), make(kind))
-    body = json.loads(bytes(response.body))
-    assert set(body) == {"id", "message"}
-    assert (response.status_code, body["id"]) == (kind.http_status, "id-1")
+def test_error_has_the_representation_of_other_apis(kind: type[ServiceError]) -> None:
+    """OpenAI and vLLM return 400 for invalid content, and TEI another status for overload."""
+    bad_request = 400 if kind.http_status == 422 else kind.http_status
 
+    def render(api: str) -> tuple[int, Any]:
+        response = error_response(RequestRecord(api, "id-1"), make(kind))
+        return response.status_code, json.loads(bytes(response.body))
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_error_has_a_vllm_representation(kind: type[ServiceError]) -> None:
-    """This API returns status 400 for invalid content, and the status as `code`."""
-    response = error_response(RequestRecord("vllm", "id-1"), make(kind))
-    body = json.loads(bytes(response.body))["error"]
-    assert set(body) == {"message", "type", "param", "code"}
-    assert response.status_code == body["code"] == (400 if kind.http_status == 422 else kind.http_status)
-    assert (body["type"] == "InternalServerError") == (kind.http_status >= 500)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_error_has_an_infinity_representation(kind: type[ServiceError]) -> None:
-    response = error_response(RequestRecord("infinity", "id-1"), make(kind))
-    body = json.loads(bytes(response.body))["error"]
-    assert set(body) == {"message", "type", "param", "code"}
-    assert response.status_code == body["code"] == kind.http_status
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_error_has_a_tei_representation(kind: type[ServiceError]) -> None:
-    """TEI has its own status for overload."""
-    response = error_response(RequestRecord("tei", "id-1"), make(kind))
-    body = json.loads(bytes(response.body))
-    assert set(body) == {"error", "error_type"}
-    assert response.status_code == {"Overloaded": 429}.get(kind.__name__, kind.http_status)
-    types = {424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
-    assert body["error_type"] == types.get(response.status_code, "Validation")
+    status, body = render("openai")
+    assert (status, set(body["error"])) == (bad_request, WITH_PARAM)
+    assert (body["error"]["type"] == "server_error") == (kind.http_status >= 500)
+    status, body = render("vllm")
+    assert (status, body["error"]["code"], set(body["error"])) == (bad_request, bad_request, WITH_PARAM)
+    assert (body["error"]["type"] == "InternalServerError") == (kind.http_status >= 500)
+    status, body = render("infinity")
+    assert (status, body["error"]["code"], set(body["error"])) == (kind.http_status, kind.http_status, WITH_PARAM)
+    status, body = render("cohere")
+    assert (status, body["id"], set(body)) == (kind.http_status, "id-1", {"id", "message"})
+    status, body = render("tei")
+    assert (status, set(body)) == ({"Overloaded": 429}.get(kind.__name__, kind.http_status), {"error", "error_type"})
+    assert body["error_type"] == TEI_TYPES.get(status, "Validation")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ The exporter runs in this process, so that it shares graphs with other tests; te
 its own.
 """
 
-import fcntl
 import json
 import logging
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,24 +140,6 @@ def test_files_of_a_killed_export_are_removed(hub: HubServer, cache: Path, expor
     shutil.rmtree(directory)
     prepare_artifact(MODEL, cache)
     assert {path.name for path in cache.iterdir()} == {directory.name, "locks"}
-
-
-def test_second_process_waits_and_uses_the_first_export(
-    hub: HubServer, cache: Path, exports: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = prepare_artifact(MODEL, cache)
-    moved = directory.rename(cache.with_name("moved"))
-    with (cache / "locks" / directory.name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        found: list[Path] = []
-        second = threading.Thread(target=lambda: found.append(prepare_artifact(MODEL, cache)))
-        second.start()
-        second.join(0.3)
-        assert second.is_alive()
-        moved.rename(directory)
-    second.join(10)
-    assert (found, exports) == ([directory], [MODEL])
-    assert f"waiting for another process that exports {MODEL} (lock " in capsys.readouterr().err
 
 
 def test_other_errors_are_found_before_the_export(hub: HubServer, cache: Path, exports: list[str]) -> None:

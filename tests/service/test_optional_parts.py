@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from model.artifact.manifest import Absent
 from model.export.export import Variants
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.manifests import with_manifest
 from tests.model.conftest import export_tiny
 from tests.service.conftest import ServiceHarness, open_harness
@@ -109,21 +106,6 @@ async def test_explain_lane_does_not_exist(harness: ServiceHarness) -> None:
     lanes = {sample.labels["lane"] for sample in samples if sample.name == "attendant_lane_up"}
     assert lanes == {"fast"}
     await asyncio.wait_for(harness.engine.drain(), 5)
-
-
-def test_grpc_rejects_hidden_layers(service: ServiceThread) -> None:
-    with grpc.insecure_channel(service.grpc) as channel:
-        stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-        assert len(stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=TEXT)])).results) == 1
-        occurrences = [pb.Occurrence(text=TEXT, word_index=1), pb.Occurrence(text=OTHER, word_index=2)]
-        for call, message in (
-            (lambda: stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=TEXT)], layers=[0])), LAYERS),
-            (lambda: list(stub.Attend(pb.AttendRequest(inputs=[pb.Input(text=TEXT)]))), MAPS),
-            (lambda: stub.Compare(pb.CompareRequest(occurrences=occurrences)), WORDS),
-        ):
-            with pytest.raises(grpc.RpcError) as raised:
-                call()
-            assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def test_open_inference_protocol_has_no_attention_output(service: ServiceThread) -> None:

@@ -196,21 +196,6 @@ def test_invalid_reload_keeps_the_credentials_and_is_reported_once(
     assert tls.credentials is credentials
 
 
-def test_missing_files_keep_the_credentials(tmp_path: Path, metrics: Metrics) -> None:
-    """A Secret that is deleted and created again must not stop the server."""
-    secret, files = make_files(tmp_path)
-    tls = Tls(files, metrics, 10)
-    watch, credentials = tls.watch(lambda: None), tls.credentials
-    secret.write()
-    asyncio.run(watch.check())
-    assert tls.credentials is credentials
-    assert sample(metrics, "attendant_reload_failing", subject="tls") == 1
-    secret.write(**VALID | pair(CA.issue("server")))
-    asyncio.run(watch.check())
-    assert tls.credentials is not credentials
-    assert sample(metrics, "attendant_reload_failing", subject="tls") == 0
-
-
 @pytest.mark.parametrize(("mode", "warnings"), [(0o440, 0), (0o444, 1)])
 def test_readable_key_is_a_warning(
     tmp_path: Path, metrics: Metrics, caplog: pytest.LogCaptureFixture, mode: int, warnings: int
@@ -262,3 +247,11 @@ def test_handshakes_are_limited_until_they_are_complete(
     lines = [record.getMessage() for record in caplog.records if record.name == "attendant.tls"]
     assert lines[0] == "TLS handshake failed port=admin reason=too_many error=limit 2"
     assert len(lines) < 4  # at most one a second
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_missing_file_is_rejected(tmp_path: Path, metrics: Metrics, name: str) -> None:
+    secret, files = make_files(tmp_path)
+    secret.path(name).unlink()
+    with pytest.raises(ConfigError, match=rf"ATTENDANT_TLS_{name.upper()}_FILE: cannot read .* \(No such file"):
+        Tls(files, metrics, 10)

@@ -21,12 +21,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ALWAYS_ON,
-    Decision,
     ParentBased,
     Sampler,
-    SamplingResult,
 )
-from opentelemetry.trace import StatusCode, TraceState
+from opentelemetry.trace import StatusCode
 
 from service.config import ConfigError
 from service.pb import encoder_pb2 as pb
@@ -225,21 +223,6 @@ def test_sampler_decides(sampler: Sampler, traceparent: str, count: int) -> None
     assert len(spans) == count
     for span in spans:
         assert (span.parent is not None) == bool(traceparent)
-
-
-def test_sampler_can_add_attributes_and_state() -> None:
-    class Adding(Sampler):
-        def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
-            return SamplingResult(Decision.RECORD_AND_SAMPLE, {"sampling": 1}, TraceState([("a", "b")]))
-
-        def get_description(self) -> str:
-            return ""
-
-    (span,) = exported(RequestRecord("grpc", "id", endpoint="/Service/Method"), Adding())
-    assert span.context is not None
-    assert span.context.trace_state == {"a": "b"}
-    assert span.attributes is not None
-    assert span.attributes["sampling"] == 1
 
 
 @pytest.mark.parametrize(

@@ -176,40 +176,6 @@ def stub_command(path: Path, out: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["out.jsonl", "out.npy", "out.parquet"])
-def test_killed_process_resumes_to_identical_bytes(tmp_path: Path, name: str) -> None:
-    """Sends SIGKILL at random moments, several times per run."""
-    texts = [f"text {number}" if number % 7 else "" for number in range(20_000)]
-    path = write_rows(tmp_path / "in.txt", [{"text": text} for text in texts])
-    expected = tmp_path / "expected" / name
-    expected.parent.mkdir()
-    environment = server_environment()
-    started = time.monotonic()
-    assert subprocess.run(stub_command(path, expected), cwd=ROOT, env=environment, check=False).returncode == 1
-    duration = time.monotonic() - started
-    generator = np.random.default_rng(5)
-    kills = 0
-    for run in range(3):
-        out = tmp_path / str(run) / name
-        out.parent.mkdir()
-        while not out.exists() or partial_path(out).exists():
-            process = subprocess.Popen(stub_command(path, out), cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
-            # Early at first, because the run that was timed may have had less of the CPU.
-            low, high = (0.3, 0.8) if kills > run else (0.15, 0.4)
-            try:
-                process.wait(generator.uniform(low, high) * duration)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                kills += 1
-            process.wait()
-            if not list(partial_path(out).glob("*")) and out.exists():
-                break
-        assert out.read_bytes() == expected.read_bytes()
-        assert rejected_path(out).read_bytes() == rejected_path(expected).read_bytes()
-    assert kills >= 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "target"), [("in.jsonl", "out.jsonl"), ("in.csv", "out.npy"), ("in.parquet", "out.parquet")]
 )
