@@ -3,8 +3,11 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
+import httpx
 from prometheus_client import CollectorRegistry
 
 from service.config import Settings
@@ -18,6 +21,9 @@ from service.rest.app import make_app
 from service.rest.connections import ConnectionLimits
 from service.rest.server import Server
 from service.rpc.server import RpcServer
+from tests.labels import CASES, export_classifier
+from tests.retrievers import export_retriever
+from tests.shared_models import load_shared
 
 START_TIMEOUT_S = 60
 
@@ -76,3 +82,16 @@ class ServiceThread:
             check(size, inputs, suggest)
 
         engine.check_response_size = record  # type: ignore[method-assign]
+
+
+def load_kind(kind: str) -> LoadedModel:
+    """Return the tiny classifier or retriever of a kind in float32."""
+    artifact = export_classifier(kind) if kind in CASES else export_retriever(kind)
+    return load_shared(Settings(model_dir=artifact, precision="float32"))
+
+
+@contextmanager
+def serve(*models: LoadedModel, **options: Any) -> Iterator[httpx.Client]:
+    """Yield a REST client of a service of these models."""
+    with ServiceThread(*models, **options) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+        yield client

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from attendant_client import Client, SparseVector
 
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from tests.clients.environments import ClientEnvironment
 from tests.conftest import ROOT
 from tests.model.retriever_cases import BGE_M3
-from tests.retrievers import SPLADE, export_retriever
-from tests.serving import ServiceThread
+from tests.retrievers import SPLADE
+from tests.serving import ServiceThread, load_kind
 
 pytestmark = pytest.mark.slow
 
@@ -63,9 +61,7 @@ send(printed.getvalue().splitlines())
 @pytest.fixture(scope="module")
 def service() -> Iterator[ServiceThread]:
     """A server of BGE-M3, the default model, and a SPLADE model."""
-    models = (
-        LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32")) for kind in (BGE_M3, SPLADE)
-    )
+    models = (load_kind(kind) for kind in (BGE_M3, SPLADE))
     with ServiceThread(*models, models=f"{BGE_M3}=a,{SPLADE}=b") as running:
         yield running
 

@@ -10,12 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from tests.clients.conftest import CheckArrays, native
 from tests.clients.environments import ClientEnvironment, run_client
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
-from tests.serving import ServiceThread
+from tests.labels import CLASSIFIER, CROSS_ENCODER
+from tests.serving import ServiceThread, load_kind
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +160,7 @@ def classifier() -> Iterator[httpx.Client]:
 
 
 def serve_classifier(kind: str) -> Iterator[httpx.Client]:
-    model = LoadedModel.load(Settings(model_dir=export_classifier(kind), precision="float32"))
+    model = load_kind(kind)
     with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=60) as client:
         yield client
 

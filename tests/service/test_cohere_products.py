@@ -10,13 +10,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.labels import CROSS_ENCODER, export_classifier
+from tests.labels import CROSS_ENCODER
 from tests.manifests import with_manifest, with_prompts
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.service.test_tei_products import PROMPTS, product
-from tests.serving import ServiceThread
+from tests.serving import load_kind, serve
 
 DOCUMENT = st.one_of(TEXTS, TEXTS.map(lambda text: {"text": text, "id": [1]}), st.just({"title": "a"}))
 DOCUMENTS = st.lists(st.one_of(TEXTS, TEXTS, TEXTS, DOCUMENT), max_size=4)
@@ -44,10 +43,10 @@ INPUT_PROMPTS = {"search_query": PROMPTS["query"], "search_document": PROMPTS["d
 @pytest.fixture(scope="module", params=["embedding model", "cross-encoder"])
 def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
     if request.param == "cross-encoder":
-        model = LoadedModel.load(Settings(model_dir=export_classifier(CROSS_ENCODER), precision="float32"))
+        model = load_kind(CROSS_ENCODER)
     else:
         model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+    with serve(model) as client:
         yield client
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from sentence_transformers import MultiVectorEncoder
 
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from tests.model.colbert_cases import COLBERT_CASES
-from tests.retrievers import export_retriever, publish_retriever
+from tests.retrievers import publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import load_kind
 
 TEXTS = [
     "the bank by the river", "money, money grows: in a bank account!", "a", "Don't count on it (42)",
@@ -23,24 +22,19 @@ KINDS = [pytest.param(kind, marks=() if kind == FAST else pytest.mark.slow) for 
 
 
 @cache
-def load(kind: str) -> LoadedModel:
-    return LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32"))
-
-
-@cache
 def load_oracle(kind: str) -> MultiVectorEncoder:
     return MultiVectorEncoder(str(publish_retriever(kind)), device="cpu")
 
 
 @pytest.fixture(params=KINDS)
 async def colbert(request: pytest.FixtureRequest) -> AsyncIterator[tuple[ServiceHarness, MultiVectorEncoder]]:
-    async with open_harness(load(request.param)) as opened:
+    async with open_harness(load_kind(request.param)) as opened:
         yield opened, load_oracle(request.param)
 
 
 @pytest.fixture
 async def stanford() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load(FAST)) as opened:
+    async with open_harness(load_kind(FAST)) as opened:
         yield opened
 
 

@@ -6,22 +6,16 @@ from typing import Any
 import pytest
 import transformers
 
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
-from tests.labels import TOKEN_CLASSIFIER, export_classifier, publish_classifier
+from tests.labels import TOKEN_CLASSIFIER, publish_classifier
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import load_kind
 
 TEXTS = ["the bank by the river", "money grows in a bank account", "Lovelace lived in London", "a"]
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return LoadedModel.load(Settings(model_dir=export_classifier(TOKEN_CLASSIFIER), precision="float32"))
-
-
 @pytest.fixture
-async def labeling(loaded: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    async with open_harness(loaded) as opened:
+async def labeling() -> AsyncIterator[ServiceHarness]:
+    async with open_harness(load_kind(TOKEN_CLASSIFIER)) as opened:
         yield opened
 
 

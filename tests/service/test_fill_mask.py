@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,9 @@ from service.engine.operations import fill_mask
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.retrievers import MASKED_LMS, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import load_kind
 
 TEXTS = ["the {} by the river", "{} grows in a bank account", "a {} and a {}", "she counts the money {}"]
-
-
-@cache
-def load(kind: str) -> LoadedModel:
-    return LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32"))
 
 
 KINDS = [SPLADE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MASKED_LMS)]
@@ -33,13 +28,13 @@ KINDS = [SPLADE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MASKED
 
 @pytest.fixture(params=KINDS)
 async def masked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, ServiceHarness]]:
-    async with open_harness(load(request.param)) as opened:
+    async with open_harness(load_kind(request.param)) as opened:
         yield request.param, opened
 
 
 @pytest.fixture
 async def bert() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load(SPLADE)) as opened:
+    async with open_harness(load_kind(SPLADE)) as opened:
         yield opened
 
 
@@ -136,7 +131,7 @@ async def test_layers_equal_the_head_on_their_hidden_states(kind: str) -> None:
         else:
             normed = [*(oracle.model.final_norm(layer) for layer in hidden[:last]), hidden[last]]
             logits = [oracle.decoder(oracle.head(layer)) for layer in normed]
-    async with open_harness(load(kind)) as harness:
+    async with open_harness(load_kind(kind)) as harness:
         for position in (0, 1, 2):
             (result,) = await fill(harness, inputs=text, position=position, layers="all", top_k=100)
             ((filled),) = result["positions"]

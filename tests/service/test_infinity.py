@@ -10,12 +10,11 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.service.test_tei_products import product
-from tests.serving import ServiceThread
+from tests.serving import load_kind, serve
 
 EMBEDDER = "embedding model"
 MODEL = st.sampled_from([..., ..., "default/not-specified", "other"])
@@ -40,9 +39,7 @@ CLASSIFY = body(input=st.lists(TEXTS, max_size=3), model=MODEL, raw_scores=optio
 
 @pytest.fixture(scope="module", params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER])
 def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
-    if request.param != EMBEDDER:
-        model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+    with serve(model if request.param == EMBEDDER else load_kind(request.param)) as client:
         yield client
 
 

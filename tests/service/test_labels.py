@@ -17,7 +17,7 @@ from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier, publish_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.service.conftest import ServiceHarness, open_harness
-from tests.serving import ServiceThread
+from tests.serving import ServiceThread, load_kind
 
 QUERY = "how do I open a bank account"
 DOCUMENTS = [
@@ -28,23 +28,15 @@ TEXTS = ["the bank by the river", "money grows in a bank", "a"]
 IDENTITY = torch.nn.Identity()
 
 
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, LoadedModel]:
-    return {
-        kind: LoadedModel.load(Settings(model_dir=export_classifier(kind), precision="float32"))
-        for kind in (CROSS_ENCODER, CLASSIFIER)
-    }
-
-
 @pytest.fixture
-async def ranking(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
-    async with open_harness(loaded[CROSS_ENCODER]) as opened:
+async def ranking() -> AsyncIterator[ServiceHarness]:
+    async with open_harness(load_kind(CROSS_ENCODER)) as opened:
         yield opened
 
 
 @pytest.fixture
-async def labeling(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
-    async with open_harness(loaded[CLASSIFIER]) as opened:
+async def labeling() -> AsyncIterator[ServiceHarness]:
+    async with open_harness(load_kind(CLASSIFIER)) as opened:
         yield opened
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.labels import CROSS_ENCODER, export_classifier
-from tests.retrievers import SPLADE, export_retriever
+from tests.labels import CROSS_ENCODER
+from tests.retrievers import SPLADE
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import load_kind
 
 INVISIBLE = "\u200b"
 """A character that the normalization of BERT removes."""
@@ -23,12 +24,8 @@ KINDS = (CROSS_ENCODER, COLBERT, SPLADE, DENSE)
 @pytest.fixture(params=KINDS)
 async def ranking(request: pytest.FixtureRequest, default_artifact: Path) -> AsyncIterator[tuple[str, ServiceHarness]]:
     kind: str = request.param
-    if kind == DENSE:
-        artifact = default_artifact
-    else:
-        artifact = export_classifier(kind) if kind == CROSS_ENCODER else export_retriever(kind)
-    loaded = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
-    async with open_harness(loaded) as harness:
+    dense = Settings(model_dir=default_artifact, precision="float32")
+    async with open_harness(LoadedModel.load(dense) if kind == DENSE else load_kind(kind)) as harness:
         yield kind, harness
 
 

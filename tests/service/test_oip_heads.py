@@ -10,14 +10,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
-from tests.labels import CASES, CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.model.retriever_cases import BGE_M3
 from tests.oip_messages import Outputs
 from tests.request_strategies import Body, body, optional
-from tests.retrievers import SPLADE, export_retriever
+from tests.retrievers import SPLADE
 from tests.service.test_oip_products import (
     PAIRS,
     STATUS,
@@ -29,7 +27,7 @@ from tests.service.test_oip_products import (
     send_grpc,
     send_rest,
 )
-from tests.serving import ServiceThread
+from tests.serving import ServiceThread, load_kind
 
 TOLERANCE = 1e-4
 ENCODED = {"pooled": "pooled", "sparse_token_ids": "sparse", "sparse_weights": "sparse", "multi_vector": "multi_vector"}
@@ -44,8 +42,7 @@ PARAMETERS = body(raw_scores=optional(st.booleans()), truncation=optional(st.sam
     params=[CROSS_ENCODER, SPLADE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)],
 )
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    directory = (export_classifier if request.param in CASES else export_retriever)(request.param)
-    model = LoadedModel.load(Settings(model_dir=directory, precision="float32"))
+    model = load_kind(request.param)
     with (
         ServiceThread(model) as service,
         httpx.Client(base_url=service.rest, timeout=120) as rest,

@@ -18,29 +18,22 @@ from service.config import Settings
 from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.model_loader import LoadedModel
 from tests.model.retriever_cases import BGE_M3
-from tests.retrievers import INFERENCE_FREE, SPLADE, export_retriever, publish_retriever
+from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.serving import load_kind
 
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
 
 
-@pytest.fixture(scope="module")
-def loaded() -> dict[str, LoadedModel]:
-    return {
-        kind: LoadedModel.load(Settings(model_dir=export_retriever(kind), precision="float32"))
-        for kind in (SPLADE, BGE_M3)
-    }
-
-
 @pytest.fixture
-async def splade(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
-    async with open_harness(loaded[SPLADE]) as opened:
+async def splade() -> AsyncIterator[ServiceHarness]:
+    async with open_harness(load_kind(SPLADE)) as opened:
         yield opened
 
 
 @pytest.fixture
-async def bge(loaded: dict[str, LoadedModel]) -> AsyncIterator[ServiceHarness]:
-    async with open_harness(loaded[BGE_M3]) as opened:
+async def bge() -> AsyncIterator[ServiceHarness]:
+    async with open_harness(load_kind(BGE_M3)) as opened:
         yield opened
 
 
@@ -116,7 +109,7 @@ async def test_queries_without_inference_equal_sentence_transformers() -> None:
     oracle = SparseEncoder(str(publish_retriever(INFERENCE_FREE)), device="cpu")
     queries = oracle.encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
     documents = oracle.encode_document(TEXTS, convert_to_sparse_tensor=False).numpy()
-    loaded = LoadedModel.load(Settings(model_dir=export_retriever(INFERENCE_FREE), precision="float32"))
+    loaded = load_kind(INFERENCE_FREE)
     async with open_harness(loaded) as harness:
         for role, expected in (("query", queries), ("document", documents), (None, documents)):
             results = await encode(harness, inputs=TEXTS, outputs=["sparse"], role=role)

@@ -14,13 +14,13 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2 as pb
 from service.pb import tei_pb2_grpc
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.manifests import with_manifest, with_prompts
 from tests.model.retriever_cases import BGE_M3
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
-from tests.retrievers import SPLADE, export_retriever
+from tests.retrievers import SPLADE
 from tests.service.test_tei_products import ERROR_TYPES, product
-from tests.serving import ServiceThread
+from tests.serving import ServiceThread, load_kind
 from tests.tei_messages import compare_with_rest
 
 TOLERANCE = 1e-4
@@ -68,13 +68,12 @@ def serve(model: LoadedModel) -> Iterator[Client]:
 
 @pytest.fixture(scope="module", params=[CROSS_ENCODER, CLASSIFIER])
 def rest(request: pytest.FixtureRequest) -> Iterator[Client]:
-    model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
-    yield from serve(model)
+    yield from serve(load_kind(request.param))
 
 
 @pytest.fixture(scope="module", params=[SPLADE, pytest.param(BGE_M3, marks=pytest.mark.slow)])
 def sparse(request: pytest.FixtureRequest) -> Iterator[Client]:
-    model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
+    model = load_kind(request.param)
     model = with_manifest(model, with_prompts(model.artifact.manifest, PROMPTS, "document"))
     yield from serve(model)
 

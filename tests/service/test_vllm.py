@@ -10,14 +10,13 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.labels import CLASSIFIER, CROSS_ENCODER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.model.retriever_cases import BGE_M3
 from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
-from tests.retrievers import SPLADE, export_retriever
+from tests.retrievers import SPLADE
 from tests.service.test_tei_products import product
-from tests.serving import ServiceThread
+from tests.serving import load_kind, serve
 
 EMBEDDER = "embedding model"
 RETRIEVERS = (SPLADE, "stanford", BGE_M3)
@@ -51,19 +50,14 @@ POOLING = body(
     params=[EMBEDDER, CROSS_ENCODER, CLASSIFIER, *(pytest.param(kind, marks=pytest.mark.slow) for kind in RETRIEVERS)],
 )
 def rest(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[httpx.Client]:
-    if request.param in RETRIEVERS:
-        model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
-    elif request.param != EMBEDDER:
-        model = LoadedModel.load(Settings(model_dir=export_classifier(request.param), precision="float32"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+    with serve(model if request.param == EMBEDDER else load_kind(request.param)) as client:
         yield client
 
 
 @pytest.fixture(scope="module", params=[pytest.param(BGE_M3, marks=pytest.mark.slow)])
 def bge(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A model with vectors for late interaction."""
-    model = LoadedModel.load(Settings(model_dir=export_retriever(request.param), precision="float32"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=120) as client:
+    with serve(load_kind(request.param)) as client:
         yield client
 
 
