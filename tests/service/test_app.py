@@ -260,3 +260,16 @@ def test_sigint_exits_with_0_when_a_connection_is_idle(tiny_artifact: Path) -> N
         assert client.get("/livez").status_code == 200
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(HANG_TIMEOUT_S) == 0
+
+
+def test_server_beyond_loopback_checks_hosts_and_warns_without_keys(tiny_artifact: Path) -> None:
+    """Allowed hosts do not apply to the admin port, because probes address a pod by IP."""
+    everywhere = {"host": "0.0.0.0", "admin_host": "0.0.0.0"}
+    headers = {"host": "10.1.2.3:8082"}
+    with started(model_dir=tiny_artifact, allowed_hosts="api.example.org", **everywhere) as server:
+        rest, admin = (address.replace("0.0.0.0", "127.0.0.1") for address in (server.rest, server.admin))
+        assert httpx.get(f"{admin}/readyz", headers=headers).status_code == 200
+        assert httpx.get(f"{rest}/v1/model", headers=headers).status_code == 403
+        server.process.terminate()
+        _, log = server.process.communicate(timeout=HANG_TIMEOUT_S)
+    assert "API keys disabled on a non-loopback address" in log

@@ -17,6 +17,7 @@ from scipy.stats import spearmanr
 from model.artifact.files import WEIGHTS
 from model.export.export import Variants, export
 from service.__main__ import main
+from service.commands.sources import TextEncoder
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
@@ -276,3 +277,15 @@ def test_int8_is_compared_with_float32(compare: Compare, published: Path, texts:
     status, result, _ = compare(artifact, artifact, "--texts", texts, "--new-precision", "int8", "--min-cosine", "0.9")
     assert (status, result["old"]["precision"], result["new"]["precision"]) == (0, "float32", "int8")
     assert 0.9 < result["cosine"]["min"] < 1
+
+
+async def test_progress_is_reported_for_long_work_only(
+    model: LoadedModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_harness(model) as harness:
+        encoder = TextEncoder(harness.engine, "new")
+        encoder.report(Path("texts.txt"), 32, 5000)
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr("service.commands.sources.PROGRESS_INTERVAL_S", 0.0)
+        encoder.report(Path("texts.txt"), 1234, 5000)
+    assert capsys.readouterr().err == "attendant: new: texts.txt: encoded 1,234 of 5,000 texts\n"
