@@ -23,7 +23,7 @@ from bench.targets import Verdict, all_passed, judge, not_measured
 from bench.workloads import Corpus, read_corpus
 from tests.conftest import start_server, stop_server
 from tests.operation_requests import requests
-from tests.request_strategies import Body, ModelFacts
+from tests.operation_requests import Body, ModelFacts
 
 SEED = 20_264
 OUTPUTS = (("pooled",), ("words",), ("tokens",), ("pooled", "words", "static"))

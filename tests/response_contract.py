@@ -1,10 +1,14 @@
-"""Response checks: shapes, dtypes, finite values, offsets and row sums."""
+"""What responses of every operation have in common (shapes, dtypes, offsets, row sums), and REST compared with gRPC."""
 
 import base64
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.engine.schema.labels import EXPLAIN_TOP, ScoredBy
+from service.pb import encoder_pb2 as pb
+from tests.operation_requests import Body, ModelFacts, texts_of
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}
 NUMBERS: dict[int, str] = dict(enumerate(("", *DTYPES)))
@@ -298,3 +302,205 @@ def _check_contributions(pair: Any, request: Any, shape: tuple[int, int], score:
         values = to_array(contributions).reshape(shape)
     assert_finite(values)
     assert abs(values.sum(dtype=np.float64) + rest - score) <= 1e-5 * max(1, abs(score))
+
+
+def compare_compare(body: Any, result: Any) -> None:
+    for actual, expected in zip(result.layers, body["layers"], strict=True):
+        assert_close(tensor_to_array(actual.cosine), to_array(expected["cosine"]), 1e-5)
+
+
+def compare_tokenize(body: Any, result: Any) -> None:
+    for actual, expected in zip(result.results, body["results"], strict=True):
+        assert [token.text for token in actual.tokens] == [token["text"] for token in expected["tokens"]]
+        assert [(word.start, word.end) for word in actual.words] == [
+            (word["start"], word["end"]) for word in expected["words"]
+        ]
+
+
+def compare_encode(request: Body, body: Any, result: Any, tolerance: float) -> None:
+    dtype = request.get("dtype", "float32")
+    for actual, expected in zip(result.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
+            assert actual.HasField(name) == (name in expected)
+            if name in expected:
+                rest = to_array(expected[name], dtype)
+                assert_close(tensor_to_array(getattr(actual, name)), rest, dtype_tolerance(tolerance, dtype))
+        assert actual.HasField("sparse") == ("sparse" in expected)
+        if "sparse" in expected:
+            weights = tensor_to_array(actual.sparse.weights)
+            found = {"token_ids": list(actual.sparse.token_ids), "weights": weights}
+            assert_sparse_close(found, expected["sparse"], dtype_tolerance(tolerance, dtype))
+        assert len(actual.multi_vector_tokens) == len(expected.get("multi_vector_tokens", ()))
+
+
+def compare_attend(request: Body, body: Any, result: Any) -> None:
+    header, maps = result[0].header, [message.map for message in result[1:]]
+    assert [info.map_count for info in header.inputs] == [len(item["maps"]) for item in body["results"]]
+    expected_maps = [attention_map for item in body["results"] for attention_map in item["maps"]]
+    dtype = request.get("dtype", "float32")
+    for actual, expected in zip(maps, expected_maps, strict=True):
+        assert list(actual.empty_rows) == expected["empty_rows"]
+        if actual.HasField("matrix"):
+            left, right = tensor_to_array(actual.matrix), to_array(expected["matrix"], dtype)
+            np.testing.assert_allclose(
+                left.astype(float), right.astype(float).reshape(left.shape), atol=2e-2, rtol=2e-2
+            )
+        else:
+            assert list(actual.sparse.indices) == [index for row in expected["matrix"]["indices"] for index in row]
+
+
+def compare_similarity(body: Any, result: Any, tolerance: float) -> None:
+    assert_close(tensor_to_array(result.scores), to_array(body["scores"]), tolerance)
+    assert len(result.pairs) == len(body.get("pairs", ()))
+    for actual, expected in zip(result.pairs, body.get("pairs", ()), strict=True):
+        assert (actual.query, actual.document) == (expected["query"], expected["document"])
+        values = expected["contributions"]
+        if values is None:  # maxsim, sparse or a distance; a weight near 0 may be missing from one of them
+            own = [term.value for term in (*actual.matches, *actual.products)]
+            other = [term["value"] for term in expected.get("matches", expected.get("products", ()))]
+            count = min(len(own), len(other))
+            left, right = np.array(own[:count]), np.array(other[:count])
+        elif actual.HasField("top"):  # equal magnitudes may swap places between batches
+            left, right = np.abs(actual.top.values), np.abs(values["values"])
+        else:
+            left, right = tensor_to_array(actual.matrix), to_array(values).reshape(tuple(actual.matrix.shape))
+        np.testing.assert_allclose(left, right, atol=5e-3 * max(1.0, abs(expected["score"])))
+        for name in ("query_effects", "document_effects"):
+            effects = expected[name] or []
+            np.testing.assert_allclose(getattr(actual, name), effects, atol=5e-3 * max(1.0, abs(expected["score"])))
+
+
+def dtype_tolerance(tolerance: float, dtype: str) -> float:
+    """Return the tolerance of values of a type, given the tolerance of float32."""
+    return tolerance + {"float32": 0, "float16": 1e-3, "int8": 2e-2, "ubinary": 0.2}.get(dtype, 0)
+
+
+def check_classify(request: Body, response: Any, labels: list[str]) -> None:
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    count = min(request.get("top_k", len(labels)), len(labels))
+    explain = request.get("effect", "none") != "none"
+    assert response["usage"]["tokens"] == sum(result["token_count"] for result in response["results"])
+    for item, result in zip(items, response["results"], strict=True):
+        scores = [label["score"] for label in result["labels"]]
+        assert len(scores) == count
+        assert len({label["label"] for label in result["labels"]} & set(labels)) == count
+        assert scores == sorted(scores, reverse=True)
+        if not request.get("raw_scores") and count == len(labels) > 1:
+            assert abs(sum(scores) - 1) < 1e-5
+        assert ("units" in result) == explain
+        text = item if isinstance(item, str) else item.get("text")
+        for unit in result.get("units", ()):
+            if unit["segment"] == 0 and text is not None:
+                assert unit["text"] == text[unit["start"] : unit["end"]]
+        for label in result["labels"]:
+            assert ("effects" in label) == explain
+            assert np.isfinite(label.get("effects", [])).all()
+            assert len(label.get("effects", ())) == len(result.get("units", ()))
+
+
+def check_rerank(request: Body, response: Any) -> None:
+    texts, results = texts_of(request), response["results"]
+    assert len(results) == min(request.get("top_n", len(texts)), len(texts))
+    assert len({result["index"] for result in results} & set(range(len(texts)))) == len(results)
+    assert response["scored_by"] in get_args(ScoredBy)
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    explain = request.get("effect", "none") != "none"
+    explained = min(request.get("explain_top", EXPLAIN_TOP), len(results)) if explain else 0
+    for place, result in enumerate(results):
+        assert ("document" in result) == request.get("return_documents", False)
+        if "document" in result:
+            sent = request["documents"][result["index"]]
+            assert result["document"] == ({"text": sent} if isinstance(sent, str) else sent)
+        assert ("explanation" in result) == (place < explained)
+        for side, text in (("query", request["query"]), ("document", texts[result["index"]])):
+            if "explanation" not in result:
+                continue
+            units = result["explanation"][f"{side}_units"]
+            assert all(unit["text"] == text[unit["start"] : unit["end"]] for unit in units)
+            effects = result["explanation"][f"{side}_effects"]
+            assert len(effects) == len(units)
+            assert np.isfinite(effects).all()
+
+
+def check_token_classify(request: Body, response: Any, labels: list[str]) -> None:
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    aggregated = request.get("aggregation", "simple") != "none"
+    known = {label.split("-", 1)[-1] for label in labels} if aggregated else set(labels)
+    for item, result in zip(items, response["results"], strict=True):
+        texts = (item, "") if isinstance(item, str) else (item.get("text", ""), item.get("pair", ""))
+        for entity in result["entities"]:
+            assert entity["label"] in known - {"O"}
+            assert 0 < entity["score"] <= 1
+            if not (isinstance(item, dict) and "token_ids" in item) and entity["start"] < entity["end"]:
+                assert entity["text"] == texts[entity["segment"]][entity["start"] : entity["end"]]
+
+
+def compare_token_classify(body: Any, message: Any, tolerance: float) -> None:
+    for actual, expected in zip(message.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        places = [(entity.label, entity.segment, entity.start, entity.end) for entity in actual.entities]
+        others = [(item["label"], item["segment"], item["start"], item["end"]) for item in expected["entities"]]
+        if places == others:  # two labels of a token may have scores so close that batches decide differently
+            for entity, item in zip(actual.entities, expected["entities"], strict=True):
+                assert abs(entity.score - item["score"]) <= tolerance
+        else:
+            assert abs(len(places) - len(others)) <= 2
+
+
+def compare_classify(body: Any, message: Any, tolerance: float) -> None:
+    for actual, expected in zip(message.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        scores = {label.label: label.score for label in actual.labels}
+        for label in expected["labels"]:  # equal scores may swap places between batches
+            if label["label"] in scores:
+                assert abs(scores[label["label"]] - label["score"]) <= tolerance * max(1.0, abs(label["score"]))
+
+
+def compare_rerank(body: Any, message: Any, tolerance: float) -> None:
+    assert len(message.results) == len(body["results"])
+    assert pb.ScoredBy.Name(message.scored_by) == f"SCORED_BY_{body['scored_by'].upper()}"
+    scores = {result.index: result.relevance_score for result in message.results}
+    for place, result in enumerate(body["results"]):
+        expected = result["relevance_score"]
+        for score in (message.results[place].relevance_score, scores.get(result["index"], expected)):
+            assert abs(score - expected) <= tolerance * max(1.0, abs(expected))
+        assert message.results[place].HasField("explanation") == ("explanation" in result)
+
+
+def check_fill_mask(request: Body, response: Any, facts: ModelFacts) -> None:
+    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
+    layers, targets, count = request.get("layers", [-1]), request.get("targets"), facts.num_hidden_layers + 1
+    expected_layers = list(range(count)) if layers == "all" else [layer % count for layer in layers]
+    size = request.get("top_k", 5 if targets is None else len(targets))
+    for item, result in zip(items, response["results"], strict=True):
+        texts = (item, "") if isinstance(item, str) else (item.get("text", ""), item.get("pair", ""))
+        places = [position["position"] for position in result["positions"]]
+        assert places == sorted(set(places))
+        assert max(places) < result["token_count"]
+        if "position" in request:
+            assert places == [request["position"]]
+        for position in result["positions"]:
+            if "position" not in request and texts[0]:
+                assert texts[position["segment"]][position["start"] : position["end"]] == facts.mask_token
+            assert [layer["layer"] for layer in position["layers"]] == expected_layers
+            for layer in position["layers"]:
+                predictions = layer["predictions"]
+                probabilities = [word["probability"] for word in predictions]
+                assert len(predictions) == min(size, facts.vocab_size if targets is None else len(targets))
+                assert len({word["id"] for word in predictions}) == len(predictions)
+                assert probabilities == sorted(probabilities, reverse=True)
+                assert sum(probabilities) < 1 + 1e-5
+
+
+def compare_fill_mask(body: Any, message: Any, tolerance: float) -> None:
+    for actual, expected in zip(message.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        for one, other in zip(actual.positions, expected["positions"], strict=True):
+            places = ("position", "start", "end", "segment")
+            assert [getattr(one, name) for name in places] == [other[name] for name in places]
+            for words, others in zip(one.layers, other["layers"], strict=True):
+                assert words.layer == others["layer"]
+                pairs = zip(words.predictions, others["predictions"], strict=True)  # equal ones may swap places
+                assert all(abs(word.probability - item["probability"]) <= tolerance for word, item in pairs)

@@ -21,8 +21,7 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES, ROOT, server_environment, start_server, stop_server
 from tests.manifests import with_manifest, with_prompts
-from tests.operation_requests import requests, to_message
-from tests.request_strategies import Body, ModelFacts
+from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import assert_close, tensor_to_array, to_array
 from tests.serving import ServiceThread
 

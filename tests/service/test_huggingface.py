@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.fill_mask_requests import TARGETS
 from tests.labels import TOKEN_CLASSIFIER, export_classifier
-from tests.request_strategies import SHORT_TEXTS, Body, body, optional
+from tests.operation_requests import SHORT_TEXTS, TARGETS, Body, body, optional
 from tests.retrievers import SPLADE, export_retriever
 from tests.service.test_tei_products import product
 from tests.serving import ServiceThread

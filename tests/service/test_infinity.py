@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
 from tests.labels import CLASSIFIER, CROSS_ENCODER
-from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.operation_requests import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.service.test_tei_products import product
 from tests.serving import load_kind, serve
 

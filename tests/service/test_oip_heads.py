@@ -14,7 +14,7 @@ from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.model.retriever_cases import BGE_M3
 from tests.oip_messages import Outputs
-from tests.request_strategies import Body, body, optional
+from tests.operation_requests import Body, body, optional
 from tests.retrievers import SPLADE
 from tests.service.test_oip_products import (
     PAIRS,

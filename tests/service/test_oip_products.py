@@ -22,7 +22,7 @@ from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES
 from tests.manifests import with_manifest, with_prompts
 from tests.oip_messages import Outputs, Tensor, grpc_outputs, grpc_request, rest_outputs, rest_request, text, token_ids
-from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
+from tests.operation_requests import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, assert_finite, to_array
 from tests.serving import ServiceThread
 

@@ -20,37 +20,33 @@ from model.source.sentence_transformers import SettingOptions
 from service.config import Settings
 from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
-from tests.fill_mask_requests import check_fill_mask, compare_fill_mask
-from tests.label_requests import (
-    check_classify,
-    check_rerank,
-    check_token_classify,
-    compare_classify,
-    compare_rerank,
-    compare_token_classify,
-)
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
 from tests.model.retriever_cases import BGE_M3
-from tests.operation_requests import requests, to_message
-from tests.request_strategies import Body, ModelFacts
-from tests.response_comparison import (
-    compare_attend,
-    compare_compare,
-    compare_encode,
-    compare_similarity,
-    compare_tokenize,
-    dtype_tolerance,
-)
+from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
     assert_close,
     assert_sparse_close,
     check_attend,
+    check_classify,
     check_compare,
     check_encode,
+    check_fill_mask,
+    check_rerank,
     check_similarity,
+    check_token_classify,
     check_tokens,
     check_words,
+    compare_attend,
+    compare_classify,
+    compare_compare,
+    compare_encode,
+    compare_fill_mask,
+    compare_rerank,
+    compare_similarity,
+    compare_token_classify,
+    compare_tokenize,
+    dtype_tolerance,
     to_array,
 )
 from tests.retrievers import SPLADE, export_retriever

@@ -17,7 +17,7 @@ from service.pb import tei_pb2_grpc
 from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.manifests import with_manifest, with_prompts
 from tests.model.retriever_cases import BGE_M3
-from tests.request_strategies import SHORT_TEXTS, TEXTS, Body, body, optional
+from tests.operation_requests import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.retrievers import SPLADE
 from tests.service.test_tei_products import ERROR_TYPES, product
 from tests.serving import ServiceThread, load_kind

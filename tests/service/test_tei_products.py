@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from service.engine.model_loader import LoadedModel
 from tests.conftest import EXAMPLES
 from tests.manifests import with_manifest, with_prompts
-from tests.request_strategies import SHORT_TEXTS, TEXTS, body, optional
+from tests.operation_requests import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, to_array
 from tests.serving import ServiceThread
 from tests.tei_messages import compare_with_rest
