@@ -22,8 +22,7 @@ from bench.startup import resident_mib
 from bench.targets import Verdict, all_passed, judge, not_measured
 from bench.workloads import Corpus, read_corpus
 from tests.conftest import start_server, stop_server
-from tests.operation_requests import requests
-from tests.operation_requests import Body, ModelFacts
+from tests.operation_requests import Body, ModelFacts, requests
 
 SEED = 20_264
 OUTPUTS = (("pooled",), ("words",), ("tokens",), ("pooled", "words", "static"))
