@@ -66,7 +66,7 @@ from model.source.tokenizer import read_tokenizer
 
 
 def check_expansion(encoder: Encoder, head: MultiVector) -> None:
-    """Raise CheckpointError if expansion tokens, to which no token attends, are out of reach of a query's own tokens.
+    """Raise CheckpointError if unattended expansion tokens are outside the attention window of the query's tokens.
 
     They would attend to no token at all.
     """
@@ -113,7 +113,7 @@ class _Weights:
 
     def masked_lm(self) -> MaskedLM | None:
         """Return the masked-LM head; None without one. Raises CheckpointError."""
-        # Of models for pre-training, BERT's have the head.
+        # Among pre-training models, BERT's contain the head.
         if not has_architecture(self.config, "ForMaskedLM", "ForPreTraining") or self.family.masked_lm is None:
             return None
         layout = self.family.masked_lm(ConfigReader(self.config))
@@ -151,7 +151,7 @@ class _Weights:
 
 
 def _check_same_tokenizer(files: Published, query: Module) -> None:
-    """Raise CheckpointError unless queries have the tokenizer of documents."""
+    """Raise CheckpointError unless queries and documents use the same tokenizer."""
     parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
     own, other = (files.read(path / TOKENIZER) for path in (files.transformer, query.path))
     differ = [part for part in parts if len(other) and own.get(part) != other.get(part)]
@@ -354,7 +354,7 @@ def is_norm(name: str) -> bool:
 def published_tensors(
     family: Family, config: Mapping[str, Any], source: Mapping[str, Tensor], encoder: Encoder
 ) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint with the weights of `encoder` instead of its own; the inverse of loading.
+    """Return the tensors of a checkpoint with the weights of `encoder`; the inverse of loading.
 
     `config` and `source` are the config.json and the tensors of the checkpoint. Of the other tensors, only those of the
     pooler are kept, without which transformers would initialize one.

@@ -298,7 +298,7 @@ def _open(root: Path, name: str) -> int:
     """Open a regular file of `root`.
 
     Symbolic links are rejected: their target can change before a file is opened. Hard links are not: who can write to
-    a file through another name has the permission to write to it through this one.
+    a file through another name can also write to it through this one.
     """
     path = root / name
     if "\0" in name or root not in Path(os.path.realpath(path)).parents:  # Path.resolve raises for a loop of links

@@ -44,7 +44,7 @@ ScoreActivation = Literal["softmax", "sigmoid", "identity"]
 class PairTemplateRecord(Record):
     """How a causal language model reads a pair as a conversation.
 
-    The tokens are `prefix_ids`, those of the text `head + query + middle + document + tail`, and `suffix_ids`.
+    The tokens are `prefix_ids`, the tokens of `head + query + middle + document + tail`, and `suffix_ids`.
     """
 
     prefix_ids: tuple[TokenId, ...]
@@ -287,7 +287,7 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class ManifestVersion(BaseModel):
-    """The format version alone: other formats have other fields."""
+    """Only the format version: other formats have other fields."""
 
     format_version: Count
 
@@ -331,7 +331,7 @@ class LayersRecord(Record):
     """The graphs and weights for attention maps, first layer first.
 
     `norm` describes the norm that reads the output of the attention: a LayerNorm subtracts the mean, an RMSNorm does
-    not. `residual_in_norm`: it reads the sum of the output and the residual stream, else the output alone.
+    not. `residual_in_norm`: it reads the sum of the output and the residual stream, else only the output.
     """
 
     norm: Literal["layer_norm", "rms_norm"]
@@ -353,7 +353,7 @@ class EmbeddingHead(Record):
 
     `include_prompt` False means that pooling excludes the prompt and all tokens before it. `dimensions` is the size of
     an embedding. `similarity` is the function that the model was trained for. `truncate_dim`: an embedding is the first
-    so many numbers of the normalized vector, without a second normalization, as in sentence-transformers.
+    `truncate_dim` numbers of the normalized vector, without a second normalization, as in sentence-transformers.
     """
 
     type: Literal["embedding"] = "embedding"
@@ -435,7 +435,7 @@ class TrainingRecord(Record):
 
 
 class EvaluationRecord(Record):
-    """One measure of `attendant evaluate`, with its 95 % interval; `file` is a name without directories."""
+    """One measure of `attendant evaluate`, with its 95% confidence interval; `file` is a name without directories."""
 
     task: str
     file: str

@@ -48,7 +48,7 @@ class HubUnavailableError(SourceError):
 
 
 class SpaceError(SourceError):
-    """A file system with too little free space. The message has the required and the available bytes."""
+    """A file system with too little free space. The message states the required and available bytes."""
 
     status = EX_CANTCREAT
 

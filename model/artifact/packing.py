@@ -108,7 +108,7 @@ class TokenLimit:
 class RowFill:
     """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit.
 
-    The batch runs for at most `max_seconds`, unless its first sequence alone takes longer.
+    The batch runs for at most `max_seconds`, unless its first sequence takes longer.
     """
 
     def __init__(self, shapes: "BatchShapes", max_seconds: float = math.inf) -> None:
@@ -133,7 +133,7 @@ class RowFill:
 class BatchShapes:
     """The allowed shapes of packed batches, cheapest first.
 
-    Any sequences with a total of at most `max_batch_tokens` fit one shape. A longer sequence gets a batch of its own.
+    Any sequences with a total of at most `max_batch_tokens` fit one shape. A longer sequence gets a separate batch.
     `max_batch_tokens` is at most `MAX_BATCH_TOKENS`. The rows of all shapes but `packed` hold one sequence.
     """
 
@@ -197,7 +197,7 @@ class BatchShapes:
         return next(shape for shape in self.shapes if shape.length >= size)
 
     def sequence_seconds(self, size: int) -> float:
-        """Return the share of a sequence of this size in the run time of a full batch, or all of its own batch's."""
+        """Return the run time of a sequence of this size: its share of a full batch, or all of a separate batch."""
         index = bisect_left(self._row_lengths, size)
         length = self._row_lengths[index]
         return (size if length <= self._packed_length else length) * self._token_seconds[index]

@@ -31,7 +31,7 @@ class Encoding(Protocol):
 
 
 class ProcessedEncoding:
-    """The encoding of a text or pair whose texts were encoded alone, before special tokens were added.
+    """The encoding of a text or pair whose texts were encoded separately, before special tokens were added.
 
     The library loses the sequence id of the first text of a pair, and trims offsets a second time.
     """
@@ -350,7 +350,7 @@ class Tokenizer:
             definition: The contents of tokenizer.json.
             spelled_token: The id of a special token to recognize in texts, such as the mask.
             special_tokens_in_text: Whether to recognize all special tokens in texts, as transformers does.
-            prompts: The model's own prompts, in which special tokens are recognized.
+            prompts: The model's prompts, in which special tokens are recognized.
         """
         if spelled_token is not None:
             definition = _mark_as_text(definition, spelled_token)
@@ -389,7 +389,7 @@ class Tokenizer:
         return {number for encoding in self._tokenizer.encode_batch(["a", ("a", "a")]) for number in encoding.type_ids}
 
     def find_input_tokens(self) -> dict[int, str]:
-        """Return the tokens that texts, pairs and the model's own prompts can contain, by id.
+        """Return the tokens that texts, pairs and the model's prompts can contain, by id.
 
         Some tokenizers have special tokens of other tasks, such as images, which no text contains: they may lie beyond
         the embedding table of the model.
@@ -427,7 +427,7 @@ class Tokenizer:
     def encode(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> list[TokenizedInput]:
         """Return the untruncated tokens of each input.
 
-        `offsets=False` is 20 % faster and makes all offsets (0, 0), unless an input has a prompt.
+        `offsets=False` is 20% faster and makes all offsets (0, 0), unless an input has a prompt.
         """
         plain: list[str | tuple[str, str]] = []
         for source in sources:

@@ -83,7 +83,7 @@ class EncoderConfig:
         gated: The feed-forward network is gated.
         feed_forward_bias: The inner linear maps of the feed-forward network have biases.
         feed_forward_output_bias: Its outer linear map has one.
-        layers: One per layer; () means that all layers have the default options.
+        layers: One per layer; () selects the defaults for all layers.
     """
 
     vocab_size: int

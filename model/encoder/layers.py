@@ -114,7 +114,7 @@ class RelativeBias(nn.Module):
 
 
 def bucket(offsets: Tensor) -> Tensor:
-    """Return the bucket of each offset of a key from a query; later keys have the upper half of the buckets."""
+    """Return the bucket of each key-minus-query offset; later keys use the upper half of the buckets."""
     half = BUCKETS // 2
     distances = offsets.abs()
     octaves = torch.log(distances.clamp(min=1).float() / EXACT_BUCKETS) / math.log(MAX_DISTANCE / EXACT_BUCKETS)
@@ -259,7 +259,7 @@ class Block(nn.Module, ABC):
     """The attention and the feed-forward network of one layer.
 
     `norm_before_attention`: attention reads the output of `attention_norm`. `mixed_norm`: the norm that reads the
-    output of the attention, alone or as part of the residual stream.
+    attention output, before or after the residual is added.
     """
 
     attention: SelfAttention

@@ -47,7 +47,7 @@ def warn_about_assumptions(
 ) -> str | None:
     """Return a warning about settings that no file of the model contains; None without one.
 
-    `source` and `revision` are those of the export, for the command that sets them.
+    `source` and `revision` complete the suggested export command.
     """
     values = {"pooling": f"{pooling} pooling", "normalize": "no normalization"}
     assumed = [name for name in values if origins.get(name) == ASSUMED]

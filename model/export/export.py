@@ -109,7 +109,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     if (slow := find_slow_pattern(checkpoint.tokenizer)) is not None:
         raise CheckpointError(f"tokenizer.json: {slow}. Use another tokenizer, or correct the pattern.")
     # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
-    # [UNK]. Each condition alone is legitimate: a model of another script may not distinguish Latin letters, and an
+    # [UNK]. Either condition may be legitimate: a model of another script may not distinguish Latin letters, and an
     # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
     indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
     if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
@@ -175,7 +175,7 @@ def export(  # noqa: PLR0913  # the options of the command
         CheckpointError: the checkpoint is invalid or unsupported.
         ParityError: a graph differs from the encoder.
         AccuracyError: float16 embeddings differ too much from float32.
-        ArtifactError: `out` is unusable or has the artifact of another source, or the written artifact is invalid.
+        ArtifactError: `out` is unusable or holds another model's artifact, or the written artifact is invalid.
     """
     check_directory(out)
     progress(f"locating {source}")

@@ -81,7 +81,7 @@ def compute_golden_vectors(checkpoint: Checkpoint, manifest: Manifest) -> Golden
 
 @dataclass(frozen=True)
 class _Reference:
-    """The model in PyTorch. Each text is a batch of its own."""
+    """The model in PyTorch. Each text is a separate batch."""
 
     checkpoint: Checkpoint
     manifest: Manifest

@@ -132,7 +132,7 @@ def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
 
 
 def describe_layers(encoder: Encoder, graphs: Sequence[str], store: WeightStore) -> LayersRecord:
-    """Return the records of what attention maps need; `graphs` has the name of the graph of each layer."""
+    """Return the records that attention maps need; `graphs` names each layer's graph."""
     config = encoder.config
     layers = []
     for index, (graph, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):

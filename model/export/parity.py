@@ -127,7 +127,7 @@ def compare_outputs(
     """Return the largest difference between `module` and `run` over the grid.
 
     Args:
-        module: reference, run on each sequence alone.
+        module: reference, run on one sequence at a time.
         run: returns (..., T, D) for the T tokens of a batch of sequences.
         max_input_tokens: longest sequence to test, at most `MAX_TESTED_TOKENS`.
         tolerance: relative to the largest absolute value of the reference; absolute in the record.

@@ -50,7 +50,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def _extract_sentences(text: str) -> list[str]:
-    """Return the sentences of at least three words, over 60 % of them alphabetic (excludes code, tables, options)."""
+    """Return the sentences of at least three words, over 60% of them alphabetic (excludes code, tables, options)."""
     sentences = []
     for match in SENTENCE.finditer(re.sub(r"\s+", " ", text)):
         words = match.group().split()

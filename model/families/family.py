@@ -84,7 +84,7 @@ class ConfigReader:
         return choices[found]
 
     def require(self, key: str, expected: Any) -> None:
-        """Raise CheckpointError unless a key is missing or has the only supported value."""
+        """Raise CheckpointError unless a key is missing or equals the only supported value."""
         found = self.value(key, expected)
         if found != expected and str(found).lower() != str(expected).lower():
             raise CheckpointError(f"config.json: unsupported {key} {found!r}. Supported: {expected!r}.")
@@ -215,7 +215,7 @@ class Family:
         name: `model_type` in config.json.
         read_config: Returns the configuration. It reads every key that can change the result.
         names: The name in checkpoints of each module of `Encoder`. Names of parts of a block are relative to the block.
-        prefixes: Possible prefixes of all tensor names. The second one is that of models with a head.
+        prefixes: Possible prefixes of all tensor names; the second one is used by models with a head.
         renames: Patterns in tensor names of other releases, and their replacements.
         fused: Modules that contain the rows of several modules of the same size, in this order.
         norm_offset: Added to the weights of norms: Gemma stores them minus 1.

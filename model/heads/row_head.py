@@ -30,7 +30,7 @@ class HeadLayout:
 
 
 class RowHead(nn.Module):
-    """A dense layer with activation, a LayerNorm, and a linear layer, for each row alone: (N, D) to (N, K)."""
+    """A dense layer with activation, a LayerNorm and a linear layer, applied per row: (N, D) to (N, K)."""
 
     def __init__(self, layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
         """Read the weights of the modules in `layout`. Raises CheckpointError."""

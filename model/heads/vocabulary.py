@@ -27,7 +27,7 @@ class VocabularyLayout:
 
     Attributes:
         layers: The layers before the projection.
-        decoder: The projection. Its own weight and bias take precedence over those that it is tied to.
+        decoder: The projection. Its stored weight and bias take precedence over tied ones.
         tied: A checkpoint without the weight of `decoder` uses the embedding table. If not tied, this is an error.
         tied_bias: The tensor that replaces the bias of `decoder` in a checkpoint without it; None without one.
         has_bias: `decoder` has a bias.
@@ -44,7 +44,7 @@ class VocabularyLayout:
         return self.layers.dense is not None or self.layers.norm is not None
 
     def is_in(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether a checkpoint has the head. Checkpoints of the encoder alone may name it in config.json."""
+        """Return whether a checkpoint contains the head; config.json may name a head that was not saved."""
         first = self.layers.dense or self.layers.norm
         if first is None:
             return self.tied or f"{self.decoder}.weight" in tensors
@@ -68,7 +68,7 @@ def read_vocabulary_head(
 ) -> VocabularyHead:
     """Return the masked-LM head of a checkpoint.
 
-    `tensors` have the names of the architecture, and `embeddings` is the embedding table, (V, E).
+    `tensors` are named as in the architecture; `embeddings` is the embedding table, (V, E).
 
     Raises:
         CheckpointError: a tensor is missing or of the wrong shape.
@@ -99,7 +99,7 @@ def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tenso
     """Return the bias of the projection; None if the checkpoint has none. Raises CheckpointError."""
     if not layout.has_bias:
         return None
-    # transformers 4 shares the bias even if the projection is not tied, and its files then have `tied_bias` alone.
+    # transformers 4 shares the bias even if the projection is not tied, and then stores only `tied_bias`.
     name = next((name for name in (f"{layout.decoder}.bias", layout.tied_bias) if name in tensors), None)
     if name is None:
         return None

@@ -251,7 +251,7 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
 def _describe_failure(error: Exception) -> str:
     """Return the problem and the remedy for an error of the connection, or a response that no hub sends."""
     kind = type(error).__name__
-    if isinstance(error, RuntimeError):  # hf_xet has no class of its own
+    if isinstance(error, RuntimeError):  # hf_xet raises plain RuntimeErrors
         kind = str(error).partition("\n")[0]
     elif isinstance(error, ValueError):
         return f"no hub{_describe_endpoint()} ({kind} in its response). Check HF_ENDPOINT."

@@ -25,7 +25,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def model_weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a model, which may keep its encoder in a folder of its own."""
+    """Return a model's weight files; the encoder may be in a subfolder."""
     folders = (path for path in sorted(directory.iterdir()) if path.is_dir())
     return weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
 
@@ -301,7 +301,7 @@ class Published:
         self.has_modules = (directory / MODULES).is_file()
         self.modules = self._list_modules() if self.has_modules else []
         self.queries: list[Module] | None = None
-        """The modules for queries, of a model that reads them with modules of their own."""
+        """The query modules, if the model has separate ones."""
         if [module.kind for module in self.modules] in (["Router"], ["Asym"]):
             self._read_router()
         first = self.modules[0] if self.modules else None

@@ -298,7 +298,7 @@ def _read_module_settings(files: Published, hidden_size: int, embedding: Embeddi
 
 
 def is_late_interaction(files: Published) -> bool:
-    """Return whether the modules are those of a ColBERT model."""
+    """Return whether modules.json describes a ColBERT model."""
     named = (
         files.sentence_transformers.get("model_type") in ("MultiVectorEncoder", "ColBERT")
         or "query_prefix" in files.sentence_transformers

@@ -137,13 +137,13 @@ STYLES = {
     "XLMRobertaTokenizer": UNIGRAM,
     "CamembertTokenizer": UNIGRAM,
 }
-"""The settings that each class of transformers reads. Other classes read those of `GENERIC`."""
+"""The settings that each tokenizer class of transformers reads. Other classes read the `GENERIC` settings."""
 USUAL_PARTS = {
     WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
     BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
     UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
 }
-"""The normalizers and pre-tokenizers that are equal, or nearly, to those of the classes in transformers 5."""
+"""Normalizers and pre-tokenizers that match the classes of transformers 5, or nearly."""
 ROLES = ("cls", "sep")
 CLS_AND_SEP = {
     "BertTokenizer": ("[CLS]", "[SEP]"),
@@ -178,7 +178,7 @@ SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_t
 
 
 class TokenizerSettings:
-    """The settings of tokenizer_config.json and the files beside it, with those of sentence-transformers on top."""
+    """Tokenizer settings: tokenizer_config.json and the files beside it, overridden by sentence-transformers."""
 
     def __init__(self, files: Published, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
         self.files = files
@@ -226,7 +226,7 @@ class TokenizerSettings:
         return next((value for value in values if value is not None), default)
 
     def merged(self) -> dict[str, Any]:
-        """Return the settings of all files; those of tokenizer_config.json take precedence."""
+        """Return the settings of all files; tokenizer_config.json takes precedence."""
         return {**self.files.read(self.files.transformer / SPECIAL_TOKENS_MAP).raw, **self.files.tokenizer_config.raw}
 
     @property
@@ -251,7 +251,7 @@ class TokenizerSettings:
         return value
 
     def added_tokens(self) -> Iterator[AddedToken]:
-        """Yield the tokens that the settings add to those of tokenizer.json, or change, in the order of their ids."""
+        """Yield the tokens that the settings add to tokenizer.json or change, in id order."""
         named = [token for key in SPECIAL_TOKEN_KEYS if (token := self.get(key))]
         special = [*named, *self._extra_tokens()]
         for layer in self._layers:  # the tokens of models with roles of their own, such as "image_token"
@@ -314,7 +314,7 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Change the parts of a tokenizer.json that the settings name."""
     _check_parts(values, options)
     if options.style == WORDPIECE:
-        flags = {  # as in transformers, missing settings have the defaults of the class
+        flags = {  # as in transformers, the class supplies defaults
             "lowercase": options.flag("do_lower_case", True),
             "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
             "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
@@ -337,7 +337,7 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
-    """Add a warning if transformers 5 replaces parts of tokenizer.json with other ones: those of the class."""
+    """Warn if transformers 5 would replace parts of tokenizer.json with the defaults of the tokenizer class."""
     usual = USUAL_PARTS.get(options.style)
     if usual is None:
         return
@@ -418,7 +418,7 @@ def _drop_token_types(values: dict[str, Any]) -> None:
 
 
 def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a type in a component of tokenizer.json; `key` has those of a sequence."""
+    """Yield the parts of one type in a component of tokenizer.json; `key` lists the parts of a sequence."""
     if component is None:
         return
     if component["type"] == kind:

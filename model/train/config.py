@@ -176,7 +176,7 @@ OBJECTIVES = ("contrastive", "cross_encoder", "distillation")
 
 
 class TrainConfig(Section):
-    """A training run: language modeling, unless it has the table of another objective (`OBJECTIVES`)."""
+    """A training run: language modeling, unless another objective's table is present (`OBJECTIVES`)."""
 
     model: ModelOptions
     tokenizer: TokenizerOptions = TokenizerOptions()

@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 
 class Example(NamedTuple):
-    """A text alone, or a query, its positive and its negatives. `spans` are characters [start, end) of each, or ().
+    """A single text, or a query with its positive and negatives. `spans` are characters [start, end) of each, or ().
 
     With a `label`, 0 to 1, the texts are a query and a document of that relevance.
     """

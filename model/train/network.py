@@ -54,13 +54,13 @@ def _make_layer(options: ModelOptions, index: int) -> LayerConfig:
 def initial_deviation(hidden_size: int) -> float:
     """Return the standard deviation of initial weights: BERT's for its size, and more for smaller encoders.
 
-    With BERT's own deviation, small encoders learn slowly, because their sums have fewer terms.
+    With BERT's deviation, small encoders learn slowly, because their sums contain fewer terms.
     """
     return BERT_DEVIATION * math.sqrt(BERT_HIDDEN_SIZE / hidden_size)
 
 
 def initialize(network: nn.Module, hidden_size: int, seed: int) -> None:
-    """Set the weights of all linear layers and embeddings to random ones that depend on the seed alone."""
+    """Initialize all linear layers and embeddings with random weights that depend only on the seed."""
     generator, deviation = torch.Generator().manual_seed(seed), initial_deviation(hidden_size)
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

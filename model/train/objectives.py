@@ -381,7 +381,7 @@ class Objective:
 
 
 def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpoint | None) -> Objective:
-    """Return the objective of a configuration, whose network depends on the configuration alone.
+    """Return the objective of a configuration; the network depends on nothing else.
 
     Args:
         config: the configuration.

@@ -12,7 +12,7 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]",
 MAX_WORD_CHARACTERS = 100
 """Longer words are [UNK] in WordPiece, and the time to train grows with the square of their length."""
 MAX_ALPHABET = 1000
-"""Characters of a WordPiece vocabulary, as BERT's trainer has; others become [UNK]."""
+"""Maximum alphabet size of a WordPiece vocabulary, as in BERT's trainer. Other characters become [UNK]."""
 
 
 def without_long_words(text: str) -> str:
@@ -23,9 +23,9 @@ def without_long_words(text: str) -> str:
 
 
 def train_tokenizer(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:
-    """Return a tokenizer whose special tokens have the ids 0 to 4, in the order of `SPECIAL_TOKENS`.
+    """Return a tokenizer that numbers its special tokens 0 to 4, in `SPECIAL_TOKENS` order.
 
-    It depends on the options and the texts alone. `texts` is called once per pass.
+    It depends only on the options and texts. `texts` is called once per pass.
 
     Raises:
         TrainError: the texts have fewer than two distinct tokens.
