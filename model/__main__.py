@@ -56,7 +56,8 @@ def _run(arguments: list[str] | None) -> int:
     if options.command == "train":
         return _train(options.config, options.out)
     if options.command == "list":
-        return _list()
+        print("\n".join(list_models()))
+        return 0
     if options.command == "example":
         return _example(options.name, options.out)
     return _export(options) if options.command == "export" else _verify(options.artifact)
@@ -155,12 +156,6 @@ def _train(config: Path, out: Path) -> int:
         return EX_INTERRUPTED
     if manifest is not None:
         print(f"attendant serve --model-dir {out / 'artifact'}")
-    return 0
-
-
-def _list() -> int:
-    for line in list_models():
-        print(line)
     return 0
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import google.rpc.status_pb2
 
 from model.artifact.manifest import Manifest
-from model.source.known_models import describe_models
 from service.config import describe_options
 from tests.clients.registry import describe_clients
-from tests.model.known_encoders import supported_backends, supported_heads
+from tests.model.known_encoders import describe_models, supported_backends, supported_heads
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"

@@ -345,7 +345,7 @@ def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: P
 
 
 def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
-    """Split sequences, in order, into batches of at most `MAX_BATCH_TOKENS`; a longer sequence gets a separate batch."""
+    """Split sequences, in order, into batches of at most `MAX_BATCH_TOKENS`; a longer one gets a batch to itself."""
     batches: list[list[Inputs]] = []
     remaining = 0
     for sequence in sequences:

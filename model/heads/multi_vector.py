@@ -160,7 +160,7 @@ def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[st
 
 
 def _check_chain(files: Published) -> None:
-    """Raise CheckpointError for unnormalized token vectors, and for token limits that override the limits of the sides."""
+    """Raise CheckpointError for unnormalized token vectors, and for limits that override query or document limits."""
     if "MultiVectorMask" in files.order and "Normalize" not in files.order:
         raise CheckpointError(f"{MODULES}: token vectors without Normalize are not supported.")
     calls = files.transformer_config.nested("processing_kwargs")

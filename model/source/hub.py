@@ -80,13 +80,14 @@ def download(hub_id: HubId, progress: Progress) -> Path:
     Raises:
         SourceError: the model does not exist, is not accessible, or a download failed.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     with _quiet_hub(), _hub_errors(hub_id), _mark_download():
         sizes = _list_files(hub_id)
         patterns = [*HUB_FILES, *select_pickled(sizes), *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
         selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
-        _check_space(hub_id, selected)
+        remedy = "set HF_HOME to a directory with more"
+        check_free_space(Path(constants.HF_HUB_CACHE), sum(selected.values()), f"the files of {hub_id}", remedy)
         return Path(
             snapshot_download(
                 hub_id.model_id, revision=hub_id.revision, allow_patterns=patterns, tqdm_class=_progress_class(progress)
@@ -148,13 +149,6 @@ def _list_files(hub_id: HubId) -> dict[str, int]:
         name: 0 if isinstance(try_to_load_from_cache(hub_id.model_id, name, revision=info.sha), str) else size
         for name, size in files.items()
     }
-
-
-def _check_space(hub_id: HubId, sizes: dict[str, int]) -> None:
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    check_free_space(cache, sum(sizes.values()), f"the files of {hub_id}", "set HF_HOME to a directory with more")
 
 
 @contextmanager
@@ -228,7 +222,7 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             return _describe_rejection(hub_id, error.__cause__)
-        reason, remedy = f"the hub is unreachable{_describe_endpoint()}", "Check HF_ENDPOINT and the proxy settings"
+        reason, remedy = f"the hub is unreachable at {constants.ENDPOINT}", "Check HF_ENDPOINT and the proxy settings"
         if constants.HF_HUB_OFFLINE:
             reason, remedy = "HF_HUB_OFFLINE is set", "Unset it"
         if isinstance(error, errors.IncompleteSnapshotError):
@@ -250,25 +244,21 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
 
 def _describe_failure(error: Exception) -> str:
     """Return the problem and the remedy for an error of the connection, or a response that no hub sends."""
+    from huggingface_hub import constants
+
     kind = type(error).__name__
     if isinstance(error, RuntimeError):  # hf_xet raises plain RuntimeErrors
         kind = str(error).partition("\n")[0]
     elif isinstance(error, ValueError):
-        return f"no hub{_describe_endpoint()} ({kind} in its response). Check HF_ENDPOINT."
+        return f"no hub at {constants.ENDPOINT} ({kind} in its response). Check HF_ENDPOINT."
     elif kind not in ("RemoteProtocolError", "ReadError", "ReadTimeout", "ConnectError", "ConnectTimeout"):
-        return f"the hub is unreachable{_describe_endpoint()} ({kind}). Check HF_ENDPOINT and the proxy settings."
+        return f"the hub is unreachable at {constants.ENDPOINT} ({kind}). Check HF_ENDPOINT and the proxy settings."
     return f"download interrupted ({kind}). {RETRY.capitalize()}."
 
 
 def _suggest_organization(hub_id: HubId) -> str:
     """Return a sentence about names without an organization, which only a few old models have."""
     return "" if "/" in hub_id.model_id else ' Most model IDs are ORG/NAME, such as "BAAI/bge-small-en-v1.5".'
-
-
-def _describe_endpoint() -> str:
-    from huggingface_hub import constants
-
-    return f" at {constants.ENDPOINT}"
 
 
 def _describe_rejection(hub_id: HubId, error: Any) -> str:
@@ -293,7 +283,7 @@ def _describe_rejection(hub_id: HubId, error: Any) -> str:
         404: "a listed file is missing on the hub (404). Run the command again.",
         429: "too many requests to the hub (429). Retry later, or set HF_TOKEN for a higher limit.",
     }
-    return remedies.get(status, f"the hub failed{_describe_endpoint()} ({status}). Retry later.")
+    return remedies.get(status, f"the hub failed at {constants.ENDPOINT} ({status}). Retry later.")
 
 
 __all__ = ["ModelSource", "SourceError", "locate"]

@@ -1,10 +1,10 @@
-"""Well-known models per architecture, for `attendant-model list` and docs/models.md. Imports no torch.
+"""Well-known models per architecture, for `attendant-model list` and docs/models.md.
 
 `config` has the keys of the published config.json that decide the architecture. The tests build each encoder from them
 and compare its number of parameters with the published one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -201,76 +201,3 @@ def list_models() -> Iterator[str]:
                     f"{model.pooling} pooling, {model.license}"
                 )
     yield f"others: {', '.join(OTHER_ARCHITECTURES)}"
-
-
-def describe_models(
-    backends: Sequence[tuple[str, Mapping[str, bool]]], heads: Sequence[tuple[str, Mapping[str, bool]]]
-) -> str:
-    """Return docs/models.md; `backends` and `heads` say which ones each architecture has."""
-    lines = [INTRODUCTION]
-    for model in KNOWN_MODELS:
-        layers, size = model.shape
-        lines.append(
-            f"| `{model.hub_id}` | `{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
-            f"{model.max_input_tokens:,} | {model.pooling} | {model.prompts} | {model.license} | {model.proof} |"
-        )
-    lines += [BACKENDS, *_table(backends, "refused at export"), HEADS, *_table(heads, "none")]
-    return "\n".join(lines) + "\n"
-
-
-def _table(architectures: Sequence[tuple[str, Mapping[str, bool]]], missing: str) -> Iterator[str]:
-    """Yield the lines of a table with a row per architecture."""
-    names = list(architectures[0][1])
-    yield f"| architecture | {' | '.join(names)} |"
-    yield f"|{'---|' * (len(names) + 1)}"
-    for architecture, supported in architectures:
-        cells = ["yes" if supported[name] else missing for name in names]
-        yield f"| `{architecture}` | {' | '.join(cells)} |"
-
-
-INTRODUCTION = """\
-# Models
-
-`make docs` writes this page from model/source/known_models.py and model/families/; `attendant-model list` prints it.
-
-Each model is served with one command, for example:
-
-```sh
-.venv/bin/attendant serve Alibaba-NLP/gte-modernbert-base
-```
-
-The encoder is rebuilt from config.json and the weights. Code in a repository is never executed, and unknown tensors and
-unknown keys of config.json that may change the result are errors.
-
-The last column names the weights that this project's tests use. Only the default model is tested with its published
-weights, because the test machines have no others. For every other model, the tests use a small model of the same
-architecture with random weights: its hidden states match transformers to 1e-5 of their largest value, and its attention
-probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
-on its model card.
-
-The architectures `camembert`, `distilbert`, `electra`, `gte` and `roberta` have no row, because none of the models
-chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
-encoders of the architecture `attendant`.
-
-Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
-[CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.
-
-| model | model_type | layers | size | parameters | maximum length | pooling | prompts | license | tested with |
-|---|---|---|---|---|---|---|---|---|---|"""
-BACKENDS = """
-## Backends
-
-Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares the results of every head
-with golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured
-cosine, or replaced by float32 under `auto`. An export with a variant that the architecture does not support is an
-error. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the architecture
-`jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
-"""
-HEADS = """
-## Heads
-
-A checkpoint can have these heads in addition to its embeddings. Heads run in float32 on the hidden states of the
-backend, in every precision. They have not been run on CUDA. Query expansion without attention is refused at export for
-CUDA, whose graph has no mask. `none` means that no such models of the architecture are known.
-[Your own model](own-model.md#rerankers-and-classifiers) describes the files.
-"""

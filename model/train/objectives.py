@@ -25,7 +25,7 @@ from model.families.family import Family
 from model.heads.classifiers import ARCHITECTURE
 from model.heads.row_head import RowHead, empty_head
 from model.source.sentence_transformers import DenseLayer, EmbeddingConfig, resolve_roles
-from model.train.config import ContrastiveOptions, MaskingOptions, TrainConfig, TrainError
+from model.train.config import MaskingOptions, TrainConfig, TrainError
 from model.train.data import (
     Collate,
     Example,
@@ -396,18 +396,31 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
     encoder, read = _find_encoder(config, tokenizer, checkpoint), make_reader(config)
     text_encoder = TextEncoder(encoder, embedding.pooling, embedding.dense)
     if config.contrastive is not None:
-        objective = _contrastive(config.contrastive, text_encoder, embedding, read)
-    elif config.cross_encoder is not None:
-        network = make_cross_encoder(encoder, checkpoint, config.run.seed)
+        dimensions = config.contrastive.matryoshka_dimensions
+        if dimensions and max(dimensions) >= (size := text_encoder.dimensions):
+            raise TrainError(f"contrastive.matryoshka_dimensions: {max(dimensions)}, limit {size - 1}.")
+        contrastive = ContrastiveModel(text_encoder, config.contrastive.temperature, dimensions)
+        prompts = _prompt(embedding, "query"), _prompt(embedding, "document")
         objective = Objective(
-            "training as a cross-encoder", "nats per pair", network, encoder, read, collate_labeled_pairs
+            "contrastive learning", "nats per query", contrastive, encoder, read, collate_pairs, prompts
         )
+    elif config.cross_encoder is not None:
+        cross_encoder = make_cross_encoder(encoder, checkpoint, config.run.seed)
+        name = "training as a cross-encoder"
+        objective = Objective(name, "nats per pair", cross_encoder, encoder, read, collate_labeled_pairs)
     elif config.distillation is not None:
         teacher = Teacher(config.distillation.teacher)
         _match_dimensions(text_encoder, teacher.head.dimensions, config.run.seed)
-        objective = _distillation(text_encoder, embedding, teacher, read)
+        student, unit = DistillationModel(text_encoder, teacher), "squared distance per text"
+        prompts = (_prompt(embedding, None),) * 2
+        name = teacher.manifest.name
+        objective = Objective("distillation", unit, student, encoder, read, collate_texts, prompts, name)
+    elif encoder.config.causal:
+        network = LanguageModel(encoder)
+        objective = Objective("causal language modeling", "nats per token", network, encoder, read, predict_next)
     else:
-        objective = _language_modeling(config.masking, encoder, read)
+        network, masking = LanguageModel(encoder), Masking(config.masking, encoder.config.vocab_size)
+        objective = Objective("masked language modeling", "nats per masked token", network, encoder, read, masking)
     if checkpoint is None:
         initialize(objective.network, config.model.hidden_size, config.run.seed)
         if config.model.positions == "sinusoidal":
@@ -423,35 +436,6 @@ def _find_encoder(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpo
     if config.model.init_blocks:
         keep_blocks(checkpoint, config.model.init_blocks)
     return checkpoint.encoder.train()
-
-
-def _contrastive(
-    options: ContrastiveOptions, text_encoder: TextEncoder, embedding: EmbeddingConfig, read: Reader
-) -> Objective:
-    dimensions = options.matryoshka_dimensions
-    if dimensions and max(dimensions) >= text_encoder.dimensions:
-        raise TrainError(f"contrastive.matryoshka_dimensions: {max(dimensions)}, limit {text_encoder.dimensions - 1}.")
-    network = ContrastiveModel(text_encoder, options.temperature, dimensions)
-    return Objective(
-        "contrastive learning", "nats per query", network, text_encoder.encoder, read, collate_pairs,
-        (_prompt(embedding, "query"), _prompt(embedding, "document")),
-    )  # fmt: skip
-
-
-def _distillation(text_encoder: TextEncoder, embedding: EmbeddingConfig, teacher: Teacher, read: Reader) -> Objective:
-    prompt = _prompt(embedding, None)
-    return Objective(
-        "distillation", "squared distance per text", DistillationModel(text_encoder, teacher), text_encoder.encoder,
-        read, collate_texts, (prompt, prompt), teacher.manifest.name,
-    )  # fmt: skip
-
-
-def _language_modeling(options: MaskingOptions, encoder: Encoder, read: Reader) -> Objective:
-    network = LanguageModel(encoder)
-    if encoder.config.causal:
-        return Objective("causal language modeling", "nats per token", network, encoder, read, predict_next)
-    masking = Masking(options, encoder.config.vocab_size)
-    return Objective("masked language modeling", "nats per masked token", network, encoder, read, masking)
 
 
 def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
