@@ -282,7 +282,7 @@ def _export_command(root: Path, manifest: Any) -> str:
 
 
 def _listed_digests(body: bytes) -> list[str]:
-    """Return the digests of a digest file: one, or two while the manifest is replaced (manifest_update.py)."""
+    """Return the digests of a digest file: one, or two while the manifest is replaced."""
     return body.decode().split() if re.fullmatch(rb"([0-9a-f]{64}\n){1,2}", body) else []
 
 

@@ -454,8 +454,8 @@ class Manifest(Record):
     a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
     one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`.
     `task` names the adapters that were merged. `training` is None for models that others trained. `static` is the
-    embedding table, (V, E). `notices` are the license and notice files of the model. `files` has every file but the
-    manifest, its digest and the files that are described in measurements.py.
+    embedding table, (V, E). `notices` are the license and notice files of the model. `files` lists every file
+    except the manifest, its digest, report.json and golden.json.
     """
 
     format_version: int

@@ -23,7 +23,7 @@ class AttentionMask:
         radius: Tokens attend to tokens at most this far away. None sets no limit.
         causal: Tokens do not attend to later tokens.
         additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
-            An exported graph has other shapes for them, see `onnx_attention`.
+            Exported graphs use other shapes for them, see `model.export.graphs`.
         keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
     """
 

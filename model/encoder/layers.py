@@ -15,7 +15,7 @@ from model.encoder.config import ACTIVATIONS, BlockKind, EncoderConfig, LayerCon
 class RMSNorm(nn.Module):
     """Division by the root mean square, then a factor per channel (Zhang and Sennrich 2019).
 
-    Checkpoints of Gemma store the factor minus 1; families/gemma3.py adds 1.
+    Checkpoints of Gemma store the factor minus 1; families/llama.py adds 1.
     """
 
     def __init__(self, size: int, eps: float) -> None:
