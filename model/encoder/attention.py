@@ -42,9 +42,12 @@ def attention_mask(
     Tokens attend within their sequence, at most `window` positions away, and not to later ones if `causal`. A token of
     a negative sequence id belongs to the sequence of the positive one, but no token attends to it.
     """
-    same = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
-    distance = position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2) if causal or window is not None else None
-    return _additive(same, distance, window, causal)
+    allowed = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
+    if causal:
+        allowed = allowed & (position_ids.unsqueeze(-1) >= position_ids.unsqueeze(-2))
+    if window is not None:
+        allowed = allowed & ((position_ids.unsqueeze(-1) - position_ids.unsqueeze(-2)).abs() <= window)
+    return _additive(allowed)
 
 
 def build_mask(
@@ -74,10 +77,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -
     for start in range(0, tokens, BLOCK_TOKENS):
         queries = slice(start, start + BLOCK_TOKENS)
         keys = slice(max(0, start - reach), queries.stop + (0 if mask.causal else reach))
-        same = mask.sequence_ids[:, None, keys] == mask.sequence_ids[:, None, :1]  # token 0 is never padding
+        allowed = mask.sequence_ids[:, None, keys] == mask.sequence_ids[:, None, :1]  # token 0 is never padding
         distance = index[queries, None] - index[None, keys]
-        additive = _additive(same, distance, mask.radius, mask.causal)
-        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], additive, scale))
+        if mask.radius is not None:
+            allowed = allowed & (distance.abs() <= mask.radius)
+        if mask.causal:
+            allowed = allowed & (distance >= 0)
+        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], _additive(allowed), scale))
     return torch.cat(outputs, dim=2)
 
 
@@ -86,15 +92,8 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float
     return (q @ k.transpose(-2, -1) * scale + additive).softmax(dim=-1) @ v
 
 
-def _additive(allowed: Tensor, distance: Tensor | None, radius: int | None, causal: bool) -> Tensor:
-    """Return the additive mask with an axis for the heads.
-
-    `allowed` pairs belong to the same sequence; `distance` is the query position minus the key position.
-    """
-    if distance is not None and causal:
-        allowed = allowed & (distance >= 0)
-    if distance is not None and radius is not None:
-        allowed = allowed & (distance.abs() <= radius)
+def _additive(allowed: Tensor) -> Tensor:
+    """Return 0 for allowed pairs, else `LOWEST`, with an axis for the heads."""
     return torch.where(allowed, torch.zeros(()), torch.full((), LOWEST)).unsqueeze(1)
 
 
