@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from model.artifact.files import TOKENIZER, TRAINING
-from model.artifact.manifest import RetrievalRole, TrainingRecord, TruncationSide
+from model.artifact.manifest import ExpansionRecord, RetrievalRole, TrainingRecord, TruncationSide
 from model.artifact.tokenizer import Tokenizer
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
@@ -65,17 +65,17 @@ from model.source.sentence_transformers import (
 from model.source.tokenizer import read_tokenizer
 
 
-def check_expansion(encoder: Encoder, head: MultiVector) -> None:
+def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None:
     """Raise CheckpointError if unattended expansion tokens are outside the attention window of the query's tokens.
 
     They would attend to no token at all.
     """
     windows = [layer.window for layer in encoder.config.layers if layer.window is not None]
-    if head.expansion is None or head.expansion.attended or not windows:
+    if expansion is None or expansion.attended or not windows:
         return
-    if head.expansion.length > min(windows) + 1:
+    if expansion.length > min(windows) + 1:
         raise CheckpointError(
-            f"query_expansion: length {head.expansion.length} exceeds the attention window ({min(windows)} tokens at "
+            f"query_expansion: length {expansion.length} exceeds the attention window ({min(windows)} tokens at "
             "each side), and attend is false. Set attend to true, or a shorter length."
         )
 
@@ -229,7 +229,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     late = read_late_interaction(files, tokenizer, projection, size, positions)
     if late is not None:
         late = late.limit_sides(max_input_tokens)
-        check_expansion(encoder, late.head)
+        check_expansion(encoder, late.head.record.expansion)
         embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
         if settings.max_input_tokens is None:  # PyLate's limit of the tokenizer excludes the marker
             max_input_tokens = max(max_input_tokens, late.max_tokens or 0)

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeVar
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from model.artifact.manifest import ExpansionRecord, PairTemplateRecord, SideRecord
+from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
 Offsets = tuple[int, int]
 
@@ -562,19 +562,8 @@ def _mark_as_text(definition: bytes, token_id: int) -> bytes:
     return json.dumps(values).encode()
 
 
-class LateInteraction(Protocol):
-    """The tokens that a model with late interaction inserts."""
-
-    @property
-    def query(self) -> SideRecord: ...
-    @property
-    def document(self) -> SideRecord: ...
-    @property
-    def expansion(self) -> ExpansionRecord | None: ...
-
-
 def inserted_tokens(
-    late: LateInteraction | None, template: PairTemplateRecord | None, mask_token_id: int | None
+    late: MultiVectorHead | None, template: PairTemplateRecord | None, mask_token_id: int | None
 ) -> Iterator[tuple[str, int]]:
     """Yield the ids that heads insert into inputs, each with the field of the manifest that has it."""
     if late is not None:

@@ -368,7 +368,8 @@ def check_cuda(checkpoint: Checkpoint) -> None:
     if part := unsupported_part(checkpoint.encoder.config):
         raise CheckpointError(f"--variant cuda: not available for models with {part}. Export without it.")
     vectors = checkpoint.multi_vector
-    if vectors is not None and vectors.expansion is not None and not vectors.expansion.attended:
+    expansion = None if vectors is None else vectors.record.expansion
+    if expansion is not None and not expansion.attended:
         raise CheckpointError("--variant cuda: unsupported query expansion without attention. Export without it.")
 
 

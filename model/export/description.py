@@ -14,7 +14,6 @@ from model.artifact.manifest import (
 )
 
 if TYPE_CHECKING:  # `verify` works without torch
-    from model.heads.classifiers import Classifier, TokenClassifier
     from model.source.sentence_transformers import EmbeddingConfig
 
 LISTED_LABELS = 8
@@ -64,9 +63,7 @@ def warn_about_assumptions(
 
 
 def describe_heads(
-    classifier: "ClassificationHead | Classifier | None",
-    tokens: "TokenClassificationHead | TokenClassifier | None",
-    others: Mapping[str, object],
+    classifier: ClassificationHead | None, tokens: TokenClassificationHead | None, others: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield lines about the heads besides the embedding head; `others` has those without options, None if absent."""
     if classifier is not None:

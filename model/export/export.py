@@ -115,8 +115,8 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
         raise CheckpointError(f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens). Use another one.")
     inserted = inserted_tokens(
-        checkpoint.multi_vector,
-        None if classifier is None else classifier.template,
+        None if checkpoint.multi_vector is None else checkpoint.multi_vector.record,
+        None if classifier is None else classifier.record.template,
         None if masked is None else masked.mask_token_id,
     )
     problem = find_missing_token(tokenizer, config.vocab_size, inserted)
@@ -224,7 +224,8 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
         progress(f"task: {checkpoint.task or 'none'} (the model has adapters for {', '.join(checkpoint.tasks)})")
     sparse, vectors = checkpoint.sparse, checkpoint.multi_vector
     others = {"sparse vectors": sparse, "multi-vector": vectors, "masked LM": checkpoint.masked_lm}
-    for line in describe_heads(classifier, tokens, others):
+    classifier_record = None if classifier is None else classifier.record
+    for line in describe_heads(classifier_record, None if tokens is None else tokens.record, others):
         progress(line)
     if checkpoint.unexported:
         progress(f"not exported: {', '.join(checkpoint.unexported)}")

@@ -155,13 +155,14 @@ class _Reference:
         """Return the logits (C)."""
         classifier = self.checkpoint.classifier
         assert classifier is not None
-        if classifier.pooling == "mean_logits":
+        pooling, skipped = classifier.record.pooling, classifier.record.skipped_token_id
+        if pooling == "mean_logits":
             logits: Tensor = classifier.head(hidden).mean(dim=0)
             return logits
-        if classifier.pooling != "last":
-            row = pool(hidden, classifier.pooling)
+        if pooling != "last":
+            row = pool(hidden, pooling)
         else:
-            read = [place for place, number in enumerate(tokens.input_ids) if number != classifier.skipped_token_id]
+            read = [place for place, number in enumerate(tokens.input_ids) if number != skipped]
             row = hidden[read[-1] if read else -1]
         own: Tensor = classifier.head(row[None])[0]
         return own

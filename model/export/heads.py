@@ -9,16 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from model.artifact.manifest import (
-    ClassificationHead,
     DenseRecord,
     EmbeddingHead,
     Head,
     MaskedLMHead,
-    MultiVectorHead,
     ParityRecord,
     SparseHead,
     TensorRecord,
-    TokenClassificationHead,
 )
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
@@ -93,18 +90,10 @@ def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) ->
     """Write the graphs of all heads besides the embedding head; yield the records of the heads."""
     if (classifier := checkpoint.classifier) is not None:
         write_row_graph(graphs, "classification", classifier.head)
-        yield ClassificationHead(
-            graph="classification",
-            pooling=classifier.pooling,
-            skipped_token_id=classifier.skipped_token_id,
-            labels=classifier.labels,
-            activation=classifier.activation,
-            template=classifier.template,
-            pair_activation=classifier.pair_activation,
-        )
+        yield classifier.record
     if (tokens := checkpoint.token_classifier) is not None:
         write_row_graph(graphs, "token_classification", tokens.head)
-        yield TokenClassificationHead(graph="token_classification", labels=tokens.labels)
+        yield tokens.record
     if checkpoint.masked_lm is not None:
         yield _write_masked_lm(checkpoint.masked_lm, checkpoint.encoder, store, graphs)
     if (sparse := checkpoint.sparse) is not None:
@@ -124,16 +113,7 @@ def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) ->
         )
     if (vectors := checkpoint.multi_vector) is not None:
         write_row_graph(graphs, "multi_vector", vectors.head)
-        yield MultiVectorHead(
-            graph="multi_vector",
-            dimensions=vectors.head.out_features,
-            skips_first=vectors.skips_first,
-            query=vectors.query,
-            document=vectors.document,
-            expansion=vectors.expansion,
-            skipped_token_ids=vectors.skipped_token_ids,
-            score=vectors.score,
-        )
+        yield vectors.record
 
 
 def without_frame(weights: Tensor | None, tokenizer: bytes) -> Tensor | None:

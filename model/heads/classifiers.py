@@ -10,7 +10,13 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor
 
-from model.artifact.manifest import ClassifierPooling, PairTemplateRecord, ScoreActivation
+from model.artifact.manifest import (
+    ClassificationHead,
+    ClassifierPooling,
+    PairTemplateRecord,
+    ScoreActivation,
+    TokenClassificationHead,
+)
 from model.heads.row_head import HeadLayout, RowHead, read_labels
 from model.source.published import CheckpointError, Module, Published, require_finite
 
@@ -35,15 +41,10 @@ class ClassifierLayout:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A classifier from a checkpoint: logits (N, C) of rows (N, D). See `ClassificationHead`."""
+    """A classifier from a checkpoint: logits (N, C) of rows (N, D)."""
 
     head: RowHead
-    pooling: ClassifierPooling
-    skipped_token_id: int | None
-    labels: tuple[str, ...]
-    activation: ScoreActivation
-    template: PairTemplateRecord | None = None
-    pair_activation: ScoreActivation | None = None
+    record: ClassificationHead
 
 
 def read_classifier(
@@ -63,9 +64,15 @@ def read_classifier(
     """
     head = RowHead(layout.layers, tensors, hidden_size)
     labels = read_labels(config, head.out_features)
-    skipped, activation = layout.skipped_token_id(config), read_activation(config, options, len(labels))
-    pair_activation = read_pair_activation(config, options, len(labels))
-    return Classifier(head, layout.pooling, skipped, labels, activation, pair_activation=pair_activation)
+    record = ClassificationHead(
+        graph="classification",
+        pooling=layout.pooling,
+        skipped_token_id=layout.skipped_token_id(config),
+        labels=labels,
+        activation=read_activation(config, options, len(labels)),
+        pair_activation=read_pair_activation(config, options, len(labels)),
+    )
+    return Classifier(head, record)
 
 
 def read_pair_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation | None:
@@ -113,7 +120,7 @@ class TokenClassifier:
     """A token classifier from a checkpoint: logits (T, C) of the hidden states (T, D)."""
 
     head: RowHead
-    labels: tuple[str, ...]
+    record: TokenClassificationHead
 
 
 def read_token_classifier(
@@ -121,7 +128,8 @@ def read_token_classifier(
 ) -> TokenClassifier:
     """Return the token classifier of a checkpoint; arguments are as in `read_classifier`. Raises CheckpointError."""
     head = RowHead(layout, tensors, hidden_size)
-    return TokenClassifier(head, read_labels(config, head.out_features))
+    labels = read_labels(config, head.out_features)
+    return TokenClassifier(head, TokenClassificationHead(graph="token_classification", labels=labels))
 
 
 MODULE = "LogitScore"
@@ -157,7 +165,15 @@ def read_logit_score(
     head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
     options = files.sentence_transformers
     template = _read_template(files, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))
-    return Classifier(head, "last", None, ("LABEL_0",), read_activation(config, options, 1), template)
+    record = ClassificationHead(
+        graph="classification",
+        pooling="last",
+        skipped_token_id=None,
+        labels=("LABEL_0",),
+        activation=read_activation(config, options, 1),
+        template=template,
+    )
+    return Classifier(head, record)
 
 
 def _read_template(files: Published, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> PairTemplateRecord:

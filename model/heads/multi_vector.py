@@ -4,13 +4,13 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 import torch
 from torch import Tensor
 
-from model.artifact.manifest import ExpansionRecord, SideRecord
+from model.artifact.manifest import ExpansionRecord, MultiVectorHead, SideRecord
 from model.heads.row_head import RowHead, linear_head, read_linear_head
 from model.heads.vocabulary import find_mask_token
 from model.source.published import MODULES, STANFORD, CheckpointError, ConfigFile, Published, read_json, unsupported
@@ -21,21 +21,18 @@ LINEAR = "colbert_linear.pt"
 
 @dataclass(frozen=True)
 class MultiVector:
-    """A multi-vector head from a checkpoint; see `MultiVectorHead`."""
+    """A multi-vector head from a checkpoint."""
 
     head: RowHead
-    skips_first: bool
-    query: SideRecord = field(default_factory=SideRecord)
-    document: SideRecord = field(default_factory=SideRecord)
-    expansion: ExpansionRecord | None = None
-    skipped_token_ids: tuple[int, ...] = ()
-    score: Literal["mean", "sum"] = "mean"
+    record: MultiVectorHead
 
 
 def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
     """Return BGE-M3's multi-vector head, which skips [CLS]; None if the directory has none. Raises CheckpointError."""
     head = read_linear_head(directory / LINEAR, hidden_size)
-    return None if head is None else MultiVector(head, skips_first=True)
+    if head is None:
+        return None
+    return MultiVector(head, MultiVectorHead(graph="multi_vector", dimensions=head.out_features, skips_first=True))
 
 
 TRANSFORMER_KEYS = ("query_length", "document_length", "query_expansion")
@@ -64,11 +61,12 @@ class LateInteraction:
         """Return it with the limit of the tokenizer for a side without a limit, if the other side has a larger one."""
         if self.max_tokens is None or self.max_tokens <= max_input_tokens:
             return self
-        query, document = (
-            side.model_copy(update={"max_tokens": side.max_tokens or max_input_tokens})
-            for side in (self.head.query, self.head.document)
-        )
-        return replace(self, head=replace(self.head, query=query, document=document))
+        record = self.head.record
+        sides = {
+            name: side.model_copy(update={"max_tokens": side.max_tokens or max_input_tokens})
+            for name, side in (("query", record.query), ("document", record.document))
+        }
+        return replace(self, head=replace(self.head, record=record.model_copy(update=sides)))
 
 
 @dataclass
@@ -111,8 +109,10 @@ def read_late_interaction(
     expansion = _read_expansion(options.transformer.get("query_expansion"), files, tokenizer, vocabulary, limit)
     if expansion is not None and options.transformer["query_expansion"]["strategy"] == "fixed":
         sides["query"] = sides["query"].model_copy(update={"max_tokens": expansion.length})
-    head = MultiVector(
-        linear_head(layers, hidden_size),
+    head = linear_head(layers, hidden_size)
+    record = MultiVectorHead(
+        graph="multi_vector",
+        dimensions=head.out_features,
         skips_first=False,
         query=sides["query"],
         document=sides["document"],
@@ -121,7 +121,7 @@ def read_late_interaction(
         score="mean" if options.mean else "sum",
     )
     lengths = [side.max_tokens for side in sides.values() if side.max_tokens is not None]
-    return LateInteraction(head, prompts, max(lengths, default=None))
+    return LateInteraction(MultiVector(head, record), prompts, max(lengths, default=None))
 
 
 def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:

@@ -222,8 +222,8 @@ def make_cross_encoder(encoder: Encoder, checkpoint: Checkpoint | None, seed: in
         layout = FAMILIES["bert"].classifier_layout({})
         return CrossEncoder(encoder, empty_head(layout.layers, encoder.config.hidden_size, 1), layout.pooling, None)
     old = checkpoint.classifier
-    if old is not None and len(old.labels) == 1:
-        return CrossEncoder(encoder, old.head, old.pooling, old.skipped_token_id)
+    if old is not None and len(old.record.labels) == 1:
+        return CrossEncoder(encoder, old.head, old.record.pooling, old.record.skipped_token_id)
     layout = checkpoint.family.classifier_layout(checkpoint.config)
     head = empty_head(layout.layers, encoder.config.hidden_size, 1)
     initialize(head, encoder.config.hidden_size, seed)

@@ -46,9 +46,9 @@ def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
     positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
     with torch.inference_mode():
         hidden = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
-        kept = input_ids[0] != classifier.skipped_token_id
+        kept = input_ids[0] != classifier.record.skipped_token_id
         rows = {"cls": hidden[:1], "last": hidden[kept][-1:], "mean": hidden.mean(dim=0)[None], "mean_logits": hidden}
-        logits: Tensor = classifier.head(rows[classifier.pooling])
+        logits: Tensor = classifier.head(rows[classifier.record.pooling])
         return logits.mean(dim=0)
 
 
@@ -114,16 +114,16 @@ def test_activation(
     publish_classifier: Publish, tmp_path: Path, kind: str, changes: dict[str, Any], activation: str
 ) -> None:
     classifier = load_changed(publish_classifier(kind), tmp_path / "model", **changes)
-    assert classifier.activation == activation
-    if len(classifier.labels) == 1:  # the score of a pair, which only one label has
+    assert classifier.record.activation == activation
+    if len(classifier.record.labels) == 1:  # the score of a pair, which only one label has
         oracle = CrossEncoder(str(tmp_path / "model"), device="cpu").activation_fn
-        assert (classifier.pair_activation or classifier.activation) == type(oracle).__name__.lower()
+        assert (classifier.record.pair_activation or classifier.record.activation) == type(oracle).__name__.lower()
 
 
 def test_labels_have_the_names_of_the_config(publish_classifier: Publish, tmp_path: Path) -> None:
-    assert load_changed(publish_classifier("bert"), tmp_path / "a").labels == ("billing", "delivery", "other")
+    assert load_changed(publish_classifier("bert"), tmp_path / "a").record.labels == ("billing", "delivery", "other")
     unnamed = load_changed(publish_classifier("bert"), tmp_path / "b", id2label=None)
-    assert unnamed.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert unnamed.record.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[s
     case.publish(tmp_path, definitions[case.tokenizer])
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.token_classifier is not None
-    assert checkpoint.token_classifier.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    assert checkpoint.token_classifier.record.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     oracle = transformers.AutoModelForTokenClassification.from_pretrained(
         oracle_directory(tmp_path), attn_implementation="eager"
     ).eval()

@@ -87,4 +87,4 @@ def test_side_without_a_limit_has_that_of_the_tokenizer(tmp_path: Path, side: st
     path.write_text(json.dumps(options))
     head = load_checkpoint(tmp_path).multi_vector
     assert head is not None
-    assert (head.query.max_tokens, head.document.max_tokens) == expected
+    assert (head.record.query.max_tokens, head.record.document.max_tokens) == expected

@@ -65,7 +65,7 @@ def test_classifiers_load_as_transformers_saves_them(tmp_path: Path, kind: str) 
     with torch.inference_mode():
         expected = model(ids).logits[0]
         picked = {"cls": rows[:1], "last": rows[-1:], "mean": rows.mean(dim=0, keepdim=True), "mean_logits": rows}
-        logits = classifier.head(picked[classifier.pooling]).mean(dim=0)
+        logits = classifier.head(picked[classifier.record.pooling]).mean(dim=0)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
@@ -121,7 +121,7 @@ def test_skiplist_of_pylate_without_model_type(tmp_path: Path, words: list[str] 
     vocabulary = BUILDERS["wordpiece"]().get_vocab()
     punctuation = {vocabulary[mark] for mark in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~" if mark in vocabulary}
     expected = {vocabulary["a"]} if words else punctuation | {vocabulary["[UNK]"]}
-    assert set(head.skipped_token_ids) == expected
+    assert set(head.record.skipped_token_ids) == expected
     assert checkpoint.warnings == ()
 
 

@@ -149,7 +149,7 @@ def test_heads_of_bge_m3_equal_their_formulas(tmp_path: Path, definitions: dict[
         layer = {key: value.numpy() for key, value in torch.load(tmp_path / f"{name}_linear.pt").items()}
         assert computed.shape == (23, size)
         np.testing.assert_allclose(computed, hidden @ layer["weight"].T + layer["bias"], rtol=0, atol=1e-4)
-    assert checkpoint.multi_vector.skips_first
+    assert checkpoint.multi_vector.record.skips_first
 
 
 def test_pickled_heads_with_code_are_not_run(tmp_path: Path, definitions: dict[str, bytes]) -> None:

@@ -138,7 +138,7 @@ def test_transformers_computes_the_same_scores_from_a_cross_encoder(
         torch.testing.assert_close(network.logits(inputs), expected, atol=1e-5, rtol=1e-5)
     classifier = load_checkpoint(tmp_path / "tuned").classifier
     assert classifier is not None
-    assert (classifier.labels, classifier.activation) == (("LABEL_0",), "sigmoid")
+    assert (classifier.record.labels, classifier.record.activation) == (("LABEL_0",), "sigmoid")
     for own, tensor in zip(network.head.parameters(), classifier.head.parameters(), strict=True):
         torch.testing.assert_close(own, tensor)
 
