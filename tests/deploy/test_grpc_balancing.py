@@ -15,8 +15,7 @@ from attendant_client.retries import MULTIPLIER, NO_RETRIES
 from service.errors import Cancelled, QueueFull, Unavailable
 from service.rpc.servicer import SERVICE
 from tests.deploy.conftest import DEPLOY, find_tool
-from tests.deploy.nginx import nginx_before
-from tests.deploy.replicas import Replicas, run_replicas
+from tests.deploy.replicas import Replicas, nginx_before, run_replicas
 from tests.deploy.steady_load import SteadyLoad, client_send, open_client
 
 CALLS = 200

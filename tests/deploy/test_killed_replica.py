@@ -9,8 +9,7 @@ import pytest
 from attendant_client import Client
 
 from tests.deploy.conftest import DEPLOY, find_tool
-from tests.deploy.nginx import Nginx, nginx_before
-from tests.deploy.replicas import Replicas, run_replicas
+from tests.deploy.replicas import Nginx, Replicas, nginx_before, run_replicas
 from tests.deploy.steady_load import LONG_TEXT, SteadyLoad, client_send, grpc_send, open_client, rest_send
 
 SENDERS = 4

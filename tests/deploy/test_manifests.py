@@ -1,6 +1,6 @@
 """Builds of deploy/ match the schemas of Kubernetes, and their objects fit together.
 
-Pod security is checkov's subject (test_linters.py).
+Pod security is checkov's subject (test_images.py).
 """
 
 import json

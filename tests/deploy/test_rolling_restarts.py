@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from tests.deploy.conftest import find_tool
-from tests.deploy.nginx import Nginx, nginx_before
-from tests.deploy.replicas import Replicas, run_replicas
+from tests.deploy.replicas import Nginx, Replicas, nginx_before, run_replicas
 from tests.deploy.steady_load import SteadyLoad, grpc_send, rest_send, stream_send
 
 PRE_STOP_S = 2.0

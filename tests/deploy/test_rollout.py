@@ -19,11 +19,9 @@ from model.artifact.files import GOLDEN, Artifact, write_manifest
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.certificates import Identity, Secret
-from tests.deploy.checked_load import Caller, tls_grpc_send, tls_rest_send
 from tests.deploy.conftest import find_tool
-from tests.deploy.nginx import TCP_CONFIG, Nginx, nginx_before
-from tests.deploy.replicas import Replica, Replicas, run_replicas
-from tests.deploy.steady_load import SteadyLoad
+from tests.deploy.replicas import TCP_CONFIG, Nginx, Replica, Replicas, nginx_before, run_replicas
+from tests.deploy.steady_load import Caller, SteadyLoad, tls_grpc_send, tls_rest_send
 from tests.keys import named_key
 from tests.manifests import with_head
 from tests.service.conftest import encode, open_harness
