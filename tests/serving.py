@@ -84,10 +84,16 @@ class ServiceThread:
         engine.check_response_size = record  # type: ignore[method-assign]
 
 
+def load_retriever(kind: str) -> LoadedModel:
+    """Return the tiny retriever or masked language model of a kind in float32."""
+    return load_shared(Settings(model_dir=export_retriever(kind), precision="float32"))
+
+
 def load_kind(kind: str) -> LoadedModel:
-    """Return the tiny classifier or retriever of a kind in float32."""
-    artifact = export_classifier(kind) if kind in CASES else export_retriever(kind)
-    return load_shared(Settings(model_dir=artifact, precision="float32"))
+    """Return the tiny classifier of a kind, or else the retriever, in float32."""
+    if kind not in CASES:
+        return load_retriever(kind)
+    return load_shared(Settings(model_dir=export_classifier(kind), precision="float32"))
 
 
 @contextmanager

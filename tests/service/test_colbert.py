@@ -11,7 +11,7 @@ from sentence_transformers import MultiVectorEncoder
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.retrievers import publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
-from tests.serving import load_kind
+from tests.serving import load_retriever
 
 TEXTS = [
     "the bank by the river", "money, money grows: in a bank account!", "a", "Don't count on it (42)",
@@ -28,13 +28,13 @@ def load_oracle(kind: str) -> MultiVectorEncoder:
 
 @pytest.fixture(params=KINDS)
 async def colbert(request: pytest.FixtureRequest) -> AsyncIterator[tuple[ServiceHarness, MultiVectorEncoder]]:
-    async with open_harness(load_kind(request.param)) as opened:
+    async with open_harness(load_retriever(request.param)) as opened:
         yield opened, load_oracle(request.param)
 
 
 @pytest.fixture
 async def stanford() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load_kind(FAST)) as opened:
+    async with open_harness(load_retriever(FAST)) as opened:
         yield opened
 
 

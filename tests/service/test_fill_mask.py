@@ -18,7 +18,7 @@ from service.engine.operations import fill_mask
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.retrievers import MASKED_LMS, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
-from tests.serving import load_kind
+from tests.serving import load_retriever
 
 TEXTS = ["the {} by the river", "{} grows in a bank account", "a {} and a {}", "she counts the money {}"]
 
@@ -28,13 +28,13 @@ KINDS = [SPLADE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MASKED
 
 @pytest.fixture(params=KINDS)
 async def masked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, ServiceHarness]]:
-    async with open_harness(load_kind(request.param)) as opened:
+    async with open_harness(load_retriever(request.param)) as opened:
         yield request.param, opened
 
 
 @pytest.fixture
 async def bert() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load_kind(SPLADE)) as opened:
+    async with open_harness(load_retriever(SPLADE)) as opened:
         yield opened
 
 
@@ -131,7 +131,7 @@ async def test_layers_equal_the_head_on_their_hidden_states(kind: str) -> None:
         else:
             normed = [*(oracle.model.final_norm(layer) for layer in hidden[:last]), hidden[last]]
             logits = [oracle.decoder(oracle.head(layer)) for layer in normed]
-    async with open_harness(load_kind(kind)) as harness:
+    async with open_harness(load_retriever(kind)) as harness:
         for position in (0, 1, 2):
             (result,) = await fill(harness, inputs=text, position=position, layers="all", top_k=100)
             ((filled),) = result["positions"]

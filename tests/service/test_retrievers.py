@@ -20,20 +20,20 @@ from service.engine.model_loader import LoadedModel
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
-from tests.serving import load_kind
+from tests.serving import load_retriever
 
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
 
 
 @pytest.fixture
 async def splade() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load_kind(SPLADE)) as opened:
+    async with open_harness(load_retriever(SPLADE)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def bge() -> AsyncIterator[ServiceHarness]:
-    async with open_harness(load_kind(BGE_M3)) as opened:
+    async with open_harness(load_retriever(BGE_M3)) as opened:
         yield opened
 
 
@@ -109,7 +109,7 @@ async def test_queries_without_inference_equal_sentence_transformers() -> None:
     oracle = SparseEncoder(str(publish_retriever(INFERENCE_FREE)), device="cpu")
     queries = oracle.encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
     documents = oracle.encode_document(TEXTS, convert_to_sparse_tensor=False).numpy()
-    loaded = load_kind(INFERENCE_FREE)
+    loaded = load_retriever(INFERENCE_FREE)
     async with open_harness(loaded) as harness:
         for role, expected in (("query", queries), ("document", documents), (None, documents)):
             results = await encode(harness, inputs=TEXTS, outputs=["sparse"], role=role)
@@ -179,8 +179,8 @@ async def test_unsupported_outputs_and_similarities_name_the_supported_ones(spla
     ]
 
 
-async def test_sparse_vectors_over_the_limit_are_rejected_after_inference(loaded: dict[str, LoadedModel]) -> None:
-    async with open_harness(loaded[SPLADE], max_response_bytes=10_000) as small:
+async def test_sparse_vectors_over_the_limit_are_rejected_after_inference() -> None:
+    async with open_harness(load_retriever(SPLADE), max_response_bytes=10_000) as small:
         error = (await small.post("/v1/encode", {"inputs": TEXTS, "outputs": ["sparse"]})).json()["error"]
         assert error["reason"] == "RESPONSE_TOO_LARGE"
         assert error["actual"] > error["maximum"] == 10_000
@@ -203,11 +203,9 @@ def sparse_product(query: Any, document: Any) -> float:
 @pytest.mark.parametrize(
     ("kind", "output", "score"), [(BGE_M3, "multi_vector", maxsim), (SPLADE, "sparse", sparse_product)]
 )
-async def test_rerank_uses_the_scores_of_the_heads(
-    loaded: dict[str, LoadedModel], kind: str, output: str, score: Any
-) -> None:
+async def test_rerank_uses_the_scores_of_the_heads(kind: str, output: str, score: Any) -> None:
     """Recomputes scores and effects from the outputs of encode alone."""
-    async with open_harness(loaded[kind]) as harness:
+    async with open_harness(load_retriever(kind)) as harness:
         body = {"query": QUERY, "documents": TEXTS, "effect": "occlusion", "explain_top": 2}
         results = (await harness.post("/v1/rerank", body)).json()["results"]
         query, *documents = await encode(harness, inputs=[QUERY, *TEXTS], outputs=[output])
@@ -239,9 +237,9 @@ async def test_rerank_uses_the_scores_of_the_heads(
     ],
 )
 async def test_similarity_of_heads_is_the_sum_of_its_terms(
-    loaded: dict[str, LoadedModel], kind: str, function: str, output: str, score: Any, top_k: int | None
+    kind: str, function: str, output: str, score: Any, top_k: int | None
 ) -> None:
-    async with open_harness(loaded[kind]) as harness:
+    async with open_harness(load_retriever(kind)) as harness:
         body = {"queries": TEXTS[:2], "documents": TEXTS, "similarity": function, "explain": True, "top_k": top_k}
         response = (await harness.post("/v1/similarity", body)).json()
         assert response["similarity"] == function
