@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from service.commands.sources import BATCH_SIZE, TextEncoder, name_text
 from service.engine.encode.similarity_functions import compare_rows
 from service.engine.schema.encode import EncodeRequest, EncodeResult, Input
 from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit
-from service.engine.schema.similarity import Effect, PairResult, SimilarityRequest, SimilarityResponse
+from service.engine.schema.similarity import Effect, SimilarityRequest, SimilarityResponse
 from service.errors import ServiceError
 
 Item = TypeVar("Item")
@@ -100,25 +100,6 @@ SIMILARITY_OCCLUSION = "similarity occlusion"
 SIMILARITY_METHODS = (CONTRIBUTIONS, LEAVE_ONE_OUT, SIMILARITY_OCCLUSION)
 
 
-@dataclass
-class Precisions:
-    """Precision@1 of each line by method, the chance level per line, and why methods were omitted.
-
-    Methods in `SIMILARITY_METHODS` and `reference_chances` only cover lines with a reference.
-    """
-
-    by_method: dict[str, list[float]] = field(default_factory=dict)
-    chances: list[float] = field(default_factory=list)
-    reference_chances: list[float] = field(default_factory=list)
-    omitted: dict[str, str] = field(default_factory=dict)
-
-    def add(self, method: str, text: "LocatedText", scores: Values) -> None:
-        """Record how `scores`, (W,), rank a text's words."""
-        others = np.arange(len(scores)) != text.target
-        precision = top_precision(scores[others], text.deciding[others])
-        self.by_method.setdefault(method, []).append(precision)
-
-
 @dataclass(frozen=True)
 class LocatedText:
     """A text and its W words that have tokens. `target` is an index, and `deciding` is a mask, (W,)."""
@@ -147,12 +128,9 @@ class LocatedText:
         return tuple(self.token_ids[position] for position in kept), is_target
 
 
-async def rank_words(encoder: TextEncoder, data: Records[AttributionLine]) -> Precisions:
-    """Return the precision@1 of every supported method. Raises `TextError`, which names file, line and field."""
-    kinds, path = encoder.engine.info.attention_kinds, data.file.path
-    result, done = Precisions(), 0
-    result.omitted = {kind: "no maps of this kind for this model" for kind in HEAD_REDUCES if kind not in kinds}
-    attributor = _Attributor(encoder, result)
+async def rank_words(encoder: TextEncoder, data: Records[AttributionLine]) -> "Attributor":
+    """Compute the precision@1 of every supported method. Raises `TextError`, which names file, line and field."""
+    attributor, path, done = Attributor(encoder), data.file.path, 0
     for batch in split_batches(data.lines):
         try:
             await attributor.rank(path, batch)
@@ -160,31 +138,42 @@ async def rank_words(encoder: TextEncoder, data: Records[AttributionLine]) -> Pr
             raise _line_error(path, error, batch) from None
         done += len(batch)
         encoder.report(path, done, len(data.lines))
-    return result
+    return attributor
 
 
-class _Attributor:
-    """Computes all methods with one engine and adds their precisions to `precisions`."""
+class Attributor:
+    """Computes precision@1 of each line by method, the chance level per line, and why methods are omitted.
 
-    def __init__(self, encoder: TextEncoder, precisions: Precisions) -> None:
-        self._encoder, self._engine, self._precisions = encoder, encoder.engine, precisions
+    Methods in `SIMILARITY_METHODS` and `reference_chances` only cover lines with a reference.
+    """
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder, self._engine = encoder, encoder.engine
+        self.by_method: dict[str, list[float]] = {}
+        self.chances: list[float] = []
+        self.reference_chances: list[float] = []
+        kinds = encoder.engine.info.attention_kinds
+        missing = (kind for kind in HEAD_REDUCES if kind not in kinds)
+        self.omitted: dict[str, str] = dict.fromkeys(missing, "no maps of this kind for this model")
+
+    def _add(self, method: str, text: LocatedText, scores: Values) -> None:
+        """Record how `scores`, (W,), rank a text's words."""
+        others = np.arange(len(scores)) != text.target
+        precision = top_precision(scores[others], text.deciding[others])
+        self.by_method.setdefault(method, []).append(precision)
 
     async def rank(self, path: Path, lines: Sequence[AttributionLine]) -> None:
         """Rank the words of some lines. Raises `ServiceError` or `TextError`."""
-        texts = await self._locate(path, lines)
-        self._precisions.chances += [text.chance for text in texts]
+        inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
+        request = EncodeRequest(inputs, outputs=("tokens", "words"), truncation="auto", prompt="")
+        response = await self._engine.encode(request)
+        self._encoder.truncated += response.truncated_inputs
+        texts = [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
+        self.chances += [text.chance for text in texts]
         await self._rank_by_maps(texts)
         for text in texts:
-            self._precisions.add(OCCLUSION, text, await self._occlude(text))
+            self._add(OCCLUSION, text, await self._occlude(text))
         await self._rank_by_similarity([text for text in texts if text.line.reference is not None])
-
-    async def _locate(self, path: Path, lines: Sequence[AttributionLine]) -> list[LocatedText]:
-        inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
-        response = await self._engine.encode(
-            EncodeRequest(inputs, outputs=("tokens", "words"), truncation="auto", prompt="")
-        )
-        self._encoder.truncated += response.truncated_inputs
-        return [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
 
     async def _rank_by_maps(self, texts: Sequence[LocatedText]) -> None:
         inputs = tuple(Input(TokenizerInput(text.line.text)) for text in texts)
@@ -194,9 +183,9 @@ class _Attributor:
             layers = await self._rows(inputs, texts, kind, head_reduce, "none")
             rollout = await self._rows(inputs, texts, kind, head_reduce, "rollout")
             for text, rows, (rolled_out,) in zip(texts, layers, rollout, strict=True):
-                self._precisions.add(f"{kind} last layer", text, _magnitudes(text, rows[-1]))
-                self._precisions.add(f"{kind} mean of layers", text, _magnitudes(text, rows.mean(axis=0)))
-                self._precisions.add(f"{kind} rollout", text, _magnitudes(text, rolled_out))
+                self._add(f"{kind} last layer", text, _magnitudes(text, rows[-1]))
+                self._add(f"{kind} mean of layers", text, _magnitudes(text, rows.mean(axis=0)))
+                self._add(f"{kind} rollout", text, _magnitudes(text, rolled_out))
 
     async def _rows(
         self, inputs: tuple[Input, ...], texts: Sequence[LocatedText],
@@ -230,27 +219,28 @@ class _Attributor:
     async def _rank_by_similarity(self, texts: Sequence[LocatedText]) -> None:
         if not texts:
             return
-        self._precisions.reference_chances += [text.chance for text in texts]
+        self.reference_chances += [text.chance for text in texts]
         pooling = self._engine.info.pooling
         one_token = pooling in ONE_TOKEN_POOLINGS
         if one_token:
-            self._precisions.omitted[LEAVE_ONE_OUT] = f"not defined for {pooling} pooling"
+            self.omitted[LEAVE_ONE_OUT] = f"not defined for {pooling} pooling"
         explained = await self._explain(texts, "none" if one_token else "leave_one_out")
         self._encoder.truncated += sum(document.truncated for document in explained.documents)
-        for text, pair, units in zip(texts, *_pairs(explained), strict=True):
+        for text, pair, query in zip(texts, explained.pairs or [], explained.queries, strict=True):
+            units = query.units or []
             if pair.matrix is not None:
-                self._precisions.add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
+                self._add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
             if pair.query_effects is not None:
-                self._precisions.add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
+                self._add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
         for text in texts:  # one pair per request, because the number of occluded sequences is limited
             try:
                 occluded = await self._explain([text], "occlusion")
             except ServiceError as error:
                 error.field = f"line {text.line.line}: reference" + (f": {error.field}" if error.field else "")
                 raise
-            (pair,), (units,) = _pairs(occluded)
+            (pair,), (query,) = occluded.pairs or [], occluded.queries
             assert pair.query_effects is not None
-            self._precisions.add(SIMILARITY_OCCLUSION, text, _unit_scores(text, units, pair.query_effects.values))
+            self._add(SIMILARITY_OCCLUSION, text, _unit_scores(text, query.units or [], pair.query_effects.values))
 
     async def _explain(self, texts: Sequence[LocatedText], effect: Effect) -> SimilarityResponse:
         """Compare each text as the query with its reference as the document."""
@@ -261,14 +251,8 @@ class _Attributor:
         )
         response = await self._engine.similarity(request)
         if response.unavailable is not None:
-            self._precisions.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
+            self.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
         return response
-
-
-def _pairs(response: SimilarityResponse) -> tuple[list[PairResult], list[list[Unit]]]:
-    """Return the pairs, and each pair's query units."""
-    assert response.pairs is not None
-    return response.pairs, [query.units or [] for query in response.queries]
 
 
 def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:

@@ -278,13 +278,8 @@ CHARACTERS_PER_ROW = 64
 """A batch ends with the text that exceeds this mean length, so that long texts in flight use little memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRows:
-    """Consecutive rows with their embeddings or rejections. `total` is the estimated number of rows of the file."""
-
-    rows: list[Row]
-    encoded: list[Encoded]
-    total: int
+EncodedRows = tuple[list[tuple[Row, Encoded]], int]
+"""Consecutive rows with their embeddings or rejections, and the estimated number of rows of the file."""
 
 
 class Embedder(Protocol):
@@ -330,7 +325,8 @@ async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRow
         errors.append(error)
         texts += [] if error else [text]
     results = iter(await embedder.encode(texts))
-    return EncodedRows(rows, [Encoded(None, error=error) if error else next(results) for error in errors], total)
+    encoded = (Encoded(None, error=error) if error else next(results) for error in errors)
+    return list(zip(rows, encoded, strict=True)), total
 
 
 def split_batches(rows: Iterable[Row], batch_rows: int) -> Iterator[list[Row]]:
@@ -394,9 +390,9 @@ async def _write_chunks(
     writing = asyncio.create_task(asyncio.sleep(0))
     try:
         async with aclosing(rows):
-            async for batch in rows:
-                chunk += zip(batch.rows, batch.encoded, strict=True)
-                progress.update(len(batch.rows), batch.total)
+            async for batch, total in rows:
+                chunk += batch
+                progress.update(len(batch), total)
                 if len(chunk) >= CHUNK_ROWS:
                     await writing
                     writing = asyncio.create_task(asyncio.to_thread(write, chunk))

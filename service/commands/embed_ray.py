@@ -63,7 +63,10 @@ class EncodeWorker:
             if self._source is None:
                 self._source = await self._stack.enter_async_context(self._open())
             source = self._source
-            _check_equal(source.info, self._expected)
+            if source.info != self._expected:
+                found, wanted = (f"{model.digest} in {model.precision}" for model in (source.info, self._expected))
+                problem = f"Ray worker on {socket.gethostname()}: another model ({found}, expected {wanted})"
+                raise CommandError(f"{problem}. Install one artifact on all nodes.", EX_CONFIG)
         batches = (texts[start : start + source.batch_rows] for start in range(0, len(texts), source.batch_rows))
         results = await asyncio.gather(*map(source.encode, batches))
         return [result for batch in results for result in batch]
@@ -209,10 +212,3 @@ def _ray_errors() -> Iterator[None]:
     except ray.exceptions.RayError as error:
         problem = str(error).partition("\n")[0].rstrip(".")
         raise CommandError(f"--ray: the cluster failed ({problem}). Check the cluster.", EX_UNAVAILABLE) from None
-
-
-def _check_equal(info: SourceInfo, expected: SourceInfo) -> None:
-    if info != expected:
-        found, wanted = (f"{model.digest} in {model.precision}" for model in (info, expected))
-        problem = f"Ray worker on {socket.gethostname()}: another model ({found}, expected {wanted})"
-        raise CommandError(f"{problem}. Install one artifact on all nodes.", EX_CONFIG)

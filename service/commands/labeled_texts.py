@@ -245,10 +245,8 @@ class WordPair(Record):
 
     @property
     def places(self) -> tuple[WordPlace, WordPlace]:
-        return (
-            WordPlace(self.line, 1, self.text1, self.word_index1, self.start1, self.end1),
-            WordPlace(self.line, 2, self.text2, self.word_index2, self.start2, self.end2),
-        )
+        first = WordPlace(self.line, 1, self.text1, self.word_index1, self.start1, self.end1)
+        return first, WordPlace(self.line, 2, self.text2, self.word_index2, self.start2, self.end2)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

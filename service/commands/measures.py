@@ -79,10 +79,9 @@ def top_neighbors(vectors: Vectors, k: int, block_bytes: int = BLOCK_BYTES) -> I
 
 def overlaps(old: Indices, new: Indices) -> NDArray[np.float64]:
     """Return the share of common neighbors per query, (Q,), in 0..1."""
-    k = old.shape[1]
-    return np.array(
-        [len(np.intersect1d(*pair, assume_unique=True)) / k for pair in zip(old, new, strict=True)], np.float64
-    )
+    common = [len(np.intersect1d(*pair, assume_unique=True)) for pair in zip(old, new, strict=True)]
+    shares: NDArray[np.float64] = np.array(common, np.float64) / old.shape[1]
+    return shares
 
 
 def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
@@ -90,18 +89,16 @@ def sample_pairs(queries: int | None, texts: int) -> tuple[Indices, Indices]:
 
     If `queries` is None, pair distinct texts.
     """
+    random = np.random.default_rng(SEED)
     if queries is None:
-        total = texts * (texts - 1) // 2
-        if total <= MAX_PAIRS:
+        if texts * (texts - 1) // 2 <= MAX_PAIRS:
             left, right = np.triu_indices(texts, 1)
             return left.astype(np.int64), right.astype(np.int64)
-        random = np.random.default_rng(SEED)
         left = random.integers(texts, size=MAX_PAIRS)
         return left, (left + 1 + random.integers(texts - 1, size=MAX_PAIRS)) % texts
     if queries * texts <= MAX_PAIRS:
         left, right = np.divmod(np.arange(queries * texts), texts)
         return left, right
-    random = np.random.default_rng(SEED)
     return random.integers(queries, size=MAX_PAIRS), random.integers(texts, size=MAX_PAIRS)
 
 
