@@ -142,10 +142,7 @@ example: attendant compare models/m models/m --old-precision float32 --new-preci
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the comparison and return the exit status.
-
-    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for a usage error.
-    """
+    """Print the comparison and return the exit status. Raises `ArtifactError` or `ConfigError`."""
     parser = _parser()
     options = parser.parse_args(arguments)
     # Run every check that can fail early before loading the first model.

@@ -52,9 +52,6 @@ VERSION = 1
 DATA, REJECTED, STATE, LOCK = "data", "rejected.jsonl", "state.json", "lock"
 OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.parquet"))
 
-RunKey = dict[str, Any]
-"""Properties of the input file, the model and the options that must be unchanged to resume a run."""
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -88,7 +85,7 @@ class WorkDirectory:
 
     @classmethod
     @contextmanager
-    def open(cls, target: Path, run: RunKey, header: bytes, *, overwrite: bool) -> Iterator[Self]:
+    def open(cls, target: Path, run: dict[str, Any], header: bytes, *, overwrite: bool) -> Iterator[Self]:
         """Create or resume the work directory of `target`, whose data starts with `header`, and lock it.
 
         Raises `CommandError` if it cannot be written, is in use, or belongs to another run.
@@ -451,7 +448,8 @@ def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFo
     return Parquet(embedder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
 
 
-def _run_key(job: EmbedFile, info: SourceInfo) -> RunKey:
+def _run_key(job: EmbedFile, info: SourceInfo) -> dict[str, Any]:
+    """Return what must be unchanged to resume a run: properties of the input file, the model and the options."""
     with job.source.read_errors(), job.source.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()

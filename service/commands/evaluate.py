@@ -1,5 +1,6 @@
 """`attendant evaluate`: measures an artifact on labeled texts, with differences from a baseline, and saves them."""
 
+import functools
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from service.commands.labeled_texts import (
     ScoredPair,
     TextError,
     WordPair,
-    read_attribution,
+    read_records,
     read_retrieval,
     read_similarity,
     read_words,
@@ -58,19 +59,14 @@ class RowKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one task.
-
-    Attributes:
-        record: The figures as in the JSON output, with estimates.
-        rows: The measures in the order of the table.
-        notes: Lines about the figures of a model that guesses.
-        omitted: Why attribution methods were omitted.
-    """
+    """The figures of one task: as in the JSON output, with estimates, and as rows of the table."""
 
     record: dict[str, Any]
     rows: dict[RowKey, Estimate]
     notes: tuple[str, ...] = ()
+    """Lines about the figures of a model that guesses."""
     omitted: dict[str, str] = field(default_factory=dict)
+    """Why attribution methods were omitted."""
 
 
 EMPTY = Figures({}, {})
@@ -140,7 +136,7 @@ TASKS: dict[str, tuple[Callable[[Path, int], Any], Callable[[TextEncoder, Any, i
     "sts": (read_similarity, measure_similarity),
     "retrieval": (read_retrieval, measure_retrieval),
     "word_in_context": (read_words, measure_words),
-    "attribution": (read_attribution, measure_attribution),
+    "attribution": (functools.partial(read_records, kind=AttributionLine), measure_attribution),
 }
 """The functions that read the file of a task and that evaluate a model on it, by name. They raise `TextError`."""
 
@@ -160,10 +156,7 @@ class Evaluation:
 
 
 def evaluate(settings: Settings, datasets: dict[str, Any], top_k: int) -> Evaluation:
-    """Load an artifact, evaluate it on the data of each task, and free the model.
-
-    Raises `ArtifactError`, `ConfigError` or `TextError`.
-    """
+    """Evaluate an artifact on the data of each task. Raises `ArtifactError`, `ConfigError` or `TextError`."""
 
     async def measure(engine: "Engine") -> Evaluation:
         encoder = TextEncoder(engine, engine.info.name)
@@ -341,10 +334,7 @@ example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl -
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the measures and return the exit status.
-
-    Raises `ArtifactError` or `ConfigError`, or `SystemExit` for a usage error.
-    """
+    """Print the measures and return the exit status. Raises `ArtifactError` or `ConfigError`."""
     parser = _parser()
     options = parser.parse_args(arguments)
     paths: dict[str, Path] = {task: path for task in TASKS if (path := getattr(options, task)) is not None}

@@ -197,10 +197,7 @@ class RetrievalLine(Record):
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """Distinct queries and documents, with the indices of each query's relevant documents.
-
-    Labels are places where texts first occur, such as `line 3: positive`.
-    """
+    """Distinct queries and documents, labeled by their first place, and the indices of relevant documents."""
 
     file: ReadFile
     queries: tuple[LabeledText, ...]
@@ -321,8 +318,3 @@ def read_words(path: Path, limit: int) -> Records[WordPair]:
             name = str(label).lower()
             raise TextError(f"{path}: same: too few lines with {name} ({count}, limit {MIN_PER_CLASS}). Add lines.")
     return data
-
-
-def read_attribution(path: Path, limit: int) -> Records[AttributionLine]:
-    """Read texts with a target word and its deciding words. Raises `TextError`."""
-    return read_records(path, limit, AttributionLine)

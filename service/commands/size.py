@@ -74,10 +74,9 @@ class ModelShape:
         Per layer, the projections of query, key, value and output multiply by 4 * H^2 weights, and the feed-forward
         layers by 8 * H^2 (assuming an intermediate size of 4 * H); query-key and probs-value products take T * H
         multiplications each. A multiplication plus an addition counts as two operations. Embeddings, softmax and
-        normalization are ignored. This is only an estimate: a BERT-base-sized model needs 7.8 times as many operations
-        as the default model but took 5 times as long, because large products are faster. Source: Kaplan et al., Scaling
-        Laws for Neural Language Models, 2020, table 1; its attention term is half of this one, because a causal mask is
-        half empty.
+        normalization are ignored. A BERT-base-sized model needs 7.8 times as many operations as the default model but
+        took 5 times as long, because large products are faster. Source: Kaplan et al., Scaling Laws for Neural Language
+        Models, 2020, table 1, where the attention term is half of this one because of the causal mask.
         """
         length = max(tokens, Fraction(ROW_TOKENS))
         return self.num_hidden_layers * (24 * self.hidden_size**2 + 4 * length * self.hidden_size)

@@ -2,18 +2,27 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.commands import labeled_texts as datasets
-from service.commands.labeled_texts import TextError, read_attribution, read_retrieval, read_similarity, read_words
+from service.commands.labeled_texts import (
+    AttributionLine,
+    TextError,
+    read_records,
+    read_retrieval,
+    read_similarity,
+    read_words,
+)
 
 PAIR = {"text1": "a", "text2": "b", "score": 1}
 WORDS = {"text1": "a b", "word_index1": 0, "text2": "b a", "start2": 2, "end2": 3, "same": True}
 DECIDED = {"text": "a b c", "word_index": 1, "deciding_index": 0}
 SECRET = "swordfish"
+read_attribution = partial(read_records, kind=AttributionLine)
 
 
 def write(path: Path, *lines: Any) -> Path:
