@@ -47,7 +47,7 @@ def test_error_of_exporter_is_raised_with_its_status(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "__main__.py").write_text("raise SystemExit('wrong package')")
     (source / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ExportError, match=r"^config\.json: model_type: unsupported ('gpt2')\.") as raised:
+    with pytest.raises(ExportError, match=r"^config\.json: model_type: unsupported \('gpt2'\)\.") as raised:
         run_exporter(str(source), tmp_path / "out", lock)
     assert raised.value.status == 65
     assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
