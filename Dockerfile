@@ -34,13 +34,14 @@ RUN /build/bin/pip --python /opt/attendant/bin/python install --quiet --require-
 FROM build AS source
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY client client
 COPY model model
 COPY service service
 ARG REVISION=unknown
 RUN printf '%s\n' "${REVISION}" > service/REVISION
-RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . && \
+RUN /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . ./client && \
     /build/bin/pip --python /opt/attendant/bin/python install --quiet --no-index --no-deps \
-      --prefix /layer/opt/attendant /wheels/attendant_server-*.whl
+      --prefix /layer/opt/attendant /wheels/attendant_*.whl
 
 # The base without its own installers.
 FROM ${BASE} AS base

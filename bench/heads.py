@@ -26,7 +26,7 @@ from bench.peers import FASTEMBED, SENTENCE_TRANSFORMERS, ST_OPENVINO, Environme
 from bench.project import Model, read_sentences
 from bench.random_models import export_silently, save, seconds, served
 from service.engine.backends.cpu import detect_cpu
-from service.engine.explain.text_similarity import MaxSim
+from service.operations.scoring import MaxSim
 
 DOCUMENTS, PAIR_TOKENS = 100, 128
 ROUNDS = 5

@@ -16,8 +16,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from bench.project import Model
-from service.engine.backends.openvino import HINTS
-from service.engine.backends.openvino_model import import_openvino
+from service.engine.backends.openvino import HINTS, import_openvino
 
 SHAPES = tuple((rows, tokens) for tokens in (128, 256) for rows in (1, 2, 4))
 MIN_COSINE = 0.9999

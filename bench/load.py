@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 GZIP = {"accept-encoding": "gzip, deflate"}
 """What httpx, requests, the openai package and browsers send by default."""
 CLOSE = {"connection": "close"}

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from attendant_client.pb import encoder_pb2 as pb
 
 from bench.load import ROOT
 from model.export.sample_texts import find_sentences
 from model.source.hub import locate
 from service.config import Settings
-from service.pb import encoder_pb2 as pb
 
 BASE64 = {"encoding_format": "base64"}
 INT8_VARIANT = ("--variant", "int8")

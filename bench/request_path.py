@@ -25,10 +25,11 @@ from types import FrameType
 from typing import Any
 
 import grpc
+from attendant_client.pb import encoder_pb2
 
 from service.app import App
 from service.config import Settings, load_settings
-from service.pb import encoder_pb2, encoder_pb2_grpc
+from tests.stubs import EncoderServiceStub
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "She sat on the bank of the river and watched the boats go by."
@@ -128,10 +129,11 @@ def trace_requests(settings: Settings, recorder: Recorder) -> dict[str, RequestP
     wait_until_ready(settings.admin_port)
     connection = http.client.HTTPConnection("127.0.0.1", settings.rest_port, timeout=30)
     with grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}") as channel:
-        stub = encoder_pb2_grpc.EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = EncoderServiceStub(channel)
         request = encoder_pb2.EncodeRequest(inputs=[encoder_pb2.Input(text=TEXT)])
         senders: dict[str, Send] = {
             "REST /v1/encode": lambda: post(connection, "/v1/encode", {"inputs": [TEXT]}),
+            "REST /v1/rerank": lambda: post(connection, "/v1/rerank", {"query": TEXT, "documents": [TEXT]}),
             "OpenAI /v1/embeddings": lambda: post(connection, "/v1/embeddings", {"input": TEXT, "model": MODEL}),
             "TEI /embed": lambda: post(connection, "/embed", {"inputs": TEXT}),
             "REST /v1/attend": lambda: post(connection, "/v1/attend", {"inputs": [TEXT]}),

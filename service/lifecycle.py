@@ -7,9 +7,9 @@ from service.errors import Draining, Starting, Unsupported
 from service.metrics import Metrics
 
 if TYPE_CHECKING:
-    from service.engine.backlog import Backlog
-    from service.engine.models import Models
+    from service.engine.engine import Models
     from service.engine.repository import ModelRepository, ModelState
+    from service.engine.scheduling import Backlog
 
 RETRY_AFTER_S = 1
 

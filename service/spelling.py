@@ -1,6 +1,6 @@
 """How error messages name fields and values.
 
-The engine names the fields of its own requests. Messages contain values of enumerations as `{field.value}`, and fields
+Operations name the fields of their requests. Messages contain values of enumerations as `{field.value}`, and fields
 that APIs name differently as `{field}`. Each API replaces them with the names that its clients use, and leaves out
 suggestions to change options that it does not have.
 """
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 _NAME = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
+_PATH = re.compile(r"(\w*)(.*)")
+IDS_SUFFIX = ".token_ids"
+"""The end of paths to token ids, which are items of an array themselves in most APIs."""
 
 Change = Mapping[str, str | int | None]
 """Fields of a request with other values, at least one; None leaves a field out."""
@@ -49,20 +52,48 @@ class Remedy:
     hint: str = ""
 
 
+@dataclass(frozen=True)
 class Spelling:
-    """The names of the engine's requests. Subclasses return those of an API."""
+    """The names of an API in error messages; by default those of the operations' requests.
+
+    Attributes:
+        names: Replaces the first name of a path: `{"inputs": "texts"}` turns `inputs[3]` into `texts[3]`.
+        options: The options that an error may suggest to change, by their field. None: all fields, by their names.
+        lacks: Fields that the API does not have.
+        values: Per field, how all or some of its values are written, without quotes.
+        keeps_ids: Whether paths to token ids end with their field.
+    """
+
+    names: Mapping[str, str] | None = None
+    options: Mapping[str, str] | None = None
+    lacks: Sequence[str] = ()
+    values: Mapping[str, str | Mapping[str, str]] | None = None
+    keeps_ids: bool = False
 
     def path(self, path: str) -> str:
         """Return the path of a field of the request."""
-        return path
+        if not self.keeps_ids:
+            path = path.removesuffix(IDS_SUFFIX)
+        if not self.names:
+            return path
+        match = _PATH.fullmatch(path)
+        assert match is not None
+        return self.names.get(match[1], match[1]) + match[2]
 
     def value(self, field: str, value: str) -> str:
         """Return a value of an enumeration."""
+        spelled = (self.values or {}).get(field)
+        if isinstance(spelled, str):
+            return spelled
+        if spelled is not None:
+            return spelled[value]
         return f'"{route_name(value) if field == "operation" else value}"'
 
     def option(self, field: str) -> str | None:
         """Return the name of an option that an error suggests to change; None if the API does not have it."""
-        return field
+        if self.options is None:
+            return None if field in self.lacks else field
+        return self.options.get(field)
 
     def text(self, text: str) -> str:
         """Return a text with the fields and values that it names."""
@@ -89,4 +120,4 @@ class Spelling:
         return " ".join(parts)
 
 
-ENGINE = Spelling()
+ENGINE = Spelling(keeps_ids=True)

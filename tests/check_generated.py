@@ -22,10 +22,16 @@ SERVED_PROTOS = (PROTO, INFERENCE_PROTO, TEI_PROTO)
 STATUS_PROTO = "google/rpc/status.proto"
 """A copy from googleapis, so that users only need the proto/ directory."""
 ONNX_PROTO = "onnx_weights.proto"
-SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 ONNX_STUBS = ("onnx_weights_pb2.py", "onnx_weights_pb2.pyi")
-PACKAGES = {"service.pb": (".", SERVED_PROTOS), "attendant_client.pb": ("client", (PROTO,))}
-"""For each package with stubs, its folder and the protos they are generated from."""
+STUBS = (
+    (PROTO, "client/attendant_client/pb", ("_pb2.py", "_pb2.pyi")),
+    (INFERENCE_PROTO, "service/pb", ("_pb2.py",)),
+    (TEI_PROTO, "service/pb", ("_pb2.py",)),
+)
+"""For each proto, the folder of its stubs, and their suffixes.
+
+In the package of the client, stubs of third-party protos would collide with those of other clients.
+"""
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"
@@ -42,15 +48,12 @@ def generated_files() -> dict[Path, str]:
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         outputs = (f"--python_out={out}", f"--pyi_out={out}")
-        _protoc("-Iproto", *outputs, f"--grpc_python_out={out}", *SERVED_PROTOS)
+        _protoc("-Iproto", *outputs, *SERVED_PROTOS)
         _protoc("-Iproto/onnx", *outputs, ONNX_PROTO)
-        for package, (folder, protos) in PACKAGES.items():
-            directory = ROOT / folder / package.replace(".", "/")
-            for proto, suffix in itertools.product(protos, SUFFIXES):
+        for proto, folder, suffixes in STUBS:
+            for suffix in suffixes:
                 stub = (out / proto).with_name(Path(proto).stem + suffix)
-                proto_package = proto.rpartition("/")[0].replace("/", ".")
-                body = stub.read_text().replace(f"from {proto_package} import", f"from {package} import")
-                files[directory / stub.name] = body
+                files[ROOT / folder / stub.name] = stub.read_text()
         for name in ONNX_STUBS:
             files[ROOT / ONNX_PACKAGE.replace(".", "/") / name] = (out / name).read_text()
     return files

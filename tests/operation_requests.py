@@ -7,17 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import (
+    Aggregation,
+    Dtype,
+    Effect,
+    HeadReduce,
+    LabelEffect,
+    LayerReduce,
+    MapDtype,
+    MapLayerReduce,
+    Output,
+    Pairs,
+    Role,
+    Segments,
+    SimilarityFunction,
+    SimilarityUnit,
+    SpecialTokens,
+    UnitKind,
+)
 from google.protobuf import json_format
 from hypothesis import strategies as st
 
 from model.artifact.manifest import KINDS, POOLINGS
-from service.engine.schema.encode import DType, LayerReduce, MapDType, Side
-from service.engine.schema.entities import Aggregation
-from service.engine.schema.explain import HeadReduce, MapLayerReduce, Segments, SpecialTokens, UnitKind
-from service.engine.schema.labels import LabelEffect
-from service.engine.schema.operations import Output
-from service.engine.schema.similarity import Effect, Pairs, SimilarityFunction, SimilarityUnit
-from service.pb import encoder_pb2 as pb
 
 Body = dict[str, Any]
 WORDS = (
@@ -129,10 +141,10 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             dimensions=optional(st.integers(1, 2 * facts.hidden_size)),
             truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
             encoding_format=optional(st.sampled_from(["float", "base64"])),
-            dtype=optional(st.sampled_from(get_args(DType))),
+            dtype=optional(st.sampled_from(get_args(Dtype))),
             prompt=optional(st.sampled_from(["query: ", "Represent this:", "", "\u3000", "word " * 300])),
             prompt_name=st.sampled_from([...] * 30 + ["query"]),
-            role=optional(st.sampled_from(get_args(Side))),
+            role=optional(st.sampled_from(get_args(Role))),
         )
     )
     return drawn if outputs is ... else drawn | {"outputs": outputs}
@@ -156,7 +168,7 @@ def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             decimals=optional(st.integers(0, 10)),
             truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
             encoding_format=optional(st.sampled_from(["float", "base64"])),
-            dtype=optional(st.sampled_from(get_args(MapDType))),
+            dtype=optional(st.sampled_from(get_args(MapDtype))),
         )
     )
     return drawn if unit is ... else drawn | {"unit": unit}

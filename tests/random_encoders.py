@@ -22,7 +22,8 @@ from model.encoder import (
     SandwichBlock,
 )
 from model.export.layers import LayerAttention
-from service.engine.explain.maps import AttentionOutput, LayerMaps, OutputWeights
+from service.engine.layers import AttentionOutput, OutputWeights
+from service.operations.maps import LayerMaps
 
 Floats = NDArray[Any]
 

@@ -4,10 +4,11 @@ import base64
 from typing import Any, get_args
 
 import numpy as np
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import ScoredBy
 from numpy.typing import NDArray
 
-from service.engine.schema.labels import EXPLAIN_TOP, ScoredBy
-from service.pb import encoder_pb2 as pb
+from service.operations.rerank import EXPLAIN_TOP
 from tests.operation_requests import Body, ModelFacts, texts_of
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}

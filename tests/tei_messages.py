@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.pb import tei_pb2 as pb
-from service.pb import tei_pb2_grpc
+from tests import stubs
 
 CODES = {
     400: {"INVALID_ARGUMENT"},
@@ -30,7 +30,7 @@ def compare_with_rest(
     service, name, kind, messages = CONVERSIONS[path](request)
     if not messages:
         return
-    stub = getattr(tei_pb2_grpc, f"{service}Stub")(channel)
+    stub = getattr(stubs, f"{service}Stub")(channel)
     unary, stream = getattr(stub, name), getattr(stub, f"{name}Stream")
     if response.status_code != 200:
         with pytest.raises(grpc.RpcError) as raised:

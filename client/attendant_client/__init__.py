@@ -1,70 +1,78 @@
-"""Client for Attendant: contextual embeddings and attention maps as numpy arrays, over gRPC or HTTP."""
+"""Client for Attendant: contextual embeddings and attention maps as numpy arrays, over gRPC or HTTP.
 
-from attendant_client.aio import AsyncClient
-from attendant_client.client import Client
-from attendant_client.errors import AttendantError
-from attendant_client.label_types import (
-    ClassifyResponse,
-    ClassifyResult,
-    Entity,
-    Label,
-    RankedDocument,
-    RankExplanation,
-    RerankResponse,
-    TokenClassifyResponse,
-    TokenClassifyResult,
-)
-from attendant_client.model_info import (
-    DataFileRecord,
-    EvaluationRecord,
-    Limits,
-    ModelInfo,
-    MultiVectorInfo,
-    MultiVectorSide,
-    QueryExpansion,
-    SparseInfo,
-    TrainingRecord,
-)
-from attendant_client.retries import RetryPolicy
-from attendant_client.similarity_types import (
-    ContributionRest,
-    SharedEntry,
-    SimilarityPair,
-    SimilarityResponse,
-    SimilarityText,
-    TokenMatch,
-    TopContributions,
-)
-from attendant_client.tls import TlsFiles
-from attendant_client.types import (
-    AttendResponse,
-    AttendResult,
-    AttentionMap,
-    CompareResponse,
-    Contributor,
-    EncodeResponse,
-    EncodeResult,
-    Input,
-    LayerSimilarity,
-    Occurrence,
-    OccurrenceResult,
-    SparseMatrix,
-    SparseVector,
-    Token,
-    TokenizeResponse,
-    TokenizeResult,
-    Unit,
-    Word,
-)
-from attendant_client.word_types import (
-    FilledPosition,
-    FillMaskResponse,
-    FillMaskResult,
-    LayerPredictions,
-    Prediction,
-)
+Names are imported on first use: the server shares the types of this package, but not its HTTP client.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attendant_client.aio import AsyncClient
+    from attendant_client.client import Client
+    from attendant_client.connections import TlsFiles
+    from attendant_client.errors import AttendantError
+    from attendant_client.retries import RetryPolicy
+    from attendant_client.types import (
+        AttendResponse,
+        AttendResult,
+        AttentionMap,
+        ClassifyResponse,
+        ClassifyResult,
+        CompareResponse,
+        ContributionRest,
+        Contributor,
+        DataFileRecord,
+        EncodeResponse,
+        EncodeResult,
+        Entity,
+        EvaluationRecord,
+        FilledPosition,
+        FillMaskResponse,
+        FillMaskResult,
+        Input,
+        Label,
+        LayerPredictions,
+        LayerSimilarity,
+        Limits,
+        ModelInfo,
+        MultiVectorInfo,
+        MultiVectorSide,
+        Occurrence,
+        OccurrenceResult,
+        Prediction,
+        QueryExpansion,
+        RankedDocument,
+        RankExplanation,
+        RerankResponse,
+        SharedEntry,
+        SimilarityPair,
+        SimilarityResponse,
+        SimilarityText,
+        SparseInfo,
+        SparseMatrix,
+        SparseVector,
+        Token,
+        TokenClassifyResponse,
+        TokenClassifyResult,
+        TokenizeResponse,
+        TokenizeResult,
+        TokenMatch,
+        TopContributions,
+        TrainingRecord,
+        Unit,
+        Word,
+    )
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "AsyncClient": "aio",
+    "AttendantError": "errors",
+    "Client": "client",
+    "RetryPolicy": "retries",
+    "TlsFiles": "connections",
+}
+"""The module of each name that is not one of `types`."""
 
 __all__ = [
     "AsyncClient",
@@ -121,3 +129,9 @@ __all__ = [
     "Unit",
     "Word",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'types')}"), name)

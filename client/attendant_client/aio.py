@@ -8,23 +8,8 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.aio_transports import open_async_transport
-from attendant_client.bodies import (
-    Body,
-    Inputs,
-    Part,
-    halves,
-    make_body,
-    make_comparison,
-    make_model_query,
-    make_ranking,
-    make_similarity,
-    split_body,
-)
-from attendant_client.connections import Address
+from attendant_client.connections import Address, TlsFiles
 from attendant_client.errors import AttendantError
-from attendant_client.label_types import ClassifyResponse, RerankResponse, TokenClassifyResponse
-from attendant_client.model_info import ModelInfo
 from attendant_client.options import (
     AttendOptions,
     ClassifyOptions,
@@ -35,19 +20,35 @@ from attendant_client.options import (
     SimilarityOptions,
     TokenClassifyOptions,
 )
+from attendant_client.requests import (
+    Body,
+    InputChunk,
+    Inputs,
+    halves,
+    make_body,
+    make_comparison,
+    make_model_query,
+    make_ranking,
+    make_similarity,
+    split_body,
+)
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy
-from attendant_client.similarity_types import SimilarityResponse
-from attendant_client.tls import TlsFiles
+from attendant_client.transports import open_async_transport
 from attendant_client.types import (
     Array,
     AttendResponse,
+    ClassifyResponse,
     CompareResponse,
     EncodeResponse,
+    FillMaskResponse,
+    ModelInfo,
     Occurrence,
+    RerankResponse,
+    SimilarityResponse,
+    TokenClassifyResponse,
     TokenizeResponse,
 )
-from attendant_client.word_types import FillMaskResponse
 
 CONCURRENT_PARTS = 4
 
@@ -160,7 +161,7 @@ class AsyncClient:
     async def token_classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResponse:
-        """Return the parts of the inputs that have a label, such as names; raises `AttendantError`."""
+        """Return labeled spans (named entities) of the inputs; raises `AttendantError`."""
         body = make_body(inputs, **options)
         parts: list[TokenClassifyResponse] = await self._call_in_parts("token_classify", body, timeout_s)
         return merge(parts)
@@ -201,7 +202,7 @@ class AsyncClient:
         return [response for responses in await asyncio.gather(*parts) for response in responses]
 
     async def _call_part(
-        self, operation: str, part: Part, deadline: float | None, slots: asyncio.Semaphore
+        self, operation: str, part: InputChunk, deadline: float | None, slots: asyncio.Semaphore
     ) -> list[Any]:
         try:
             async with slots:

@@ -1,9 +1,30 @@
-"""Request options. All are optional; docs/api.md describes them."""
+"""Options of the client's methods. All are optional; `types.py` and docs/api.md describe them."""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
 
-Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
+from attendant_client.types import (
+    Aggregation,
+    Dtype,
+    Effect,
+    HeadReduce,
+    Kind,
+    LabelEffect,
+    LayerReduce,
+    MapDtype,
+    MapLayerReduce,
+    Output,
+    Pairs,
+    Pooling,
+    Role,
+    Segments,
+    SimilarityFunction,
+    SimilarityUnit,
+    SpecialTokens,
+    Truncation,
+    UnitKind,
+)
+
 Layers = Sequence[int] | Literal["all"]
 
 
@@ -13,33 +34,33 @@ class EncodeOptions(TypedDict, total=False):
     model: str
     outputs: Sequence[Output]
     layers: Layers
-    layer_reduce: Literal["concat", "mean", "stack"]
-    pooling: Literal["mean", "cls", "max", "last"]
+    layer_reduce: LayerReduce
+    pooling: Pooling
     normalize: bool
     dimensions: int
-    truncation: Literal["error", "right", "left", "auto"]
+    truncation: Truncation
     prompt_name: str
     prompt: str
-    role: Literal["query", "document"]
-    dtype: Literal["float32", "float16", "int8", "ubinary"]
+    role: Role
+    dtype: Dtype
 
 
 class AttendOptions(TypedDict, total=False):
     """Options of `attend`."""
 
     model: str
-    kind: Literal["probs", "scores", "norm", "block_norm", "projection"]
+    kind: Kind
     layers: Layers
     heads: Sequence[int] | Literal["all"]
-    head_reduce: Literal["none", "mean", "max", "sum"]
-    layer_reduce: Literal["none", "mean", "rollout"]
-    unit: Literal["token", "word", "span"]
-    special_tokens: Literal["keep", "drop", "renormalize"]
-    segments: Literal["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"]
+    head_reduce: HeadReduce
+    layer_reduce: MapLayerReduce
+    unit: UnitKind
+    special_tokens: SpecialTokens
+    segments: Segments
     top_p: float
     top_k: int
-    truncation: Literal["error", "right", "left", "auto"]
-    dtype: Literal["float32", "float16", "sqrt_uint8"]
+    truncation: Truncation
+    dtype: MapDtype
 
 
 class CompareOptions(TypedDict, total=False):
@@ -54,18 +75,18 @@ class SimilarityOptions(TypedDict, total=False):
     """Options of `similarity`."""
 
     model: str
-    pairs: Literal["all", "zip"]
-    similarity: Literal["cosine", "dot", "maxsim", "sparse", "euclidean", "manhattan"]
+    pairs: Pairs
+    similarity: SimilarityFunction
     dimensions: int
-    truncation: Literal["error", "right", "left", "auto"]
+    truncation: Truncation
     query_prompt_name: str
     query_prompt: str
     document_prompt_name: str
     document_prompt: str
     explain: bool
-    unit: Literal["token", "word"]
+    unit: SimilarityUnit
     top_k: int
-    effect: Literal["none", "leave_one_out", "occlusion"]
+    effect: Effect
 
 
 class RerankOptions(TypedDict, total=False):
@@ -74,9 +95,9 @@ class RerankOptions(TypedDict, total=False):
     model: str
     top_n: int
     raw_scores: bool
-    truncation: Literal["error", "right", "left", "auto"]
-    effect: Literal["none", "occlusion"]
-    unit: Literal["token", "word"]
+    truncation: Truncation
+    effect: LabelEffect
+    unit: SimilarityUnit
     explain_top: int
 
 
@@ -84,8 +105,8 @@ class TokenClassifyOptions(TypedDict, total=False):
     """Options of `token_classify`."""
 
     model: str
-    aggregation: Literal["none", "simple", "first", "average", "max"]
-    truncation: Literal["error", "right", "left", "auto"]
+    aggregation: Aggregation
+    truncation: Truncation
 
 
 class FillMaskOptions(TypedDict, total=False):
@@ -96,7 +117,7 @@ class FillMaskOptions(TypedDict, total=False):
     layers: Layers
     top_k: int
     targets: Sequence[str]
-    truncation: Literal["error", "right", "left", "auto"]
+    truncation: Truncation
 
 
 class ClassifyOptions(TypedDict, total=False):
@@ -105,6 +126,6 @@ class ClassifyOptions(TypedDict, total=False):
     model: str
     top_k: int
     raw_scores: bool
-    truncation: Literal["error", "right", "left", "auto"]
-    effect: Literal["none", "occlusion"]
-    unit: Literal["token", "word"]
+    truncation: Truncation
+    effect: LabelEffect
+    unit: SimilarityUnit

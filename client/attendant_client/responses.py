@@ -1,15 +1,69 @@
-"""Merging the responses to a split request."""
+"""Responses: values and errors, decoded from REST JSON and gRPC messages, and merged for split requests."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from attendant_client.label_types import ClassifyResponse, TokenClassifyResponse
-from attendant_client.types import AttendResponse, EncodeResponse, TokenizeResponse
-from attendant_client.word_types import FillMaskResponse
+import grpc
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 
-Response = TypeVar(
-    "Response",
+from attendant_client.errors import AttendantError
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import (
+    AttendResponse,
+    AttendResult,
+    AttentionMap,
+    ClassifyResponse,
+    CompareResponse,
+    EncodeResponse,
+    FillMaskResponse,
+    ModelInfo,
+    RerankResponse,
+    SimilarityResponse,
+    TokenClassifyResponse,
+    TokenizeResponse,
+    Unit,
+    Usage,
+)
+from attendant_client.wire import enum_names, from_json, from_message
+
+
+class Call(NamedTuple):
+    """How an operation is called: its REST path, its RPC, and the type of its response."""
+
+    path: str
+    method: str
+    response: Any
+
+
+CALLS = {
+    "encode": Call("/v1/encode", "Encode", EncodeResponse),
+    "attend": Call("/v1/attend", "Attend", AttendResponse),
+    "compare": Call("/v1/compare", "Compare", CompareResponse),
+    "similarity": Call("/v1/similarity", "Similarity", SimilarityResponse),
+    "rerank": Call("/v1/rerank", "Rerank", RerankResponse),
+    "classify": Call("/v1/classify", "Classify", ClassifyResponse),
+    "token_classify": Call("/v1/token-classify", "TokenClassify", TokenClassifyResponse),
+    "fill_mask": Call("/v1/fill-mask", "FillMask", FillMaskResponse),
+    "tokenize": Call("/v1/tokenize", "Tokenize", TokenizeResponse),
+    "model": Call("/v1/model", "GetModel", ModelInfo),
+}
+MODELS_PATH = "/v1/models"
+ARRAYS = ("encode", "attend")
+"""Operations that return base64 arrays."""
+CODES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+LABELS = {
+    value.name: f'"{value.name.removeprefix(enum.values[0].name.removesuffix("UNSPECIFIED")).lower()}"'
+    for enum in pb.DESCRIPTOR.enum_types_by_name.values()
+    for value in enum.values
+}
+"""Maps proto enum labels to REST values, such as TRUNCATION_RIGHT to `"right"`."""
+
+MergeableT = TypeVar(
+    "MergeableT",
     EncodeResponse,
     AttendResponse,
     ClassifyResponse,
@@ -19,14 +73,108 @@ Response = TypeVar(
 )
 
 
-def merge(responses: Sequence[Response]) -> Response:
+def decode_json(operation: str, document: Any) -> Any:
+    """Decode an operation's REST response."""
+    return from_json(CALLS[operation].response, document)
+
+
+def decode_messages(operation: str, messages: Sequence[Message]) -> Any:
+    """Decode an operation's gRPC response; `messages` has one element unless the operation streams."""
+    if operation == "attend":
+        return _decode_maps(messages)
+    (message,) = messages
+    response = from_message(CALLS[operation].response, message)
+    if operation == "similarity" and response.similarity == "sparse" and response.pairs is not None:
+        # No shared entry is an empty list: gRPC does not distinguish it from no list.
+        return replace(response, pairs=[replace(pair, products=pair.products or []) for pair in response.pairs])
+    return response
+
+
+def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
+    header = messages[0].header
+    maps: list[list[AttentionMap]] = [[] for _ in header.inputs]
+    for message in messages[1:]:
+        maps[message.map.input_index].append(from_message(AttentionMap, message.map))
+    results = [
+        AttendResult(
+            item.truncated,
+            [from_message(Unit, unit) for unit in item.units],
+            list(item.rows),
+            list(item.columns),
+            item_maps,
+        )
+        for item, item_maps in zip(header.inputs, maps, strict=True)
+    ]
+    precision: Any = enum_names(header.DESCRIPTOR.fields_by_name["precision"].enum_type)[header.precision]
+    return AttendResponse(header.model, precision, results, from_message(Usage, header.usage))
+
+
+def merge(responses: Sequence[MergeableT]) -> MergeableT:
     """Return one response with all results, in order."""
     if len(responses) == 1:
         return responses[0]
-    results = [result for response in responses for result in response.results]
-    sums = {
-        name: sum(getattr(response, name) for response in responses)
-        for name in ("token_count", "truncated_inputs")
-        if hasattr(responses[0], name)
-    }
-    return replace(responses[0], results=results, **sums)
+    usage = Usage(
+        sum(response.usage.tokens for response in responses),
+        sum(response.usage.truncated_inputs for response in responses),
+    )
+    return replace(responses[0], results=[result for response in responses for result in response.results], usage=usage)
+
+
+def http_error(status: int, document: Any, retry_after: str | None) -> AttendantError:
+    """Return the error for a response; `document` is None if the body is not the server's JSON."""
+    error = document.get("error") if isinstance(document, dict) else None
+    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    if not isinstance(error, dict) or not {"reason", "param"} & error.keys():
+        code = CODES.get(status, "UNKNOWN")
+        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which gives no reason
+        return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
+    if "reason" not in error:  # /v1/models has OpenAI's errors
+        code, reason = CODES.get(status, "UNKNOWN"), error["code"].upper()
+        return AttendantError(code, reason, error["message"], field=error["param"], retry_after_s=retry_after_s)
+    details = {name: error.get(name) for name in ("field", "minimum", "maximum", "actual", "request_id")}
+    return AttendantError(error["code"], error["reason"], error["message"], retry_after_s=retry_after_s, **details)
+
+
+def grpc_error(error: grpc.RpcError) -> AttendantError:
+    """Return the error for a failed call."""
+    code = error.code().name
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            return status_error(Status.FromString(value))
+    # gRPC cancels calls that arrive while the server stops. Calls that the client itself cancels do not raise an
+    # RpcError.
+    reason = "UNAVAILABLE" if code in ("UNAVAILABLE", "CANCELLED") else code
+    return AttendantError(code, reason, error.details() or code)
+
+
+def status_error(status: Status) -> AttendantError:
+    """Return the error for a status with details."""
+    info, retry, retry_after_s = ErrorInfo(), RetryInfo(), None
+    for detail in status.details:
+        if detail.Is(ErrorInfo.DESCRIPTOR):
+            detail.Unpack(info)
+        elif detail.Is(RetryInfo.DESCRIPTOR):
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    metadata = info.metadata
+    return AttendantError(
+        next(code.name for code in grpc.StatusCode if code.value[0] == status.code),
+        info.reason,
+        re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda match: LABELS.get(match[0], match[0]), status.message),
+        field=metadata.get("field"),
+        minimum=_number(metadata.get("minimum")),
+        maximum=_number(metadata.get("maximum")),
+        actual=_number(metadata.get("actual")),
+        request_id=metadata.get("request_id"),
+        retry_after_s=retry_after_s,
+    )
+
+
+def _number(value: str | None) -> Any:
+    """Return an error detail, converted to a number if possible."""
+    for kind in (int, float):
+        try:
+            return value if value is None else kind(value)
+        except ValueError:
+            continue
+    return value

@@ -1,24 +1,25 @@
-"""Synchronous transports: one request, one response."""
+"""Transports over REST and gRPC, synchronous and asynchronous: one request, one response."""
 
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import grpc
 import httpx
+from google.protobuf.message_factory import GetMessageClass
 
-from attendant_client import grpc_codec, grpc_requests, http_codec
-from attendant_client.bodies import Body, find_surrogates
 from attendant_client.connections import (
     SLACK_S,
     TIMEOUT_HEADER,
     Address,
+    TlsFiles,
     authorization,
     timed_out,
     unreachable,
 )
 from attendant_client.errors import invalid
-from attendant_client.pb.encoder_pb2_grpc import EncoderServiceStub
-from attendant_client.tls import TlsFiles
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.requests import REQUESTS, Body, find_surrogates, to_message
+from attendant_client.responses import ARRAYS, CALLS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
 
 
 class Transport(Protocol):
@@ -57,17 +58,16 @@ class GrpcTransport:
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._metadata = tuple(authorization(api_key).items())
         self._channel = open_channel(grpc, address)
-        self._stub: Any = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._methods = open_methods(self._channel)
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        message = grpc_requests.to_message(operation, body)
-        method = getattr(self._stub, grpc_codec.METHODS[operation])
+        message = to_message(operation, body)
         try:
-            response = method(message, timeout=timeout_s, metadata=self._metadata)
+            response = self._methods[operation](message, timeout=timeout_s, metadata=self._metadata)
             messages = list(response) if operation == "attend" else [response]
         except grpc.RpcError as error:
-            raise grpc_codec.to_error(error) from None
-        return grpc_codec.decode(operation, messages)
+            raise grpc_error(error) from None
+        return decode_messages(operation, messages)
 
     def close(self) -> None:
         self._channel.close()
@@ -79,6 +79,63 @@ def open_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> Trans
     return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
 
 
+class AsyncTransport(Protocol):
+    """A connection to one server."""
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        """Return the response; raises `AttendantError`."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class AsyncHttpTransport:
+    """REST over a connection pool."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self._client = httpx.AsyncClient(**address.http_options(api_key))
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        request = http_request(self._client, operation, body, timeout_s)
+        try:
+            response = await self._client.send(request)
+        except httpx.TimeoutException:
+            raise timed_out(timeout_s) from None
+        except httpx.TransportError as error:
+            raise unreachable(f"{request.url}: {error}") from None
+        return http_response(operation, response)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class AsyncGrpcTransport:
+    """gRPC over one channel."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self._metadata = tuple(authorization(api_key).items())
+        self._channel = open_channel(grpc.aio, address)
+        self._methods = open_methods(self._channel)
+
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+        message = to_message(operation, body)
+        call = self._methods[operation](message, timeout=timeout_s, metadata=self._metadata)
+        try:
+            messages = [item async for item in call] if operation == "attend" else [await call]
+        except grpc.RpcError as error:
+            raise grpc_error(error) from None
+        return decode_messages(operation, messages)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> AsyncTransport:
+    """Return the transport for a URL. Call it on the event loop."""
+    address = Address.parse(url, tls)
+    return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)
+
+
 def open_channel(module: Any, address: Address) -> Any:
     """Open a channel of `grpc` or `grpc.aio`."""
     options = address.channel_options
@@ -87,17 +144,33 @@ def open_channel(module: Any, address: Address) -> Any:
     return module.insecure_channel(address.target, options=options)
 
 
+def open_methods(channel: Any) -> dict[str, Any]:
+    """Return the callable of each operation's RPC, built from the proto's descriptor."""
+    service = pb.DESCRIPTOR.services_by_name["EncoderService"]
+    methods = {}
+    for operation, call in CALLS.items():
+        method = service.methods_by_name[call.method]
+        kind = channel.unary_stream if method.server_streaming else channel.unary_unary
+        response = GetMessageClass(method.output_type)
+        methods[operation] = kind(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=REQUESTS[operation].SerializeToString,
+            response_deserializer=response.FromString,
+        )
+    return methods
+
+
 def http_request(
     client: httpx.Client | httpx.AsyncClient, operation: str, body: Body, timeout_s: float | None
 ) -> httpx.Request:
     """Return the HTTP request for an operation."""
     headers = {} if timeout_s is None else {TIMEOUT_HEADER: str(max(0, round(timeout_s * 1000)))}
     timeout = httpx.Timeout(None if timeout_s is None else timeout_s + SLACK_S)
-    path = http_codec.PATHS[operation]
+    path = CALLS[operation].path
     if operation == "model":
-        path = f"{http_codec.MODELS_PATH}/{quote(body['model'], safe='')}" if "model" in body else path
+        path = f"{MODELS_PATH}/{quote(body['model'], safe='')}" if "model" in body else path
         return client.build_request("GET", path, timeout=timeout)
-    if operation in http_codec.ARRAYS:
+    if operation in ARRAYS:
         body = {**body, "encoding_format": "base64"}
     try:
         return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
@@ -112,5 +185,5 @@ def http_response(operation: str, response: httpx.Response) -> Any:
     except ValueError:
         document = None
     if not response.is_success or document is None:
-        raise http_codec.to_error(response.status_code, document, response.headers.get("retry-after"))
-    return http_codec.decode(operation, document)
+        raise http_error(response.status_code, document, response.headers.get("retry-after"))
+    return decode_json(operation, document)

@@ -280,7 +280,7 @@ RetrievalRole = Literal["query", "document"]
 TruncationSide = Literal["right", "left"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 KINDS: tuple[Kind, ...] = ("probs", "scores", "norm", "block_norm", "projection")
-"""Kinds of attention map. service/engine/explain/maps.py defines them."""
+"""Kinds of attention map. service/operations/maps.py defines them."""
 ASSUMED = "assumed"
 """Origin of a setting that neither a file of the model nor an option contains."""
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]

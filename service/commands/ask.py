@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+from attendant_client.types import HeadReduce
 from numpy.typing import NDArray
 
 from model.artifact.console import EX_DATAERR
@@ -16,7 +17,6 @@ from service.commands.arguments import CommandError, Parser, import_extra, integ
 from service.commands.labeled_texts import LabeledText, TextError, TextFile
 from service.commands.measures import Floats, Vectors, normalize, top_neighbors
 from service.commands.sources import SourceError, VectorOptions, VectorSource, open_source, to_array
-from service.engine.schema.explain import HeadReduce
 
 if TYPE_CHECKING:
     from rich.console import Console

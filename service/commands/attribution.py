@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from attendant_client.types import (
+    AttendRequest,
+    Effect,
+    EncodeRequest,
+    EncodeResult,
+    HeadReduce,
+    Input,
+    MapLayerReduce,
+    SimilarityRequest,
+    SimilarityResponse,
+    Unit,
+)
 
 from model.artifact.manifest import ONE_TOKEN_POOLINGS, Kind, Similarity
-from model.artifact.tokenizer import TokenizerInput
 from service.commands.labeled_texts import AttributionLine, LabeledText, Records, TextError, WordPlace, line_error
 from service.commands.measures import DECIMALS, Flags, Floats, Values, normalize, top_precision
 from service.commands.sources import BATCH_SIZE, TextEncoder, name_text
-from service.engine.encode.similarity_functions import compare_rows
-from service.engine.schema.encode import EncodeRequest, EncodeResult, Input
-from service.engine.schema.explain import AttendRequest, HeadReduce, MapLayerReduce, Unit
-from service.engine.schema.similarity import Effect, SimilarityRequest, SimilarityResponse
+from service.engine.vectors import compare_rows
 from service.errors import ServiceError
+from service.operations.attend import attend
+from service.operations.call import Call
+from service.operations.encode import encode
+from service.operations.similarity import similarity
 
 Item = TypeVar("Item")
 
@@ -34,10 +46,10 @@ async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPl
     static: list[Values] = []
     done = 0
     for batch in split_batches(places):
-        inputs = tuple(Input(TokenizerInput(place.text)) for place in batch)
+        inputs = tuple(Input(place.text) for place in batch)
         request = EncodeRequest(inputs, outputs=("tokens", "words", "static"), truncation="auto", prompt="")
         try:
-            response = await encoder.engine.encode(request)
+            response = await encode(encoder.engine, request, Call())
         except ServiceError as error:
             name_text(error, [f"line {place.line}: text{place.side}" for place in batch])
             raise TextError(f"{path}: {error.message}") from None
@@ -83,7 +95,7 @@ def _word_vectors(path: Path, place: WordPlace, result: EncodeResult) -> tuple[F
     if not any(own):
         raise line_error(path, place.line, problem)
     tokens = np.flatnonzero(own)
-    return result.token_vectors.values[tokens].mean(axis=0), result.static_vectors.values[tokens].mean(axis=0)
+    return result.token_vectors[tokens].mean(axis=0), result.static_vectors[tokens].mean(axis=0)
 
 
 def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
@@ -164,9 +176,9 @@ class Attributor:
 
     async def rank(self, path: Path, lines: Sequence[AttributionLine]) -> None:
         """Rank the words of some lines. Raises `ServiceError` or `TextError`."""
-        inputs = tuple(Input(TokenizerInput(line.text)) for line in lines)
+        inputs = tuple(Input(line.text) for line in lines)
         request = EncodeRequest(inputs, outputs=("tokens", "words"), truncation="auto", prompt="")
-        response = await self._engine.encode(request)
+        response = await encode(self._engine, request, Call())
         self._encoder.truncated += response.truncated_inputs
         texts = [_locate(path, line, result) for line, result in zip(lines, response.results, strict=True)]
         self.chances += [text.chance for text in texts]
@@ -176,7 +188,7 @@ class Attributor:
         await self._rank_by_similarity([text for text in texts if text.line.reference is not None])
 
     async def _rank_by_maps(self, texts: Sequence[LocatedText]) -> None:
-        inputs = tuple(Input(TokenizerInput(text.line.text)) for text in texts)
+        inputs = tuple(Input(text.line.text) for text in texts)
         for kind, head_reduce in HEAD_REDUCES.items():
             if kind not in self._engine.info.attention_kinds:
                 continue
@@ -194,13 +206,11 @@ class Attributor:
         """Return the target's row in each map, (L, W), or (1, W) for the rollout."""
         request = AttendRequest(
             inputs, kind=kind, head_reduce=head_reduce, layer_reduce=layer_reduce, unit="word", special_tokens="drop",
-            truncation="auto", wire="binary",
+            truncation="auto",
         )  # fmt: skip
-        results = (await self._engine.attend(request)).results
+        results = (await attend(self._engine, request, Call())).results
         return [
-            np.stack(
-                [item.matrix.values[text.target] for item in result.maps if item.matrix is not None], dtype=np.float64
-            )
+            np.stack([item.matrix[text.target] for item in result.maps if item.matrix is not None], dtype=np.float64)
             for text, result in zip(texts, results, strict=True)
         ]
 
@@ -209,8 +219,8 @@ class Attributor:
         distances = np.zeros(len(text.deciding))
         for words in split_batches([word for word in range(len(distances)) if word != text.target]):
             variants = [text.without(word) for word in words]
-            inputs = tuple(Input(TokenizerInput(token_ids=ids)) for ids, _ in variants)
-            results = (await self._engine.encode(EncodeRequest(inputs, outputs=("tokens",)))).results
+            inputs = tuple(Input(token_ids=ids) for ids, _ in variants)
+            results = (await encode(self._engine, EncodeRequest(inputs, outputs=("tokens",)), Call())).results
             vectors = [_token_mean(result, is_target) for result, (_, is_target) in zip(results, variants, strict=True)]
             cosines = normalize(np.stack(vectors), "cosine") @ normalize(text.vector[None], "cosine")[0]
             distances[words] = 1 - np.round(cosines.astype(np.float64), DECIMALS)
@@ -229,9 +239,9 @@ class Attributor:
         for text, pair, query in zip(texts, explained.pairs or [], explained.queries, strict=True):
             units = query.units or []
             if pair.matrix is not None:
-                self._add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.values.sum(axis=1)))
+                self._add(CONTRIBUTIONS, text, _unit_scores(text, units, pair.matrix.sum(axis=1)))
             if pair.query_effects is not None:
-                self._add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects.values))
+                self._add(LEAVE_ONE_OUT, text, _unit_scores(text, units, pair.query_effects))
         for text in texts:  # one pair per request, because the number of occluded sequences is limited
             try:
                 occluded = await self._explain([text], "occlusion")
@@ -240,18 +250,18 @@ class Attributor:
                 raise
             (pair,), (query,) = occluded.pairs or [], occluded.queries
             assert pair.query_effects is not None
-            self._add(SIMILARITY_OCCLUSION, text, _unit_scores(text, query.units or [], pair.query_effects.values))
+            self._add(SIMILARITY_OCCLUSION, text, _unit_scores(text, query.units or [], pair.query_effects))
 
     async def _explain(self, texts: Sequence[LocatedText], effect: Effect) -> SimilarityResponse:
         """Compare each text as the query with its reference as the document."""
         queries = tuple(text.line.text for text in texts)
         documents = tuple(text.line.reference or "" for text in texts)
         request = SimilarityRequest(
-            queries, documents, "zip", explain=True, unit="word", truncation="auto", effect=effect
+            queries, documents, pairs="zip", explain=True, unit="word", truncation="auto", effect=effect
         )
-        response = await self._engine.similarity(request)
-        if response.unavailable is not None:
-            self.omitted[CONTRIBUTIONS] = f"not defined for {response.unavailable.replace('_', ' ')}"
+        response = await similarity(self._engine, request, Call())
+        if response.contributions_unavailable is not None:
+            self.omitted[CONTRIBUTIONS] = f"not defined for {response.contributions_unavailable.replace('_', ' ')}"
         return response
 
 
@@ -283,7 +293,7 @@ def _token_mean(result: EncodeResult, chosen: Flags) -> Floats:
     assert result.token_vectors is not None
     assert result.tokens is not None
     content = [not token.special for token in result.tokens]
-    vectors: Floats = result.token_vectors.values[content][chosen].mean(axis=0)
+    vectors: Floats = result.token_vectors[content][chosen].mean(axis=0)
     return vectors
 
 

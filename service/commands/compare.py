@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
+from attendant_client.types import ModelInfo
 from numpy.typing import NDArray
 
 from model.artifact.console import EX_DATAERR, EX_NEGATIVE
@@ -27,7 +28,6 @@ from service.commands.measures import (
 )
 from service.commands.sources import TextEncoder, describe_model, model_record, run_engine
 from service.config import load_settings
-from service.engine.schema.model import ModelInfo
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine

@@ -639,7 +639,7 @@ async def _embed_texts(settings: Settings, texts: Iterable[LabeledText]) -> int:
                 truncated += response.truncated_inputs
                 for result in response.results:
                     assert result.pooled is not None
-                    line = orjson.dumps(result.pooled.values, option=orjson.OPT_SERIALIZE_NUMPY)
+                    line = orjson.dumps(result.pooled, option=orjson.OPT_SERIALIZE_NUMPY)
                     sys.stdout.buffer.write(line + b"\n")
                 sys.stdout.flush()
         except ServiceError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
+from attendant_client.types import ModelInfo
 
 from model.artifact.console import EX_DATAERR
 from model.artifact.files import Artifact, ArtifactError, check_writable, update_manifest
@@ -43,7 +44,6 @@ from service.commands.measures import (
 )
 from service.commands.sources import TextEncoder, describe_model, model_record, run_engine
 from service.config import Settings, load_settings
-from service.engine.schema.model import ModelInfo
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.artifact.manifest import Similarity
-from service.engine.encode.similarity_functions import compare_all, compare_rows
+from service.engine.vectors import compare_all, compare_rows
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]

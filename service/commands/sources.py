@@ -16,31 +16,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+from attendant_client.types import Array, AttendRequest, EncodeRequest, EncodeResponse, Input, Role
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE, EX_USAGE
 from model.artifact.files import Artifact
-from model.artifact.tokenizer import TokenizerInput
 from service.commands.arguments import CommandError
 from service.commands.labeled_texts import LabeledText, TextError
 from service.commands.measures import Floats, normalize
 from service.commands.vector_files import DType
 from service.config import Settings, load_settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Array, EncodeRequest, EncodeResponse, Input, Side
-from service.engine.schema.explain import AttendRequest
 from service.errors import InvalidArgument, NotFound, ServiceError, Unsupported
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact
 from service.models_file import ModelEntry, configured_models
+from service.operations.call import Call
+from service.operations.encode import encode
+from service.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from attendant_client import AsyncClient, AttendantError
     from attendant_client import ModelInfo as ClientModelInfo
+    from attendant_client.types import ModelInfo
 
     from service.engine.engine import Engine
-    from service.engine.schema.model import ModelInfo
 
 
 def select_model(settings: Settings, name: str | None) -> Settings:
@@ -106,7 +107,7 @@ def run_engine(settings: Settings, work: "Callable[[Engine], Awaitable[T]]") -> 
 
 
 async def encode_texts(
-    engine: "Engine", texts: Iterable[LabeledText], role: Side | None = None
+    engine: "Engine", texts: Iterable[LabeledText], role: Role | None = None
 ) -> AsyncGenerator[EncodeResponse, None]:
     """Yield one response per batch of texts, truncated like the model does, with the prompt of the role.
 
@@ -114,9 +115,9 @@ async def encode_texts(
     """
     remaining = iter(texts)
     while batch := list(islice(remaining, BATCH_SIZE)):
-        inputs = tuple(Input(TokenizerInput(text)) for _, text in batch)
+        inputs = tuple(Input(text) for _, text in batch)
         try:
-            yield await engine.encode(EncodeRequest(inputs, truncation="auto", role=role))
+            yield await encode(engine, EncodeRequest(inputs, truncation="auto", role=role), Call())
         except ServiceError as error:
             name_text(error, [label for label, _ in batch])
             raise
@@ -139,7 +140,7 @@ class TextEncoder:
         """Number of texts over the token limit."""
         self._label, self._last = label, time.monotonic()
 
-    async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Side | None) -> Floats:
+    async def vectors(self, path: Path, texts: Sequence[LabeledText], role: Role | None) -> Floats:
         """Return the embeddings of a file's texts, (N, D), normalized for the model's similarity.
 
         The role's prompt applies if the model has one. Raises `TextError`.
@@ -152,7 +153,7 @@ class TextEncoder:
         return vectors
 
     async def batches(
-        self, path: Path, texts: Sequence[LabeledText], role: Side | None
+        self, path: Path, texts: Sequence[LabeledText], role: Role | None
     ) -> AsyncGenerator[Floats, None]:
         """Yield the same embeddings in batches. Raises `TextError`."""
         done = 0
@@ -162,7 +163,7 @@ class TextEncoder:
                     self.truncated += response.truncated_inputs
                     done += len(response.results)
                     self.report(path, done, len(texts))
-                    rows = [result.pooled.values for result in response.results if result.pooled is not None]
+                    rows = [result.pooled for result in response.results if result.pooled is not None]
                     yield normalize(np.stack(rows), self.engine.info.similarity)
         except ServiceError as error:
             raise TextError(f"{path}: {error.message}") from None
@@ -283,9 +284,9 @@ class VectorSource(ABC):
         return [Encoded(to_array(result.pooled), result.truncated) for result in results]
 
 
-def to_array(values: Array | NDArray[Any]) -> NDArray[Any]:
+def to_array(values: Array) -> Array:
     """Return an array of an engine's or a server's result."""
-    return values.values if isinstance(values, Array) else np.asarray(values)
+    return np.asarray(values)
 
 
 class EngineSource(VectorSource):
@@ -296,10 +297,10 @@ class EngineSource(VectorSource):
         self._engine = engine
 
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
-        inputs = tuple(Input(TokenizerInput(text)) for text in texts)
+        inputs = tuple(Input(text) for text in texts)
         request = (EncodeRequest if operation == "encode" else AttendRequest)(inputs, truncation="auto", **options)
         try:
-            return list((await getattr(self._engine, operation)(request)).results)
+            return list((await OPERATIONS[operation].run(self._engine, request, Call())).results)
         except ServiceError as error:
             permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
             raise SourceError(error.message, error.field, permanent=permanent) from None

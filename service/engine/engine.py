@@ -1,62 +1,39 @@
-"""The inference engine of one model: the model, its lanes, and the operations on them."""
+"""The inference engine of one model: the model, its limits and its lanes; and the engines of the served models."""
 
 import asyncio
 import contextlib
 import contextvars
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
+
+from attendant_client.types import ModelInfo
 
 from model.artifact.manifest import Manifest, Role
 from service.callers import Caller
 from service.config import Settings
-from service.engine.admission import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
-from service.engine.explain.memory import explain_bytes, max_explained_tokens
-from service.engine.lane import ExplainLane, FastLane, Lane, Reservation
-from service.engine.model_info import describe_model, limits_of
+from service.engine.lane import ExplainLane, FastLane, Lane, ModelObserver, Reservation
+from service.engine.model_info import describe_evaluations, describe_model, limits_of
 from service.engine.model_loader import LoadedModel
-from service.engine.observer import ModelObserver
-from service.engine.operations.attend import attend
-from service.engine.operations.classify import classify
-from service.engine.operations.compare import compare
-from service.engine.operations.costs import INLINE_COST, UNIT_S
-from service.engine.operations.encode import encode
-from service.engine.operations.fill_mask import fill_mask
-from service.engine.operations.rerank import rerank
-from service.engine.operations.similarity import similarity
-from service.engine.operations.token_classify import token_classify
-from service.engine.operations.tokenize import decode, tokenize
-from service.engine.schema.decode import DecodeRequest
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
-from service.engine.schema.entities import TokenClassifyRequest, TokenClassifyResponse
-from service.engine.schema.explain import AttendRequest, AttendResponse, CompareRequest, CompareResponse
-from service.engine.schema.fill_mask import FillMaskRequest, FillMaskResponse
-from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, RerankRequest, RerankResponse
-from service.engine.schema.similarity import SimilarityRequest, SimilarityResponse
-from service.errors import RequestTooLarge, ResponseTooLarge, response_too_late
+from service.engine.scheduling import CHARACTERS_PER_TOKEN, Admission, Backlog, TokenizerAdmission
+from service.errors import NotFound, ResponseTooLarge, echo, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
 from service.request_log import current_record, reserve_response
-from service.spelling import Remedy
+from service.spelling import Remedy, join
 
 PREPARATION_THREADS = 2
 """Threads contend for the GIL, so more of them only delay the event loop."""
-
-
-class Timed(Protocol):
-    """A request; `deadline` is a time.monotonic() reading, or None for the maximum timeout."""
-
-    @property
-    def deadline(self) -> float | None: ...
+UNIT_S = 5e-7
+INLINE_COST = 4096
+"""Work of at most this cost runs on the event loop; operations/inputs.py has the unit of costs."""
 
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", bound=Timed)
-ResponseT = TypeVar("ResponseT")
 
 
 FastLanes = list[FastLane]
@@ -67,8 +44,6 @@ class Engine:
     """A loaded model with its limits, its lanes, and threads for work outside of inference.
 
     Construct it on the event loop that uses it. Its fast lane joins `fast_lanes`.
-
-    Each operation raises a `ServiceError` if it fails. Cancellation drops its queued tasks.
 
     Attributes:
         explain_lane: None if the artifact has no graph for it.
@@ -163,7 +138,7 @@ class Engine:
     def describe(self, manifest: Manifest, digest: str, aliases: tuple[str, ...]) -> None:
         """Replace the description: the names, or measures in the manifest have changed, but not what is computed."""
         self.manifest = manifest
-        evaluations = list(manifest.evaluations)
+        evaluations = describe_evaluations(manifest)
         self.info = replace(self.info, digest=f"sha256:{digest}", evaluations=evaluations, aliases=list(aliases))
 
     def queued_tokens_by_caller(self) -> Counter[str]:
@@ -180,46 +155,6 @@ class Engine:
         deadline = time.monotonic() + self._max_timeout_s
         return self.fast_lane.reserve((), deadline, characters // CHARACTERS_PER_TOKEN, caller)
 
-    def encode(self, request: EncodeRequest) -> Awaitable[EncodeResponse]:
-        """Return embeddings of the inputs."""
-        return encode(self, request, self._deadline(request))
-
-    def attend(self, request: AttendRequest) -> Awaitable[AttendResponse]:
-        """Return attention maps of the inputs."""
-        return attend(self, request, self._deadline(request))
-
-    def compare(self, request: CompareRequest) -> Awaitable[CompareResponse]:
-        """Return similarities of a word's occurrences."""
-        return compare(self, request, self._deadline(request))
-
-    def similarity(self, request: SimilarityRequest) -> Awaitable[SimilarityResponse]:
-        """Return similarities of queries and documents."""
-        return similarity(self, request, self._deadline(request))
-
-    def rerank(self, request: RerankRequest) -> Awaitable[RerankResponse]:
-        """Return documents by their relevance to a query."""
-        return rerank(self, request, self._deadline(request))
-
-    def classify(self, request: ClassifyRequest) -> Awaitable[ClassifyResponse]:
-        """Return the labels of the inputs."""
-        return classify(self, request, self._deadline(request))
-
-    def token_classify(self, request: TokenClassifyRequest) -> Awaitable[TokenClassifyResponse]:
-        """Return the entities of the inputs."""
-        return token_classify(self, request, self._deadline(request))
-
-    def fill_mask(self, request: FillMaskRequest) -> Awaitable[FillMaskResponse]:
-        """Return the words that the model predicts for tokens of the inputs."""
-        return fill_mask(self, request, self._deadline(request))
-
-    def tokenize(self, request: TokenizeRequest) -> Awaitable[TokenizeResponse]:
-        """Return tokens and words of the inputs, untruncated."""
-        return tokenize(self, request, self._deadline(request))
-
-    def decode(self, request: DecodeRequest) -> Awaitable[list[str]]:
-        """Return the texts of token ids."""
-        return decode(self, request, self._deadline(request))
-
     def role_prompt_name(self, role: Role | None) -> str | None:
         """Return the name of the model's prompt for a role; None if it has none."""
         return None if role is None else self.manifest.roles.get(role)
@@ -227,16 +162,6 @@ class Engine:
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the ids without the special tokens of the model, if they have all of them at both ends."""
         return self.tokenizer.content_ids(token_ids)
-
-    def _deadline(self, request: Timed) -> float:
-        """Return the deadline of a request that has just arrived, a time.monotonic() reading."""
-        now, requested = time.monotonic(), request.deadline
-        latest = now + self._max_timeout_s
-        if requested is None:
-            return latest
-        if (record := current_record()) is not None:
-            record.timeout_s = requested - now
-        return min(requested, latest)
 
     # For the operations.
 
@@ -293,21 +218,6 @@ class Engine:
             raise ResponseTooLarge("Response too large", remedy, actual=size, maximum=limit, unit="bytes")
         reserve_response(size)
 
-    def check_explain_size(self, sizes: Sequence[int], *, maps: bool, path: str | None = None) -> None:
-        """Raise `RequestTooLarge` for an input whose intermediate results exceed the limit.
-
-        `sizes`: the tokens of each input. `path` replaces the path of the input.
-        """
-        architecture, limit = self.manifest.architecture, self.limits.max_explain_bytes
-        for index, size in enumerate(sizes):
-            needed = explain_bytes(architecture, size, maps=maps)
-            if needed > limit:
-                fitting = max_explained_tokens(architecture, limit, maps=maps)
-                raise RequestTooLarge(
-                    "intermediate results too large", f"Send a shorter text (at most {fitting} tokens).",
-                    field=path or f"inputs[{index}]", actual=needed, maximum=limit, unit="bytes",
-                )  # fmt: skip
-
     async def drain(self) -> None:
         """Wait until every admitted request has finished."""
         await asyncio.gather(*(lane.drain() for lane in self._lanes), self.tokenizer_admission.drain())
@@ -326,3 +236,105 @@ class Engine:
             self._fast_lanes.remove(self.fast_lane)
         await asyncio.gather(*(lane.close() for lane in self._lanes))
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Models:
+    """One engine per served model, at least one. The first one serves requests that name no model.
+
+    Attributes:
+        fast_lanes: The fast lanes of all engines, for new ones.
+        generation: Changes with the models.
+    """
+
+    def __init__(self, engines: Sequence[Engine], fast_lanes: FastLanes | None = None) -> None:
+        self.fast_lanes = fast_lanes if fast_lanes is not None else []
+        self._near_capacity: set[Backlog] = set()
+        self._retiring: set[Engine] = set()
+        self._engines: tuple[Engine, ...] = ()
+        self.generation = 0
+        self.replace(engines)
+
+    def replace(self, engines: Sequence[Engine]) -> list[Engine]:
+        """Serve these models from now on; return the engines that are no longer used, to be passed to `retire`."""
+        removed = [engine for engine in self._engines if engine not in engines]
+        self._engines = tuple(engines)
+        self.generation += 1
+        self._by_name = {name: engine for engine in engines for name in (engine.info.name, *engine.info.aliases)}
+        self._retiring.update(removed)
+        for engine in engines:
+            engine.share(len(engines))
+            engine.fast_lane.admission.backlog.near_capacity = self._near_capacity
+        for engine in removed:
+            self._near_capacity.discard(engine.fast_lane.admission.backlog)
+            engine.fast_lane.admission.backlog.near_capacity = set()
+        return removed
+
+    async def retire(self, engine: Engine) -> None:
+        """Close a replaced engine once no request uses it."""
+        await engine.retire()
+        self._retiring.discard(engine)
+
+    def watch_capacity(self, near_capacity: set[Backlog]) -> None:
+        """Keep the backlogs whose lane may reject the next request in this set."""
+        self._near_capacity = near_capacity
+        for engine in self._engines:
+            engine.fast_lane.admission.backlog.near_capacity = near_capacity
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    @property
+    def names(self) -> list[str]:
+        """The names and aliases of the models."""
+        return list(self._by_name)
+
+    @property
+    def infos(self) -> list[ModelInfo]:
+        """The descriptions of the models."""
+        return [engine.info for engine in self._engines]
+
+    def queued_tokens_by_caller(self) -> Counter[str]:
+        """Return how many tokens of callers with a name are queued or in preparation, in all models."""
+        return sum((engine.queued_tokens_by_caller() for engine in self._all), Counter[str]())
+
+    def find(self, name: str | None = None, field: str = "model") -> Engine:
+        """Return the engine of a model, or of the default model; raises `NotFound` with `field`.
+
+        The record of the current request notes the model, and keeps its engine until the request is finished.
+        """
+        engine = self._engines[0] if name is None else self._by_name.get(name)
+        if engine is None:
+            names = [f'"{known}"' for known in self.names]
+            raise NotFound(
+                "not found", f"This server serves {join(names)}.",
+                field=field, actual=echo(name or ""), reason="MODEL_NOT_FOUND",
+            )  # fmt: skip
+        if (record := current_record()) is not None:
+            record.model = engine.name
+            record.use(engine)
+        return engine
+
+    @property
+    def _all(self) -> list[Engine]:
+        return [*self._engines, *self._retiring]
+
+    @property
+    def healthy(self) -> bool:
+        """True while every engine can compute embeddings."""
+        return all(engine.healthy for engine in self._engines)
+
+    def watch(self, seconds: float) -> None:
+        """Count `seconds` of run time for the running batches of every model."""
+        for engine in self._all:
+            engine.watch(seconds)
+
+    async def drain(self) -> None:
+        """Wait until every admitted request has finished."""
+        await asyncio.gather(*(engine.drain() for engine in self._all))
+
+    async def close(self) -> None:
+        """Fail queued requests and stop the workers."""
+        await asyncio.gather(*(engine.close() for engine in self._all))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from attendant_client.types import Role
 
 from model.artifact.manifest import (
     ASSUMED,
@@ -22,11 +23,9 @@ from model.artifact.manifest import (
 )
 from model.artifact.tokenizer import PairTemplate, TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
-from service.engine.encode.pooling import DenseLayers, Floats
-from service.engine.encode.response import finish_pooled
-from service.engine.encode.sides import add_side, max_tokens
-from service.engine.schema.encode import EncodeRequest, Side
-from service.engine.schema.tasks import EncodeTask, HeadName, TextVectors, WordQuery
+from service.engine.sides import add_side, max_tokens
+from service.engine.tasks import EncodeTask, HeadName, TextVectors, WordQuery
+from service.engine.vectors import DenseLayers, Floats, finish_pooled
 from service.errors import NonFiniteOutput
 
 EXPECTED_COSINE: dict[Precision, float] = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999, "int8": 0.998}
@@ -131,7 +130,7 @@ class _Check:
 
     def _tasks(self, form: str, names: Sequence[GoldenOutput]) -> dict[int, EncodeTask]:
         """Return the task of each text that one of these heads reads, by the place of the text."""
-        side: Side | None = "query" if form == "query" else "document" if form == "document" else None
+        side: Role | None = "query" if form == "query" else "document" if form == "document" else None
         heads = {name: self._golden.heads[name] for name in names}
         places = sorted({place for head in heads.values() for place in head.texts})
         tasks = {}
@@ -176,7 +175,7 @@ class _Check:
 
     def _compare_embeddings(self, head: GoldenHead, found: list[TextVectors]) -> float:
         pooled = np.stack([item.pooled for item in found if item.pooled is not None], axis=1)  # (1, N, D)
-        vectors = finish_pooled(pooled, EncodeRequest(()), self._manifest, self._dense_layers)
+        vectors = finish_pooled(pooled, self._manifest.embedding, self._dense_layers)
         return _compare_each(head, [*vectors[:, : self._manifest.embedding.truncate_dim]])
 
     def _compare_sparse(self, head: GoldenHead, found: list[TextVectors]) -> float:

@@ -1,29 +1,417 @@
-"""Lanes: a queue, limits and workers for one kind of work, as the event loop sees them.
+"""Lanes: a queue, limits, workers and metrics for one kind of work.
 
-Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request.
+Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request. The labels of
+metrics are bound at construction, because a lookup of labels costs as much as counting.
 """
 
 import asyncio
+import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
 
+from attendant_client.types import Usage
+
+from model.artifact.tokenizer import TokenizedInput
 from service.callers import Caller
-from service.engine.admission import Admission
-from service.engine.backends.base import Backend, Task
-from service.engine.backlog import Cost
-from service.engine.jobs import Entry, Job
-from service.engine.observer import LaneObserver, ModelObserver
-from service.engine.schema.tasks import EncodeTask, ExplainTask, TextVectors
-from service.engine.watchdog import Watchdog
-from service.engine.workers import Workers
+from service.engine.backends.base import Backend, FittedBatch, Task
+from service.engine.backends.cpu import lower_thread_priority
+from service.engine.scheduling import Admission, BatchPolicy, Cost, Entry, FairQueue, Job, WaitingRequest, work_s
+from service.engine.tasks import EncodeTask, ExplainTask, TextVectors
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
-from service.request_log import current_caller
+from service.metrics import Metrics
+from service.request_log import current_caller, current_record
+
+STALL_FACTOR = 20.0
+"""A batch or preparation that takes this many times its expected time has stalled."""
+MIN_STALL_S = 10.0
+"""No batch has stalled earlier, in seconds: the first batch of a session also opens it."""
+
+
+class Watchdog:
+    """The running batches of a lane. A thread that is stuck in the runtime cannot report an error.
+
+    The time of a batch is what `observe` adds up, not a difference of two clock readings: a process that was suspended
+    has no stalled batch.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._remaining: dict[int, float] = {}
+
+    @contextmanager
+    def running(self, expected_s: float) -> Iterator[None]:
+        """Watch the calling thread while it runs a batch of this expected duration."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._remaining[thread] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._remaining[thread]
+
+    def observe(self, seconds: float) -> None:
+        """Count `seconds` of run time for every running batch."""
+        with self._lock:
+            for thread in self._remaining:
+                self._remaining[thread] -= seconds
+
+    @property
+    def stalled(self) -> int:
+        """The number of batches that have stalled."""
+        with self._lock:
+            return sum(seconds < 0 for seconds in self._remaining.values())
+
+
+class ModelObserver:
+    """The counters and histograms of one model."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.metrics, self.model = metrics, model
+        metrics.create_model(model)
+        self.tokens = metrics.tokens.labels(model)
+        self.cancelled_in_queue = metrics.cancelled_inputs.labels("queue", model)
+        self.cancelled_in_batch = metrics.cancelled_inputs.labels("batch", model)
+        self._inputs = metrics.request_inputs.labels(model)
+        self._request_tokens = metrics.request_tokens.labels(model)
+        self._truncated_inputs = metrics.truncated_inputs.labels(model)
+
+    def observe_request(self, inputs: int, tokens: int, truncated: int) -> None:
+        """Count the inputs, tokens and truncated inputs of a request."""
+        self._inputs.observe(inputs)
+        self._request_tokens.observe(tokens)
+        if truncated:
+            self._truncated_inputs.inc(truncated)
+
+
+class LaneObserver:
+    """The counters, histograms and gauges of one lane of a model."""
+
+    def __init__(self, model: ModelObserver, lane: str) -> None:
+        metrics, labels = model.metrics, (lane, model.model)
+        self.lane, self.model = lane, model.model
+        self.observe_request = model.observe_request
+        metrics.create_lane(*labels)
+        self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
+        self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
+        self.observe_postprocess = metrics.stage_seconds.labels("postprocess", *labels).observe
+        self.inference_errors = metrics.inference_errors.labels(*labels)
+        self.batch_retries = metrics.batch_retries.labels(*labels)
+        self.nonfinite_outputs = metrics.nonfinite_outputs.labels(*labels)
+        self.cancelled_in_queue = model.cancelled_in_queue
+        self.cancelled_in_batch = model.cancelled_in_batch
+        self._observe_inference = metrics.stage_seconds.labels("inference", *labels).observe
+        self._observe_size = metrics.batch_size.labels(*labels).observe
+        self._observe_tokens = metrics.batch_tokens.labels(*labels).observe
+        self._observe_padding = metrics.batch_padding.labels(*labels).observe
+        self._thread_seconds = metrics.inference_thread_seconds.labels(*labels)
+        self._tokens = model.tokens
+        self._queue_size = metrics.queue_size.labels(*labels)
+        self._queue_tokens = metrics.queue_tokens.labels(*labels)
+        self._lane_up = metrics.lane_up.labels(*labels)
+        self._stalled_batches = metrics.stalled_batches.labels(*labels)
+        self._queue_utilization = metrics.queue_utilization.labels(*labels)
+
+    def watch_queue(
+        self, size: Callable[[], float], tokens: Callable[[], float], utilization: Callable[[], float]
+    ) -> None:
+        """Read the gauges of the queue from these functions when they are scraped."""
+        self._queue_size.set_function(size)
+        self._queue_tokens.set_function(tokens)
+        self._queue_utilization.set_function(utilization)
+
+    def watch_health(self, healthy: Callable[[], bool], stalled: Callable[[], float]) -> None:
+        """Read the gauges of the lane's health from these functions when they are scraped."""
+        self._lane_up.set_function(healthy)
+        self._stalled_batches.set_function(stalled)
+
+    def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
+        """Count one batch: sequences of these sizes, run on `threads` threads."""
+        tokens = sum(sizes)
+        self._observe_inference(seconds)
+        self._observe_size(len(sizes))
+        self._observe_tokens(tokens)
+        self._observe_padding(1 - tokens / padded_tokens)
+        self._thread_seconds.inc(seconds * threads)
+        self._tokens.inc(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Duration of each stage of a request, in seconds; `run` includes `queue`, the wait for the first batch."""
+
+    tokenize: float
+    run: float
+    postprocess: float
+    queue: float = 0.0
+
+    def describe(self) -> str:
+        """Return the value of the header server-timing, in milliseconds; `run` is without `queue`."""
+        return (
+            f"tokenize;dur={self.tokenize * 1e3:.2f}, queue;dur={self.queue * 1e3:.2f}, "
+            f"run;dur={(self.run - self.queue) * 1e3:.2f}, postprocess;dur={self.postprocess * 1e3:.2f}"
+        )
+
 
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
+
+JOIN_TIMEOUT_S = 5.0
+
+log = logging.getLogger("attendant.scheduler")
+
+
+class Workers(Generic[TaskT, Result]):
+    """The threads of one lane, started by construction, and the queue from which they take tasks.
+
+    `lock` guards `queue`, `failure`, and `stopped`, which is True after a failure or `close`. `call_soon` runs a
+    function on the event loop of the lane's callers, which sets `wake_scheduled` when it schedules `wake`. `yields_to`
+    returns True while a higher-priority lane has queued tasks; workers then pause after each batch for half its
+    duration.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend[TaskT, Result],
+        admission: Admission,
+        observer: LaneObserver,
+        call_soon: Callable[..., None],
+        yields_to: Callable[[], bool] | None,
+    ) -> None:
+        self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
+        self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
+        self.lock = threading.Lock()
+        self.watchdog = Watchdog()
+        self.stopped = self.wake_scheduled = False
+        self.failure: BaseException | None = None
+        self._name = name
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._admission = admission
+        self._observer = observer
+        self._call_soon = call_soon
+        self._yields_to = yields_to
+        self._tasks_available = threading.Condition(self.lock)
+        self._idle = threading.Condition(self.lock)  # notified of every change that may leave the lane idle
+        self._recovery_lock = threading.Lock()
+        self._sessions = 1  # opened so far
+        self._reserved = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
+            for number in range(backend.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # From the event loop.
+
+    def reserve(self, cost: Cost, caller: Caller) -> None:
+        """Count a request in preparation. Requires `lock`."""
+        self.queue.backlog.count(cost, caller)
+        self._reserved += 1
+        self._policy.expect(cost)
+
+    def blocked_s(self, longest_us: int) -> float:
+        """See `BatchPolicy.blocked_s`. Requires `lock`."""
+        return self._policy.blocked_s(longest_us, self._streams / self._admission.speed.value)
+
+    def release(self, cost: Cost, caller: Caller) -> None:
+        """Remove a request that was in preparation."""
+        with self.lock:
+            self.queue.backlog.count(cost, caller, -1)
+            self._reserved -= 1
+            self._idle.notify_all()
+
+    def wake(self) -> None:
+        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
+        self.wake_scheduled = False
+        with self.lock:
+            self._tasks_available.notify()
+
+    def discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
+        """Drop the tasks of a request that have not started."""
+        with self.lock:
+            dropped = len(self.queue.discard(request))
+            self._idle.notify_all()
+        if dropped:
+            self._observer.cancelled_in_queue.inc(dropped)
+
+    def close(self) -> list[Entry[TaskT, Result]]:
+        """Stop the threads after their current batches; return the queued tasks, which will not run."""
+        with self.lock:
+            self.stopped = True
+            left = self.queue.clear()
+            self._tasks_available.notify_all()
+            self._idle.notify_all()
+        return left
+
+    # From any other thread.
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request is in preparation, queued or running."""
+        with self._idle:
+            self._idle.wait_for(lambda: not (self.queue.size or self._policy.running or self._reserved))
+
+    def join(self) -> None:
+        """Wait for the threads after `close`, for at most `JOIN_TIMEOUT_S`."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # On a worker thread.
+
+    def _work(self) -> None:
+        lower_thread_priority()
+        batch: list[Entry[TaskT, Result]] | None = []
+        try:
+            while (batch := self._take()) is not None:
+                self._run_batch(batch)
+        except BaseException as error:
+            self._stop_serving(batch or [], error)
+            raise
+
+    def _run_batch(self, batch: list[Entry[TaskT, Result]]) -> None:
+        started = time.perf_counter()
+        try:
+            if batch:
+                self._run(batch)
+        finally:
+            seconds = time.perf_counter() - started
+            with self.lock:
+                self._policy.finish(batch)
+                self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
+                if self.queue.size and self._policy.may_take():
+                    self._tasks_available.notify()
+                self._idle.notify_all()
+        if batch and self._yields_to is not None and self._yields_to():
+            time.sleep(seconds / 2)
+
+    def _take(self) -> list[Entry[TaskT, Result]] | None:
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
+        with self.lock:
+            while not (self.stopped or self._policy.may_take()):
+                self._tasks_available.wait()
+            if self.stopped:
+                return None
+            batch, dropped = self._policy.take()
+            queued = self._start_jobs(batch)
+            if self.queue.size and self._policy.may_take():
+                self._tasks_available.notify()
+        if dropped:
+            self._observer.cancelled_in_queue.inc(dropped)
+        for seconds in queued:
+            self._observer.observe_queue(seconds)
+        return batch
+
+    def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
+        """Note that the jobs of a batch have started; return how long each that had not was queued, in seconds."""
+        now, queued = time.perf_counter(), []
+        for entry in batch:
+            job = entry.job
+            if not job.started:
+                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
+                queued.append(job.queue_s)
+        return queued
+
+    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        started, session = time.perf_counter(), self._sessions
+        sizes = [entry.cost.tokens for entry in batch]
+        try:
+            fitted = self._backend.fit(sizes)
+            results = self._execute(batch, fitted)
+        except NonFiniteOutput as error:
+            self._observer.inference_errors.inc()
+            self._bisect(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # a backend may raise anything
+            self._observer.inference_errors.inc()
+            self._recover(batch, error, session)
+            return
+        seconds = time.perf_counter() - started
+        self._observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
+        self._call_soon(self._deliver, batch, results)
+
+    def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
+        with self.watchdog.running(work_s(batch) * self._streams / self._admission.speed.value):
+            results = self._backend.run([entry.task for entry in batch], fitted)
+        if len(results) != len(batch):
+            raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
+        return results
+
+    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
+        """Run a tiny valid batch to determine whether the session or an input caused the error.
+
+        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently. `session` is the
+        number of the session that ran the batch: another worker may have replaced it meanwhile.
+        """
+        with self._recovery_lock:
+            if self.failure is not None:
+                self._reject(batch)
+                return
+            if session == self._sessions and not self._probe():
+                try:
+                    self._backend.reopen()
+                    self._backend.probe()
+                    self._sessions += 1
+                except Exception as fatal:  # noqa: BLE001
+                    self._stop_serving(batch, fatal)
+                    return
+            if session != self._sessions:
+                try:
+                    self._call_soon(self._deliver, batch, self._execute(batch))
+                    return
+                except Exception as again:  # noqa: BLE001
+                    error = again
+        self._bisect(batch, error)
+
+    def _probe(self) -> bool:
+        """Return whether the session still works."""
+        try:
+            self._backend.probe()
+        except Exception:
+            log.exception("inference session failed, reopening lane=%s", self._name)
+            return False
+        return True
+
+    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch, so that only the faulty task fails."""
+        if len(batch) == 1:
+            self._call_soon(batch[0].job.finish, error)
+            return
+        self._observer.batch_retries.inc(2)
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            if self.failure is None:
+                self._run(half)
+            else:
+                self._reject(half)
+
+    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+        log.critical("lane failed model=%s lane=%s", self._observer.model, self._name, exc_info=error)
+        with self.lock:
+            self.failure, self.stopped = error, True
+            left = self.queue.clear()
+            self._tasks_available.notify_all()
+            self._idle.notify_all()
+        self._reject([*batch, *left])
+
+    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
+        for entry in entries:
+            error = BackendFailed("Inference backend failed", "Retry on another instance.")
+            self._call_soon(entry.job.finish, error)
+
+    # On the event loop again.
+
+    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
+        for entry, result in zip(batch, results, strict=True):
+            if not entry.job.set_result(entry.index, result):
+                self._observer.cancelled_in_batch.inc()
 
 
 MAX_WAIT_S = 24 * 3600.0
@@ -49,6 +437,76 @@ class Reservation:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+class AdmittedRequest(Generic[TaskT, Result]):
+    """A request that a lane has admitted: its reservation until its tasks are queued, and its stages in metrics.
+
+    Use it as a context manager around the preparation of the tasks and `run`.
+    """
+
+    def __init__(self, lane: "Lane[TaskT, Result]", reservation: Reservation, deadline: float) -> None:
+        self._lane = lane
+        self._observer = lane.observer
+        self._reservation: Reservation | None = reservation
+        self._deadline = deadline
+        self._record = current_record()
+        if self._record is not None:
+            self._record.lane = lane.name
+        self._started = self._tokenized = self._ran = time.perf_counter()
+        self._first_job: Job[TaskT, Result] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._release()
+
+    def tokenized(self, inputs: Sequence[TokenizedInput]) -> Usage:
+        """Count the inputs, and return the number of tokens and of truncated inputs."""
+        self._tokenized = time.perf_counter()
+        tokens = truncated = 0
+        for item in inputs:
+            tokens += len(item)
+            truncated += item.truncated
+        self._observer.observe_request(len(inputs), tokens, truncated)
+        if self._record is not None:
+            self._record.inputs += len(inputs)
+            self._record.tokens += tokens
+        return Usage(tokens, truncated)
+
+    async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> list[Result]:
+        """Queue tasks and return their results, as `Lane.wait` does.
+
+        `more`: other tasks follow, so the reservation remains.
+        """
+        job = self._lane.submit(tasks, self._deadline)
+        self._first_job = self._first_job or job
+        if not more:
+            self._release()
+        results = await self._lane.wait(job)
+        self._ran = time.perf_counter()
+        return results
+
+    def finish(self) -> Timing:
+        """Count the stages and return them."""
+        job = self._first_job
+        assert job is not None
+        timing = Timing(
+            self._tokenized - self._started, self._ran - self._tokenized, time.perf_counter() - self._ran, job.queue_s
+        )
+        if self._record is not None:
+            self._record.batch_size = job.batch_size
+            self._record.tokenize_started = self._started
+            self._record.stages_s = (timing.tokenize, timing.queue, timing.run - timing.queue, timing.postprocess)
+        self._observer.observe_tokenize(timing.tokenize)
+        self._observer.observe_postprocess(timing.postprocess)
+        return timing
+
+    def _release(self) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
 
 class Lane(Generic[TaskT, Result]):
@@ -137,6 +595,10 @@ class Lane(Generic[TaskT, Result]):
         if caller.quota is not None:
             caller.quota.charge(cost.tokens)
         return Reservation(workers, cost, caller)
+
+    def admit(self, sizes: Sequence[int], deadline: float, more_tokens: int = 0) -> AdmittedRequest[TaskT, Result]:
+        """Admit a request of the current caller; arguments and errors are those of `reserve`."""
+        return AdmittedRequest(self, self.reserve(sizes, deadline, more_tokens), deadline)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
         """Queue the tasks of one request. Pass the job to `wait`.

@@ -2,14 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import get_args
 
+from attendant_client.types import (
+    DataFileRecord,
+    EvaluationRecord,
+    Limits,
+    ModelInfo,
+    MultiVectorInfo,
+    MultiVectorSide,
+    Operation,
+    Output,
+    QueryExpansion,
+    Role,
+    SparseInfo,
+    TrainingRecord,
+)
+
+from model.artifact.manifest import ExplainRecord, Manifest, TensorRecord
 from service import __version__
 from service.config import Settings
-from service.engine.encode.sides import max_tokens, side_record
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Side
-from service.engine.schema.model import Limits, ModelInfo, MultiVectorInfo, MultiVectorSide, QueryExpansion, SparseInfo
-from service.engine.schema.operations import operations_of, outputs_of
+from service.engine.sides import max_tokens, side_record
 
 
 def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
@@ -41,7 +55,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         dimensions=head.dimensions,
         vocab_size=architecture.vocab_size,
         max_input_tokens=manifest.max_input_tokens,
-        role_max_tokens=manifest.role_max_tokens,
+        role_max_tokens={str(role): limit for role, limit in manifest.role_max_tokens.items()},
         truncation_side=manifest.truncation_side,
         pooling=head.pooling,
         normalize=head.normalize and head.truncate_dim is None,
@@ -64,8 +78,8 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         attention_kinds=list(manifest.attention_kinds),
         limits=limits,
         similarity=head.similarity,
-        training=manifest.training,
-        evaluations=list(manifest.evaluations),
+        training=describe_training(manifest),
+        evaluations=describe_evaluations(manifest),
         version=__version__,
     )
 
@@ -84,7 +98,7 @@ def describe_multi_vector(model: LoadedModel) -> MultiVectorInfo | None:
     if head is None:
         return None
 
-    def describe_side(side: Side) -> MultiVectorSide:
+    def describe_side(side: Role) -> MultiVectorSide:
         marker = side_record(head, side).marker
         text = None if marker is None else model.tokenizer.vocabulary_texts([marker])[0]
         return MultiVectorSide(max_tokens(model.artifact.manifest, side), text)
@@ -93,3 +107,54 @@ def describe_multi_vector(model: LoadedModel) -> MultiVectorInfo | None:
         (token,) = model.tokenizer.vocabulary_texts([head.expansion.token_id])
         expansion = QueryExpansion(token, head.expansion.length, head.expansion.attended)
     return MultiVectorInfo(head.dimensions, describe_side("query"), describe_side("document"), expansion)
+
+
+def describe_training(manifest: Manifest) -> TrainingRecord | None:
+    """Return the training record of a model that was trained with Attendant."""
+    if (record := manifest.training) is None:
+        return None
+    values = record.model_dump()
+    return TrainingRecord(**values | {"data": [DataFileRecord(**item) for item in values["data"]]})
+
+
+def describe_evaluations(manifest: Manifest) -> list[EvaluationRecord]:
+    """Return the evaluation records of a model."""
+    return [EvaluationRecord(**record.model_dump()) for record in manifest.evaluations]
+
+
+HEAD_OF_SIMILARITY = {"maxsim": "multi_vector", "sparse": "sparse"}
+"""The output that a similarity function of a head needs. The others need embeddings."""
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+def operations_of(manifest: Manifest) -> list[Operation]:
+    """Return the operations that a model supports.
+
+    A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
+    others by the similarity of their vectors. A reranker with a template reads pairs alone.
+    """
+    head = manifest.classification
+    missing: set[Operation] = set()
+    if not isinstance(manifest.explain, ExplainRecord):
+        missing |= {"attend", "compare"}
+    if head is None or head.template is not None:
+        missing.add("classify")
+    elif len(head.labels) > 1:
+        missing.add("rerank")
+    if manifest.token_classification is None:
+        missing.add("token_classify")
+    if manifest.masked_lm is None:
+        missing.add("fill_mask")
+    return [operation for operation in OPERATIONS if operation not in missing]
+
+
+def outputs_of(manifest: Manifest) -> list[Output]:
+    """Return the outputs of encode that a model supports."""
+    missing: set[Output] = set()
+    if not isinstance(manifest.static, TensorRecord):
+        missing.add("static")
+    if manifest.sparse is None:
+        missing.add("sparse")
+    if manifest.multi_vector is None:
+        missing.add("multi_vector")
+    return [output for output in get_args(Output) if output not in missing]

@@ -8,15 +8,14 @@ from model.artifact.manifest import ExplainRecord, GoldenOutput, Precision, Tens
 from model.artifact.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
+from service.engine.backends.heads import MaskedWords
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
-from service.engine.backends.vocabulary import MaskedWords
-from service.engine.encode.pooling import DenseLayers
-from service.engine.explain.layers import ArtifactLayers
-from service.engine.explain.operations import ExplainOperations
 from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, golden_cosines, has_trained_embeddings
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.layers import ArtifactLayers
+from service.engine.tasks import EncodeTask, ModelParts, TextVectors
 from service.engine.tokenizer import ServingTokenizer
+from service.engine.vectors import DenseLayers
 from service.engine.weight_check import check_tokens, check_weights
 from service.model_options import ModelOption
 
@@ -111,7 +110,7 @@ def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
     layers = ArtifactLayers(artifact, choice.threads_per_stream)
     head = artifact.manifest.masked_lm
     predict = None if head is None else MaskedWords(artifact, head).predict
-    return ExplainBackend(artifact, choice, ExplainOperations(layers, predict))
+    return ExplainBackend(artifact, choice, ModelParts(layers, predict))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from model.artifact.manifest import Manifest
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, SourceError, is_model_name, restricts_commercial_use
 from service.config import PREFIX, ConfigError, Settings
 from service.engine.backends.cpu import lower_thread_priority
-from service.engine.engine import Engine
+from service.engine.engine import Engine, Models
 from service.engine.loading_memory import check_memory
 from service.engine.model_loader import LoadedModel
-from service.engine.models import Models
 from service.errors import DefaultModelRequired, LoadFailed, NotFound, Unsupported, echo
 from service.exporter import ExportError
 from service.file_watch import FileWatch, read_settled

@@ -13,7 +13,7 @@ import numpy as np
 from model.artifact.files import TOKENIZER, Artifact, ArtifactError
 from model.artifact.manifest import TensorRecord, TensorType
 from model.artifact.tokenizer import Tokenizer, find_missing_token, find_missing_type, inserted_tokens
-from service.engine.backends.weights import read_graph
+from service.engine.backends.sessions import read_graph
 
 PIECE_BYTES = 2**18
 EXPONENTS = {"float32": ("<u4", 0x7F800000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}

@@ -3,17 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from attendant_client.types import ModelInfo
+
 from service import __version__
-from service.engine.engine import Engine
-from service.engine.models import Models
+from service.engine.engine import Engine, Models
 from service.engine.repository import ModelState
-from service.engine.schema.model import ModelInfo
 from service.errors import NotFound, UnknownField, echo
 from service.metrics import Metrics
-from service.oip.inputs import ATTENTION_MASK, INPUT_IDS, TEXT
-from service.oip.outputs import describe_outputs
+from service.oip.inference import ATTENTION_MASK, INPUT_IDS, TEXT, describe_outputs
 
-API = "oip"
+NAME = "oip"
 """The label of this API in metrics, over REST and gRPC."""
 VERSION = "1"
 """The only version of every model."""

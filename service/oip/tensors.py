@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from service.engine.schema.encode import Array
+from attendant_client.types import Array
+
 from service.errors import (
     Empty,
     MalformedRequest,
@@ -20,7 +21,7 @@ from service.errors import (
     echo,
     json_type,
 )
-from service.limits import too_many
+from service.operations.inputs import too_many
 
 LENGTH_BYTES = 4
 """The length of an element of the type BYTES precedes it, little-endian."""
@@ -57,23 +58,15 @@ class InputTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
-    """An int64 array: its elements in row-major order, and its shape."""
-
-    values: list[int]
-    shape: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class OutputTensor:
     """An output: float32 or int64."""
 
     name: str
-    values: Array | Integers
+    values: Array
 
     @property
     def datatype(self) -> str:
-        return "INT64" if isinstance(self.values, Integers) else "FP32"
+        return "INT64" if self.values.dtype.kind == "i" else "FP32"
 
     @property
     def shape(self) -> list[int]:
@@ -81,13 +74,7 @@ class OutputTensor:
 
     def to_bytes(self) -> bytes:
         """Return the elements as little-endian bytes."""
-        if not isinstance(self.values, Integers):
-            return self.values.to_bytes()
-        return _little_endian(array("q", self.values.values)).tobytes()
-
-    def flat(self) -> Any:
-        """Return the elements as a list or an array, (size)."""
-        return self.values.values if isinstance(self.values, Integers) else self.values.values.reshape(-1)
+        return self.values.astype(self.values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:

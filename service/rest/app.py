@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,41 +16,14 @@ from service.lifecycle import Lifecycle
 from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
+from service.rest.api import Services, make_router
+from service.rest.apis import APIS, PROBE_PATHS
 from service.rest.cors import Cors
-from service.rest.head_schemas import HuggingFaceErrorBody
 from service.rest.hosts import HostCheck
-from service.rest.middleware import RequestMiddleware, api_of, error_response, method_response
+from service.rest.middleware import RequestMiddleware, error_response, method_response
 from service.rest.openapi import complete_document
 from service.rest.requests import RequestReader
-from service.rest.routes import (
-    admin,
-    cohere,
-    docs,
-    entities,
-    explain,
-    fill_mask,
-    health,
-    huggingface,
-    infinity,
-    labels,
-    models,
-    native,
-    oip,
-    oip_bodies,
-    openai,
-    page,
-    similarity,
-    tei,
-    tei_bodies,
-    vllm,
-    vllm_bodies,
-)
-from service.rest.schemas import ErrorBody, OpenAIErrorBody
-
-APIS = (
-    native, explain, similarity, labels, entities, fill_mask,
-    openai, tei, cohere, vllm, infinity, huggingface,
-)  # fmt: skip
+from service.rest.routes import admin, docs, health, page
 
 
 def make_app(
@@ -74,56 +46,24 @@ def make_app(
         redirect_slashes=False,
     )
     files = page.read_page()
-    reader = RequestReader(lifecycle, settings, budget)
+    services = Services(lifecycle, RequestReader(lifecycle, settings, budget), metrics, access)
     routers = (
-        *(api.make_router(lifecycle, reader) for api in APIS),
-        models.make_router(lifecycle),
-        oip.make_router(lifecycle, reader, metrics, access),
+        *(make_router(api, services) for api in APIS),
         health.make_router(lifecycle),
         page.make_router(files),
         *([docs.make_router(app)] if settings.docs else ()),
     )
     for router in routers:
         app.include_router(router)
-        for route in router.routes:
-            if not isinstance(route, APIRoute) or not route.include_in_schema:
-                continue
-            api = api_of(min(route.methods or ()), route.path)
-            if api != health.API and route.path not in (models.PATH, infinity.MODELS_PATH):  # lists belong to no model
-                metrics.create_requests(api, [route.path.replace(":path}", "}")])
+    for api in APIS:
+        routes = [route for route in api.routes if route.is_public and route.names_model and not route.is_probe]
+        metrics.create_requests(api.name, [route.template for route in routes])
     install_error_handlers(app)
-    complete_document(
-        app,
-        (
-            *native.BODIES,
-            *explain.BODIES,
-            *similarity.BODIES,
-            *labels.BODIES,
-            *entities.BODIES,
-            *fill_mask.BODIES,
-            *openai.BODIES,
-            *tei_bodies.BODIES,
-            *cohere.BODIES,
-            *vllm_bodies.BODIES,
-            *infinity.BODIES,
-            *huggingface.BODIES,
-            *oip_bodies.BODIES,
-        ),
-        (
-            ErrorBody,
-            OpenAIErrorBody,
-            tei_bodies.TeiErrorBody,
-            oip_bodies.OipErrorBody,
-            cohere.CohereErrorBody,
-            vllm_bodies.VllmErrorBody,
-            infinity.InfinityErrorBody,
-            HuggingFaceErrorBody,
-        ),
-    )
+    complete_document(app)
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
         app, routers, lifecycle, requests or RequestLog.of(settings, metrics), access.keys,
-        public_paths=(*health.PATHS, *docs.PATHS, *files), hosts=hosts,
+        public_paths=(*PROBE_PATHS, *docs.PATHS, *files), hosts=hosts,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)
 

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from service.auth import API_KEY_HEADER
 from service.request_log import HEADER as REQUEST_ID_HEADER
 from service.request_log import TRACE_HEADER
-from service.rest.codec import TIMEOUT_HEADER
-from service.rest.routes.oip_conversion import LENGTH_HEADER
+from service.rest.bodies import TIMEOUT_HEADER
+from service.rest.routes.oip import LENGTH_HEADER
 
 
 class Cors:

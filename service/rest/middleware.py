@@ -35,24 +35,11 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.codec import JSON, NATIVE
+from service.rest.apis import BY_NAME, api_of
+from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
-from service.rest.responses import native_error
-from service.rest.routes import (
-    cohere,
-    health,
-    huggingface,
-    infinity,
-    native,
-    oip,
-    oip_conversion,
-    openai,
-    tei,
-    tei_conversion,
-    vllm,
-)
-from service.spelling import Spelling
+from service.rest.routes import health, native, oip, openai
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
@@ -60,23 +47,6 @@ TLS_PART_BYTES = 64 * 1024
 """uvloop passes the first write of a TLS connection on as a whole, and its writer need not wait until it is sent."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-API_BY_PATH: dict[str, str] = {path: api.API for api in (cohere, infinity, vllm) for path in api.PATHS}
-RENDERERS: dict[str, tuple[Spelling, Callable[[ServiceError, str], tuple[bytes, int]]]] = {
-    openai.API: (openai.OPENAI, lambda error, _: (openai.render_error(error), openai.http_status(error))),
-    tei.API: (
-        tei_conversion.TEI,
-        lambda error, _: (tei_conversion.render_error(error), tei_conversion.http_status(error)),
-    ),
-    cohere.API: (cohere.COHERE, lambda error, request_id: (cohere.render_error(error, request_id), error.http_status)),
-    vllm.API: (vllm.VLLM, lambda error, _: (vllm.render_error(error), vllm.http_status(error))),
-    huggingface.API: (
-        huggingface.HUGGINGFACE,
-        lambda error, _: (huggingface.render_error(error), error.http_status),
-    ),
-    infinity.API: (infinity.INFINITY, lambda error, _: (infinity.render_error(error), error.http_status)),
-}
-"""Per API: the names in its errors, and the function that renders an error and a request ID as body and status."""
 
 log = logging.getLogger("attendant.rest")
 
@@ -115,7 +85,7 @@ class RequestMiddleware:
         record.peer = (scope.get("client") or ("",))[0]
         sender = ResponseSender(scope, send, record, self._lifecycle)
         scope = {**scope, "record": record, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
-        if self._requests is None or record.api == health.API:
+        if self._requests is None or record.api == health.NAME:
             await self._respond(scope, receive, sender.send, record, headers)
             return
         record.response = self._requests.reservation()
@@ -144,7 +114,7 @@ class RequestMiddleware:
             record.caller = self._keys.check(headers)
             if scope["method"] == "POST" and record.caller.quota is not None:
                 record.caller.quota.check()
-        record.is_known = record.api != health.API and not (self._keys is not None and is_public)
+        record.is_known = record.api != health.NAME and not (self._keys is not None and is_public)
         if record.response is not None:
             record.response.holder = record.holder
             record.response.grow(0)  # raises while unread responses use up the share of the caller
@@ -262,21 +232,6 @@ def method_response(request: Request, methods: Iterable[str]) -> Response:
     return response
 
 
-def api_of(method: str, path: str) -> str:
-    """Return the name of the API that a route belongs to."""
-    if path.startswith(openai.PATHS):
-        return openai.API
-    if path in tei.PATHS or (path == tei.ROOT_PATH and method == "POST"):
-        return tei.API
-    if path in API_BY_PATH:
-        return API_BY_PATH[path]
-    if path in health.PATHS:
-        return health.API
-    if path.startswith(huggingface.PREFIX):
-        return huggingface.API
-    return oip.API if path == oip.ROOT_PATH or path.startswith(oip.PREFIX) else native.API
-
-
 def error_response(record: RequestRecord, error: ServiceError) -> Response:
     """Return an error response in the format of the API."""
     record.fail(error)
@@ -285,26 +240,14 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
-    if record.api == openai.API and not error.retryable and error.http_status >= 500:
+    if record.api == openai.NAME and not error.retryable and error.http_status >= 500:
         headers["x-should-retry"] = "false"  # else OpenAI's clients retry every 5xx
     if error.http_status in (408, 413) or isinstance(error, (MemoryShareExceeded, Overloaded)):
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})
-    body, status = render_error(error, record.api, record.request_id)
+    body, status = BY_NAME.get(record.api, native.API).render_error(error, record.request_id)
     return Response(body, status, headers, JSON)
-
-
-def render_error(error: ServiceError, api: str, request_id: str) -> tuple[bytes, int]:
-    """Return an error in the format of an API, and its HTTP status there."""
-    if api in RENDERERS:
-        spelling, render = RENDERERS[api]
-        error.spell(spelling)
-        return render(error, request_id)
-    if api == oip.API:  # names of fields depend on the request, so the routes spell errors
-        return oip_conversion.render_error(error), oip_conversion.http_status(error)
-    error.spell(NATIVE)
-    return native_error(error, request_id), error.http_status
 
 
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:

@@ -1,21 +1,20 @@
 """Additions to the OpenAPI document: bodies, headers, and the errors that the server itself adds to a route."""
 
-from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service import errors
 from service.auth import API_KEY_HEADER
 from service.errors import ServiceError
 from service.request_log import HEADER, TRACE_HEADER
-from service.rest.examples import add_examples
-from service.rest.middleware import api_of, render_error
-from service.rest.routes import health
+from service.rest.api import Api, Route
+from service.rest.apis import APIS, PROBE_PATHS
+from service.rest.bodies import SCHEMA_REFERENCE
 
 EXAMPLES: dict[int, ServiceError] = {
     400: errors.MalformedRequest("Request body is not valid JSON", "Correct it."),
@@ -69,14 +68,6 @@ SCORED_BY_HEADER = {
         "schema": _TEXT,
     }
 }
-RANKING = ("rerank", "cohere_rerank", "infinity_rerank")
-"""Operations of which each response has the header `SCORED_BY_HEADER`."""
-INFERENCE = (
-    "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask",
-    "create_embeddings", "cohere_rerank", "cohere_embed", "vllm_score", "vllm_v1_score", "vllm_classify",
-    "vllm_pooling", "infinity_embeddings", "infinity_rerank", "infinity_classify",
-)  # fmt: skip
-"""Operations of which each response has the headers `INFERENCE_HEADERS`."""
 _REQUEST_HEADERS = [
     {
         "name": HEADER, "in": "header", "required": False, "schema": _TEXT,
@@ -89,18 +80,18 @@ _REQUEST_HEADERS = [
 ]  # fmt: skip
 
 
-Bodies = Sequence[type[BaseModel]]
-
-
-def complete_document(app: FastAPI, request_bodies: Bodies, error_bodies: Bodies) -> None:
+def complete_document(app: FastAPI) -> None:
     """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them."""
     fastapi_document = app.openapi
+    routes = {route.operation_id: (api, route) for api in APIS for route in api.routes}
+    requests = {body: None for _, route in routes.values() for body in route.bodies or ()}
+    errors = {body: None for api, route in routes.values() for body in (api.error, *route.errors)}
 
     @cache  # FastAPI returns the same object to every call
     def openapi() -> dict[str, Any]:
         _, schemas = models_json_schema(
-            [*((body, "validation") for body in request_bodies), *((body, "serialization") for body in error_bodies)],
-            ref_template="#/components/schemas/{model}",
+            [*((body, "validation") for body in requests), *((body, "serialization") for body in errors)],
+            ref_template=SCHEMA_REFERENCE,
         )
         document = fastapi_document()
         components = document.setdefault("components", {})
@@ -111,18 +102,22 @@ def complete_document(app: FastAPI, request_bodies: Bodies, error_bodies: Bodies
             "bearer": {"type": "http", "scheme": "bearer"},
             "header": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
         }
+        examples = orjson.loads((Path(__file__).parent / "examples.json").read_bytes())
         for path, operations in document["paths"].items():
-            for method, operation in operations.items():
-                add_examples(operation)
+            for operation in operations.values():
                 # {} makes the key optional: the server may run without keys.
-                operation["security"] = [] if path in health.PATHS else [{"bearer": []}, {"header": []}, {}]
-                _complete_responses(operation, api_of(method.upper(), path))
+                operation["security"] = [] if path in PROBE_PATHS else [{"bearer": []}, {"header": []}, {}]
+                if operation["operationId"] in examples:
+                    content = operation["requestBody"]["content"]["application/json"]
+                    content["example"] = examples[operation["operationId"]]
+                if operation["operationId"] in routes:
+                    _complete_responses(operation, *routes[operation["operationId"]])
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete_responses(operation: dict[str, Any], api: str) -> None:
+def _complete_responses(operation: dict[str, Any], api: Api, route: Route) -> None:
     """Remove FastAPI's response to invalid parameters; add headers, common errors and examples of errors."""
     described = operation["responses"]
     if "HTTPValidationError" in str(described.get("422")):
@@ -139,9 +134,9 @@ def _complete_responses(operation: dict[str, Any], api: str) -> None:
         headers = response.setdefault("headers", {})
         headers.update(_COMMON | _STATUS_HEADERS.get(int(status), {}))
         if int(status) in EXAMPLES:
-            example, _ = render_error(EXAMPLES[int(status)], api, REQUEST_ID)
+            example, _ = api.render_error(EXAMPLES[int(status)], REQUEST_ID)
             response["content"]["application/json"]["example"] = orjson.loads(example)
-    if operation["operationId"] in INFERENCE:
+    if route.headers and route.bodies is not None:
         described["200"]["headers"].update(INFERENCE_HEADERS)
-    if operation["operationId"] in RANKING:
+    if "rerank" in route.operation_id:
         described["200"]["headers"].update(SCORED_BY_HEADER)

@@ -5,6 +5,7 @@ rejections by the engine took half a core from the accepted requests.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,45 +14,24 @@ from service.errors import ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
+from service.rest.apis import ROUTES
 from service.rest.connections import Rejection
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
-from service.rest.routes import (
-    cohere,
-    entities,
-    fill_mask,
-    infinity,
-    labels,
-    native,
-    oip,
-    openai,
-    rerank,
-    similarity,
-    tei,
-    vllm,
-)
+from service.rest.routes import infinity, native, oip, tei
 
-NAMED_PATHS = frozenset(
-    (
-        *labels.PATHS, entities.PATH, similarity.PATH,
-        openai.EMBEDDINGS_PATH, *cohere.PATHS, *vllm.PATHS, *infinity.POST_PATHS,
-    )
-)  # fmt: skip
-"""Paths for the fast lane whose requests may name a model."""
-LAYERED_PATHS = (native.ENCODE_PATH, fill_mask.PATH)
-"""The same, unless a request selects layers."""
+MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
+"""In valid JSON, quotes within strings are escaped, so this matches fields only."""
+LAYERS_FIELD = b'"layers"'
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The route of a request for the fast lane, and the model that it names.
-
-    `api` is None if it follows from the path.
-    """
+    """The route of a request for the fast lane, the model that it names, and its API."""
 
     endpoint: str
     model: str | None
-    api: str | None = None
+    api: str
 
 
 class LoadShedder:
@@ -75,8 +55,7 @@ class LoadShedder:
         if target is None:
             return None
         record = make_record("POST", route, headers)
-        record.endpoint, record.lane = target.endpoint, FAST_LANE
-        record.api = target.api or record.api
+        record.endpoint, record.lane, record.api = target.endpoint, FAST_LANE, target.api
         try:
             if self._keys is not None:
                 record.caller = self._keys.check(headers)
@@ -102,19 +81,23 @@ class LoadShedder:
 
     def _find_target(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:
         """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
-        if path in rerank.PATHS:
-            fields = {name for name in rerank.REQUESTS if f'"{name}"'.encode() in body}
-            api, _ = rerank.select_api(rerank.PATHS[path], fields)
-            return Target(path, _model_of(body) if api == native.API else None, api)
-        if path in tei.FAST_PATHS:
-            return Target(path, None)
-        if path in NAMED_PATHS or (path in LAYERED_PATHS and native.is_for_fast_lane(body)):
-            return Target(path, _model_of(body))
-        endpoint, name = oip.parse_infer_path(path)
-        is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers
-        return Target(endpoint, name) if is_fast and oip.is_for_fast_lane(body) else None
+        found = ROUTES.get(("POST", path))
+        if found is None:
+            endpoint, name = oip.parse_infer_path(path)
+            is_fast = name in self._lifecycle.models.names and b"content-encoding" not in headers
+            return Target(endpoint, name, oip.API.name) if is_fast and oip.is_for_fast_lane(body) else None
+        api, route = found
+        if route.shed == "never" or (route.shed == "without layers" and LAYERS_FIELD in body):
+            return None
+        name = api.name
+        if path in native.RERANK_PATHS:
+            fields = {field for field in native.API_NAMES if f'"{field}"'.encode() in body}
+            name = native.API_NAMES[native.rerank_field(native.RERANK_PATHS[path], fields)]
+        return Target(path, None if name == tei.NAME else _model_of(body), name)
 
 
 def _model_of(body: bytes) -> str | None:
-    name = native.model_of(body)
+    """Return the model that a JSON body names, without parsing it; None if it names none."""
+    match = MODEL_FIELD.search(body)
+    name = None if match is None else match[1].decode(errors="replace")
     return None if name == infinity.UNSPECIFIED else name

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import httptools
+import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -16,11 +17,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
-from service.rest.codec import JSON
+from service.rest.api import native_error
+from service.rest.bodies import JSON
 from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel_request
-from service.rest.response_transport import ResponseTransport
-from service.rest.responses import native_error
 
 KEEP_ALIVE_S = 75
 MAX_HEADER_BYTES = 64 * 1024
@@ -336,7 +336,7 @@ class HttpProtocol(HttpToolsProtocol):
         headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))
-        return Response(native_error(error, new_request_id), error.http_status, headers, JSON)
+        return Response(orjson.dumps(native_error(error, new_request_id)), error.http_status, headers, JSON)
 
     def _serialize(self, response: Response, keep_alive: bool) -> bytes:
         lines = [STATUS_LINE[response.status_code]]
@@ -355,6 +355,36 @@ class HttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+
+class ResponseTransport:
+    """The transport of one response, which writes its head together with the start of its body.
+
+    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client in vain.
+    """
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # the client has disconnected
+        if self._head is None:
+            self._head = data
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 def _version_error(version: str) -> ServiceError | None:

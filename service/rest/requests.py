@@ -26,11 +26,10 @@ from service.errors import (
     UnsupportedMedia,
 )
 from service.lifecycle import Lifecycle
-from service.limits import item_limits
 from service.memory import MemoryBudget, Reservation
-from service.rest.codec import JSON, TIMEOUT_HEADER
+from service.operations.inputs import item_limits
+from service.rest.bodies import JSON, TIMEOUT_HEADER, invalid_body
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
-from service.rest.problems import invalid_body
 
 GC_PAUSE_MIN_BYTES = 64 * 1024
 EXTRA_CONTAINERS = 1024
@@ -87,10 +86,10 @@ class RequestReader:
         body = await self._receive(request)
         return parse_selected(body, select, self._limits | limits)
 
-    async def read_optional(self, request: Request, model: type[Body]) -> Body:
+    async def read_optional(self, request: Request, model: type[Body], **limits: int) -> Body:
         """Read and parse the body as `model`, or return one without values if it is empty. Its type may be missing."""
         body = await self.read_bytes(request, (JSON,))
-        return parse_json(body, model, self._limits) if body else model()
+        return parse_json(body, model, self._limits | limits) if body else model()
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""

@@ -6,21 +6,20 @@ Large JSON is rendered and sent in parts, in short steps that do not hold up oth
 import asyncio
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any
 
 import orjson
+from attendant_client.types import Array, Token, Unit, Word
+from attendant_client.wire import Base64, JsonWriter, fields_of, item_type, json_writer, strip
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.engine.schema.encode import Array, Timing, Token, Word
-from service.engine.schema.explain import Unit
-from service.engine.schema.labels import RerankResponse
-from service.errors import ServiceError
-from service.rest.codec import JSON
+from service.rest.bodies import JSON
 from service.rest.compression import CODINGS, accepted
 from service.rest.compression import compress as compress_parts
-from service.steps import Steps
+from service.steps import Steps, convert
 
 GZIP_FROM_BYTES = 16 * 1024
 """Compressing the vector of one text takes 0.1 ms, a tenth of all that a small request costs, and saves 3 KB."""
@@ -39,53 +38,36 @@ ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word:
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
-class ResponseMetadata(Protocol):
-    """A response that names its model, its precision, and the time of each stage."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def timing(self) -> Timing: ...
-
-
-def metadata_headers(response: ResponseMetadata, digest: str) -> dict[str, str]:
-    """Return the headers that name the model, its precision, the time of each stage, and what scored documents."""
-    headers = {
-        "x-attendant-model": f"{response.model}@{digest}",
-        "x-attendant-precision": response.precision,
-        "server-timing": response.timing.describe(),
-    }
-    return headers | {"x-attendant-scored-by": response.scored_by} if isinstance(response, RerankResponse) else headers
+async def to_document(response: Any, *, encoded: bool = False) -> dict[str, Any]:
+    """Return a response of the contract as a document, converted in short steps; `encoded` selects base64."""
+    document: dict[str, Any] = {}
+    for name, omitted, write_item, write in _document_fields(response.__class__):
+        value = getattr(response, name)
+        if value is None and omitted:
+            continue
+        if write_item is not None and value is not None:
+            if len(value) == 1:
+                value = [write_item(value[0], encoded)]
+            else:
+                value = await convert(partial(_apply, write_item, encoded), value)
+        document[name] = value if write is None or value is None else write(value, encoded)
+    return document
 
 
-def usage_body(tokens: int, truncated_inputs: int = 0) -> dict[str, int]:
-    """Return the token counts of a request."""
-    return {"tokens": tokens, "truncated_inputs": truncated_inputs}
+def _apply(write: JsonWriter, encoded: bool, value: Any) -> Any:
+    return write(value, encoded)
 
 
-def native_error(error: ServiceError, request_id: str) -> bytes:
-    """Return the error body of the native API."""
-    return orjson.dumps(
-        {
-            "error": {
-                "code": error.code,
-                "reason": error.reason,
-                "message": error.message,
-                "field": error.field,
-                "minimum": error.minimum,
-                "maximum": error.maximum,
-                "actual": error.actual,
-                "request_id": request_id,
-            }
-        }
-    )
-
-
-def tensor(array: Array) -> dict[str, Any]:
-    """Return an array as its shape, dtype and bytes in base64."""
-    return {"shape": array.shape, "dtype": array.dtype, "data": Base64(array)}
+@cache
+def _document_fields(kind: Any) -> list[tuple[str, bool, JsonWriter | None, JsonWriter | None]]:
+    """Return the name of each field, whether None is left out, and the writers of its items and of other values."""
+    table = []
+    for field in fields_of(kind):
+        item = item_type(field.kind)
+        write_item = None if item is None else json_writer(strip(item)[0])
+        write = None if item is not None else json_writer(field.kind)
+        table.append((field.name, field.omitted, write_item, write))
+    return table
 
 
 class PartsResponse(Response):
@@ -109,7 +91,7 @@ async def json_response(
 ) -> Response:
     """Return the document as JSON, compressed if the client accepts that and the body is over `GZIP_FROM_BYTES`.
 
-    `document` holds what orjson renders, `Array.values` and `Base64`. Do not `compress` vectors in base64: their bytes
+    `document` holds what orjson renders, arrays, and `Base64`. Do not `compress` vectors in base64: their bytes
     shrink by a quarter at most, and gzip would take longer than inference.
     """
     return await encoded_response(request, await render(document), JSON, headers, compress=compress)
@@ -129,13 +111,6 @@ async def encoded_response(
     if len(parts) == 1:
         return Response(parts[0], media_type=media_type, headers=headers)
     return PartsResponse(parts, headers, media_type)
-
-
-class Base64:
-    """The bytes of an array, to be rendered as a string. No dataclass, because orjson renders those as objects."""
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
 
 
 async def render(document: Any) -> list[bytes]:
@@ -168,7 +143,7 @@ def _weight(value: Any, enough: int) -> int:
                     total += ENTRY
                     pending.append(item)
         elif isinstance(value, Base64):
-            total += OBJECT + int(value.array.values.nbytes) // 8
+            total += OBJECT + value.array.nbytes // 8
         else:
             total += OBJECT + int(getattr(value, "size", 0))
     return total
@@ -215,7 +190,7 @@ def _end_of_slice(items: Any, start: int) -> int:
 
 
 def _base64_pieces(array: Array) -> Iterator[bytes]:
-    data = memoryview(array.to_bytes())
+    data = memoryview(array.tobytes())
     yield b'"'
     for start in range(0, len(data), SLICE_BYTES):
         yield base64.b64encode(data[start : start + SLICE_BYTES])
@@ -228,5 +203,5 @@ def _dump(value: Any) -> bytes:
 
 def _default(value: Any) -> str:
     if isinstance(value, Base64):
-        return value.array.to_base64()
+        return str(value)
     raise TypeError

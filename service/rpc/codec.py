@@ -1,118 +1,99 @@
-"""Inputs and enums of request messages as the engine's types, and arrays as messages."""
+"""Messages of attendant.v1 as requests of operations, and their responses as messages."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.schema.encode import Array, DType, Input, MapDType, Truncation
-from service.engine.schema.explain import Unit
-from service.errors import ConflictingFields, MissingField, UnknownValue
-from service.limits import too_many
-from service.pb import encoder_pb2 as pb
+from attendant_client import types
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import AtMost
+from attendant_client.wire import (
+    ConflictingLayers,
+    InvalidEnum,
+    enum_numbers,
+    fields_of,
+    from_message,
+    item_type,
+    write_in_pieces,
+)
+from google.protobuf.descriptor import Descriptor
+
+from service.errors import ConflictingFields, UnknownValue
+from service.operations.inputs import too_many
 from service.spelling import Spelling
+from service.steps import Steps
 
-# The value of each number of an enum; the first is the default. The proto lists them in the order of the Literals.
-TRUNCATIONS = ("error", *get_args(Truncation))
-DTYPE_NUMBERS: dict[DType | MapDType, int] = {
-    **{name: number for number, name in enumerate(get_args(DType), start=1)},
-    "sqrt_uint8": pb.DTYPE_SQRT_UINT8,
-}
-
-ENUM_PREFIXES = {
-    "aggregation": "AGGREGATION",
-    "dtype": "DTYPE",
-    "effect": "EFFECT",
-    "head_reduce": "HEAD_REDUCE",
-    "kind": "ATTENTION_KIND",
-    "layer_reduce": "LAYER_REDUCE",
-    "map_layer_reduce": "MAP_LAYER_REDUCE",
-    "outputs": "OUTPUT",
-    "pairs": "PAIRS",
-    "pooling": "POOLING",
-    "segments": "SEGMENTS",
-    "similarity": "SIMILARITY_FUNCTION",
-    "special_tokens": "SPECIAL_TOKENS",
-    "truncation": "TRUNCATION",
-    "unit": "UNIT_KIND",
-}
+Message = Any
 
 
-class ProtoSpelling(Spelling):
-    """The names of gRPC in error messages: enum values by their names in the proto."""
+def read_request(kind: Any, message: Message, limits: Mapping[str, int]) -> Any:
+    """Return the request that a message describes; lists are counted before any item is converted.
 
-    def value(self, field: str, value: str) -> str:
-        prefix = ENUM_PREFIXES.get(field)
-        return super().value(field, value) if prefix is None else enum_label(prefix, value)
-
-    def option(self, field: str) -> str | None:
-        return None if field in ("wire", "decimals") else field
-
-
-PROTO = ProtoSpelling()
-
-
-def enum_label(prefix: str, value: str) -> str:
-    """Return the label of an enum value, such as PRECISION_FLOAT32; message constructors accept labels."""
-    return f"{prefix}_{value.upper()}"
+    Raises a `ServiceError`.
+    """
+    check_lists(kind, message, limits)
+    try:
+        return from_message(kind, message)
+    except InvalidEnum as error:
+        allowed = ", ".join(error.allowed)
+        raise UnknownValue("unknown value", f"Use {allowed}.", field=error.field, actual=error.actual) from None
+    except ConflictingLayers:
+        raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers") from None
 
 
-def enum_value(values: Sequence[Any], number: int, field: str) -> Any:
-    """Return the value of an enum's number; raises `InvalidArgument` for an unknown number."""
-    if not 0 <= number < len(values):
-        raise UnknownValue("unknown value", "Use a value of the enum.", field=field, actual=number)
-    return values[number]
+def check_lists(kind: Any, message: Message, limits: Mapping[str, int], path: str = "") -> None:
+    """Raise the error of a list over its limit in a message or its items."""
+    for name, limit, is_wrapped, item in _lists(kind, message.DESCRIPTOR):
+        items = getattr(message, name)
+        check_count(limit, len(items.ids if is_wrapped else items), limits, path + name)
+        if item is types.Input:
+            check_count("spans_per_request", sum([len(each.spans) for each in items]), limits, path + name)
+        if item is not None:
+            for index, each in enumerate(items):
+                check_lists(item, each, limits, f"{path}{name}[{index}].")
+
+
+@cache
+def _lists(kind: Any, descriptor: Descriptor) -> list[tuple[str, str, bool, Any]]:
+    """Return the name of each list field, its limit, whether a message wraps it, and the type of items with lists."""
+    table = []
+    for field in fields_of(kind):
+        limit, target = field.find(AtMost), descriptor.fields_by_name.get(field.name)
+        if limit is None or target is None:
+            continue
+        item = item_type(field.kind)
+        nested = item if target.is_repeated and target.message_type and item is types.Input else None
+        table.append((field.name, limit.limit, not target.is_repeated, nested))
+    return table
 
 
 def check_count(name: str, actual: int, limits: Mapping[str, int], field: str | None = None) -> None:
-    """Raise the error of a list over its limit, before any item is converted."""
+    """Raise the error of a list over its limit."""
     if actual > limits[name]:
         raise too_many(field or name, name, actual, limits[name])
 
 
-def to_layers(request: pb.EncodeRequest | pb.FillMaskRequest) -> tuple[int, ...] | None:
-    """Return the layers of a request: None for all, the last one for none."""
-    if not request.all_layers:
-        return tuple(request.layers) or (-1,)
-    if request.layers:
-        raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers")
-    return None
+async def write_response(response: Any, message: Message) -> Message:
+    """Return the message with a response, converted in short steps."""
+    async for _ in Steps().each(write_in_pieces(response, message)):
+        pass
+    return message
 
 
-def to_inputs(inputs: Sequence[pb.Input], limits: Mapping[str, int]) -> tuple[Input, ...]:
-    """Return the engine's inputs; raises `InvalidArgument` for an item without text and token ids."""
-    check_count("inputs", len(inputs), limits)
-    check_count("spans_per_request", sum(len(item.spans) for item in inputs), limits, "inputs")
-    return tuple(_to_input(item, f"inputs[{index}]", limits) for index, item in enumerate(inputs))
+def enum_labels() -> dict[str, dict[str, str]]:
+    """Return the labels of the values of each enum, by the name of the enum and of the fields that have it."""
+    by_enum = {
+        enum.name: {value: enum.values_by_number[number].name for value, number in enum_numbers(enum).items()}
+        for enum in pb.DESCRIPTOR.enum_types_by_name.values()
+    }
+    labels = {re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower(): values for name, values in by_enum.items()}
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        for field in message.fields:
+            if message.name.endswith("Request") and field.enum_type is not None:
+                labels.setdefault(field.name, by_enum[field.enum_type.name])
+    return labels
 
 
-def _to_input(item: pb.Input, field: str, limits: Mapping[str, int]) -> Input:
-    check_count("spans", len(item.spans), limits, f"{field}.spans")
-    spans = tuple((span.start, span.end) for span in item.spans)
-    pair = item.pair if item.HasField("pair") else None
-    if item.HasField("text"):
-        return Input(TokenizerInput(item.text, pair), spans)
-    if not item.HasField("token_ids"):
-        raise MissingField("text and token_ids are both missing", "Send one of them.", field=field)
-    if pair is not None:
-        raise ConflictingFields("pair and token_ids are both set", "Send one of them.", field=field)
-    check_count("token_ids", len(item.token_ids.ids), limits, f"{field}.token_ids")
-    return Input(TokenizerInput(token_ids=tuple(item.token_ids.ids)), spans)
-
-
-def unit_message(unit: Unit) -> pb.Unit:
-    """Return a token, word or span as a message."""
-    return pb.Unit(
-        text=unit.text,
-        start=unit.start,
-        end=unit.end,
-        segment=unit.segment,
-        special=unit.special,
-        word_index=unit.word_index,
-    )
-
-
-def tensor(array: Array | None) -> pb.Tensor | None:
-    """Return an array as a message."""
-    if array is None:
-        return None
-    return pb.Tensor(shape=array.shape, dtype=DTYPE_NUMBERS[array.dtype], data=array.to_bytes())  # type: ignore[arg-type]
+PROTO = Spelling(keeps_ids=True, lacks=("encoding_format", "decimals"), values=enum_labels())
+"""The names of gRPC in errors: values of enums by their names in the proto."""

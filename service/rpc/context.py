@@ -1,15 +1,34 @@
-"""The context of a call: its deadline, and the metadata of its response."""
+"""The context of a call: its deadline, the metadata of its response, and the handlers of a service."""
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.engine.schema.encode import Timing
-from service.engine.schema.model import ModelInfo
+import grpc
+from attendant_client.types import ModelInfo
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from service.engine.lane import Timing
 
 MODEL_HEADER = "x-attendant-model"
 
 Context = Any
 """grpc.aio.ServicerContext; the package declares no types."""
+
+
+def make_handler(service: ServiceDescriptor, methods: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the handler of all methods of a service, by their names in the proto."""
+    handlers = {}
+    for method in service.methods:
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        handlers[method.name] = make(
+            methods[method.name],
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def deadline_of(context: Context) -> float | None:

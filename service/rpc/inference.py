@@ -1,17 +1,20 @@
 """The servicer of inference.GRPCInferenceService, proto/inference/inference.proto."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
-
-import grpc
 
 from service.errors import ConflictingFields, WrongShape, WrongType
 from service.lifecycle import Lifecycle
-from service.limits import too_many
 from service.metrics import Metrics
-from service.oip.inference import MAX_TENSORS, InferRequest, InferResponse, RequestedOutput, infer
-from service.oip.inputs import INPUT_DATATYPES
+from service.oip.inference import (
+    INPUT_DATATYPES,
+    MAX_TENSORS,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    infer,
+)
 from service.oip.models import (
     UNLOAD_PARAMETERS,
     VERSION,
@@ -23,15 +26,15 @@ from service.oip.models import (
     describe_statistics,
     find_model,
 )
-from service.oip.tensors import InputTensor, Integers, OutputTensor
+from service.oip.tensors import InputTensor, OutputTensor
+from service.operations.inputs import too_many
 from service.pb import inference_pb2 as pb
-from service.pb import inference_pb2_grpc
 from service.request_log import RequestLog, current_admin, current_record
-from service.rpc.context import add_models, add_timing, deadline_of, identity_of
+from service.rpc.context import Context, add_models, add_timing, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.stream import Failed, respond_in_order, run_in_stream
 
-SERVICE = "inference.GRPCInferenceService"
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 PROBES = ("ServerLive", "ServerReady")
 ADMIN_METHODS = ("RepositoryModelLoad", "RepositoryModelUnload")
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents", "BOOL": "bool_contents"}
@@ -40,7 +43,7 @@ FP32_CONTENTS_TAG = b"\x32"
 """The tag of packed fp32_contents: field number 6, length-delimited."""
 
 
-class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
+class InferenceServicer:
     """Translates requests and responses."""
 
     def __init__(self, lifecycle: Lifecycle, metrics: Metrics, requests: RequestLog) -> None:
@@ -48,71 +51,58 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         self._metrics = metrics
         self._requests = requests
 
-    async def ServerLive(
-        self, request: pb.ServerLiveRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ServerLiveResponse:
+    @property
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """The methods by their names."""
+        return {method.name: getattr(self, method.name) for method in SERVICE.methods}
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=self._lifecycle.alive)
 
-    async def ServerReady(
-        self, request: pb.ServerReadyRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ServerReadyResponse:
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._lifecycle.ready)
 
-    async def ModelReady(
-        self, request: pb.ModelReadyRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         ready = self._lifecycle.ready
         if ready:
             find_model(self._lifecycle.models, request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
-    async def ServerMetadata(
-        self, request: pb.ServerMetadataRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ServerMetadataResponse:
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(**describe_server())
 
-    async def ModelMetadata(
-        self, request: pb.ModelMetadataRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         engine = find_model(self._lifecycle.models, request.name, request.version)
         return pb.ModelMetadataResponse(**describe_model(engine.info))
 
-    async def ModelConfig(
-        self, request: pb.ModelConfigRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ModelConfigResponse:
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         engine = find_model(self._lifecycle.models, request.name, request.version)
         return pb.ModelConfigResponse(config=describe_config(engine.info))
 
-    async def ModelStatistics(
-        self, request: pb.ModelStatisticsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ModelStatisticsResponse:
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         models = self._lifecycle.models
         infos = [find_model(models, request.name, request.version).info] if request.name else models.infos
         return pb.ModelStatisticsResponse(**describe_statistics(infos, self._metrics))
 
-    async def RepositoryIndex(
-        self, request: pb.RepositoryIndexRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RepositoryIndexResponse:
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         index = describe_repository(self._lifecycle.models, self._lifecycle.unserved, only_ready=request.ready)
         return pb.RepositoryIndexResponse(models=index)
 
     async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: grpc.aio.ServicerContext
+        self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
         check_parameters(request.parameters, ())
         await self._lifecycle.repository.load(request.model_name, current_admin())
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: grpc.aio.ServicerContext
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
         check_parameters(request.parameters, UNLOAD_PARAMETERS)
         await self._lifecycle.repository.unload(request.model_name, current_admin())
         return pb.RepositoryModelUnloadResponse()
 
-    async def ModelInfer(
-        self, request: pb.ModelInferRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         engine = find_model(self._lifecycle.models, request.model_name, request.model_version)
         response = await infer(engine, _infer_request(request, deadline_of(context)))
         add_models(context, identity_of(engine.info))
@@ -120,7 +110,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return _infer_response(request, response)
 
     async def ModelStreamInfer(
-        self, request_iterator: AsyncIterator[pb.ModelInferRequest | Rejected], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest | Rejected], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         call = current_record()
         assert call is not None
@@ -203,7 +193,7 @@ def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
 
 def _infer_response(request: pb.ModelInferRequest, response: InferResponse) -> pb.ModelInferResponse:
     """Return the outputs in the form of the inputs: raw bytes, or typed contents."""
-    message = pb.ModelInferResponse(model_name=response.model, model_version=VERSION, id=request.id)
+    message = pb.ModelInferResponse(model_name=response.first.model, model_version=VERSION, id=request.id)
     for output in response.outputs:
         tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         if request.raw_input_contents:
@@ -214,8 +204,8 @@ def _infer_response(request: pb.ModelInferRequest, response: InferResponse) -> p
 
 
 def _set_contents(contents: pb.InferTensorContents, output: OutputTensor) -> None:
-    if isinstance(output.values, Integers):
-        contents.int64_contents.extend(output.values.values)
+    if output.datatype == "INT64":
+        contents.int64_contents.extend(output.values.reshape(-1).tolist())
         return
     # On the wire, packed floats are their bytes. A list of 16 million floats would take a second.
     data = output.to_bytes()

@@ -14,50 +14,49 @@ from service.config import Settings
 from service.lifecycle import Lifecycle
 from service.memory import MemoryBudget
 from service.metrics import Metrics
-from service.oip import models as oip
-from service.pb import encoder_pb2, encoder_pb2_grpc, inference_pb2, inference_pb2_grpc
+from service.oip.models import NAME as OIP_API
 from service.process import start_task
 from service.request_log import RequestLog
 from service.rpc import inference, tei
 from service.rpc.codec import PROTO
 from service.rpc.connections import HEADROOM, RpcConnections, parse_peer
+from service.rpc.context import make_handler
 from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
-from service.rpc.tei_messages import TEI_RPC
-from service.tei.description import API as TEI_API
+from service.tei import NAME as TEI_API
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
 MAX_METADATA_BYTES = 16 * 1024
 MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
-SERVICES = (SERVICE, inference.SERVICE, *(service.full_name for service in tei.SERVICES.values()))
+SERVICES = tuple(service.full_name for service in (SERVICE, inference.SERVICE, *tei.SERVICES.values()))
 ENCODER_METHODS = [
     Method(
-        f"/{SERVICE}/{method.name}",
+        f"/{SERVICE.full_name}/{method.name}",
         layout=STREAM_LAYOUT if method.client_streaming else REQUEST_LAYOUT,
         spelling=PROTO,
     )
-    for method in encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].methods
+    for method in SERVICE.methods
 ]
 INFERENCE_METHODS = [
     Method(
-        f"/{inference.SERVICE}/{method.name}",
-        oip.API,
+        f"/{inference.SERVICE.full_name}/{method.name}",
+        OIP_API,
         INFER_LAYOUT,
         is_probe=method.name in inference.PROBES,
         needs_admin=method.name in inference.ADMIN_METHODS,
     )
-    for method in inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    for method in inference.SERVICE.methods
 ]
 TEI_METHODS = [
     Method(
         f"/{service.full_name}/{method.name}",
         TEI_API,
         IDS_LAYOUT if method.name.startswith("Decode") else NO_LAYOUT,
-        spelling=TEI_RPC,
+        spelling=tei.TEI_RPC,
     )
     for service in tei.SERVICES.values()
     for method in service.methods
@@ -105,13 +104,13 @@ class RpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             ],
         )
-        encoder_pb2_grpc.add_EncoderServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            EncoderServicer(lifecycle, settings, requests), self._server
+        tei_methods = tei.TeiServicer(lifecycle).methods
+        handlers = (
+            make_handler(SERVICE, EncoderServicer(lifecycle, requests).methods),
+            make_handler(inference.SERVICE, inference.InferenceServicer(lifecycle, metrics, requests).methods),
+            *(make_handler(service, tei_methods) for service in tei.SERVICES.values()),
         )
-        inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            inference.InferenceServicer(lifecycle, metrics, requests), self._server
-        )
-        tei.add_servicers(lifecycle, self._server)
+        self._server.add_generic_rpc_handlers(handlers)
         self._health = HealthServicer(self._connections)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         _enable_reflection(self._server)

@@ -13,14 +13,14 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from google.protobuf import json_format
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.certificates import Identity
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
+from tests.stubs import EncoderServiceStub
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ VIEWS = [("#map", "/v1/attend"), ("#comparison", "/v1/compare")]
 
 
 def stub(channel: grpc.Channel) -> Any:
-    return EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    return EncoderServiceStub(channel)
 
 
 def run(command: list[str], **variables: str) -> str:

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from google.protobuf import json_format
 
 from service.config import Settings
-from service.pb import encoder_pb2 as pb
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_request import numbers, parse_command, program, run, stub

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from attendant_client import AsyncClient, AttendantError, Client, Input, Occurrence
-from attendant_client.grpc_requests import OPTIONS, REQUESTS
+from attendant_client.requests import REQUESTS
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
@@ -141,7 +141,7 @@ def test_text_with_a_surrogate_is_an_error_without_the_text(
     ("operation", "name"),
     [
         (operation, field.name)
-        for operation in OPTIONS
+        for operation in REQUESTS
         for field in REQUESTS[operation].DESCRIPTOR.fields
         if field.enum_type is not None
     ],
@@ -186,7 +186,9 @@ def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
     async def call() -> None:
         server = grpc.aio.server()
         method = grpc.unary_unary_rpc_method_handler(cancel)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"GetModel": method}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE.full_name, {"GetModel": method}),)
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

@@ -7,15 +7,8 @@ import httpx
 import numpy as np
 import pytest
 from attendant_client import AttendantError, Client, Entity, Input, Label
-from attendant_client.label_codec import (
-    classify_from_json,
-    classify_from_messages,
-    rerank_from_json,
-    rerank_from_messages,
-    token_classify_from_json,
-    token_classify_from_messages,
-)
 from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.responses import decode_json, decode_messages
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -218,27 +211,22 @@ def test_scores_of_both_apis_are_the_same_numbers() -> None:
     """REST sends 0.1, gRPC the nearest float32, which is 0.10000000149011612 in Python."""
     common = {"model": "m", "precision": "float32", "usage": {"tokens": 3, "truncated_inputs": 0}}
     usage = pb.Usage(tokens=3)
-    ranked = rerank_from_json(common | {"results": [{"index": 1, "relevance_score": 0.1}], "scored_by": "sparse"})
+    ranked = decode_json("rerank", common | {"results": [{"index": 1, "relevance_score": 0.1}], "scored_by": "sparse"})
     document = pb.RankedDocument(index=1, relevance_score=0.1)
     message = pb.RerankResponse(
         model="m", precision=pb.PRECISION_FLOAT32, results=[document], usage=usage, scored_by=pb.SCORED_BY_SPARSE
     )
-    assert rerank_from_messages([message]) == ranked
-    body = {
-        "token_count": 3,
-        "truncated": False,
-        "labels": [{"label": "other", "score": 0.1, "effects": []}],
-        "units": [],
-    }
-    classified = classify_from_json(common | {"results": [body]})
+    assert decode_messages("rerank", [message]) == ranked
+    body = {"token_count": 3, "truncated": False, "labels": [{"label": "other", "score": 0.1}]}
+    classified = decode_json("classify", common | {"results": [body]})
     result = pb.ClassifyResult(token_count=3, labels=[pb.Label(label="other", score=0.1)])
     labels = pb.ClassifyResponse(model="m", precision=pb.PRECISION_FLOAT32, results=[result], usage=usage)
-    assert classify_from_messages([labels]) == classified
+    assert decode_messages("classify", [labels]) == classified
     assert classified.results[0].labels == [Label("other", 0.1, None)]
     found: dict[str, Any] = {"label": "LOC", "score": 0.1, "text": "bank", "start": 0, "end": 4, "segment": 0}
-    tagged = token_classify_from_json(
-        common | {"results": [{"token_count": 3, "truncated": False, "entities": [found]}]}
+    tagged = decode_json(
+        "token_classify", common | {"results": [{"token_count": 3, "truncated": False, "entities": [found]}]}
     )
     entities = pb.TokenClassifyResult(token_count=3, entities=[pb.Entity(**found)])
     other = pb.TokenClassifyResponse(model="m", precision=pb.PRECISION_FLOAT32, results=[entities], usage=usage)
-    assert token_classify_from_messages([other]) == tagged
+    assert decode_messages("token_classify", [other]) == tagged

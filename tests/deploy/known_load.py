@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import grpc
 import httpx
+from attendant_client.pb import encoder_pb2 as pb
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer
+from tests.stubs import EncoderServiceStub
 
 MODEL = "all-MiniLM-L6-v2"
 SIMILARITY = {"queries": "river bank", "documents": ["The bank is muddy.", "Open an account."], "explain": True}
@@ -44,7 +44,7 @@ class KnownLoad:
         self._http = httpx.Client(base_url=server.rest, timeout=60, verify=context, headers=headers)
         self._channel = grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(ca.read_bytes()))
         self._metadata = tuple(headers.items())
-        self._stub = EncoderServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = EncoderServiceStub(self._channel)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="load")

@@ -15,12 +15,12 @@ import grpc
 import numpy as np
 from attendant_client import AttendantError, Client, RetryPolicy
 from attendant_client.connections import Address
+from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.transports import GrpcTransport
 from numpy.typing import NDArray
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.response_contract import tensor_to_array
+from tests.stubs import EncoderServiceStub
 
 TEXT = "bank"
 LONG_TEXT = "bank " * 200
@@ -120,7 +120,7 @@ def rest_send(address: str, port: int, text: str = TEXT) -> Send:
 
 def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
     """Return a sender of gRPC calls without retries beyond the channel's own."""
-    stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = EncoderServiceStub(channel)
     request = pb.EncodeRequest(inputs=[pb.Input(text=text)], outputs=[pb.OUTPUT_POOLED])
 
     def send() -> str:
@@ -135,7 +135,7 @@ def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
 
 def stream_send(channel: grpc.Channel) -> Send:
     """Return a sender of streams that last about a second. One failed request fails its stream."""
-    stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = EncoderServiceStub(channel)
 
     def requests() -> Iterator[pb.EncodeStreamRequest]:
         for number in range(STREAM_REQUESTS):
@@ -223,7 +223,7 @@ def tls_rest_send(address: str, port: int, context: ssl.SSLContext, caller: Call
 
 def tls_grpc_send(channel: grpc.Channel, caller: Caller) -> Send:
     """Return a sender of gRPC calls without retries beyond the channel's own."""
-    stub: Any = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = EncoderServiceStub(channel)
     request = pb.EncodeRequest(inputs=[pb.Input(text=caller.text)], outputs=[pb.OUTPUT_POOLED])
 
     def send() -> str:

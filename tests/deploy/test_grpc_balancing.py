@@ -120,7 +120,7 @@ def test_service_config_for_other_clients_matches_the_client() -> None:
     (method,) = config.pop("methodConfig")
     assert config.pop("retryThrottling")["maxTokens"] == 100
     assert config == SERVICE_CONFIG
-    assert method["name"] == [{"service": SERVICE}]
+    assert method["name"] == [{"service": SERVICE.full_name}]
     policy, retry = RetryPolicy(), method["retryPolicy"]
     assert retry.pop("retryableStatusCodes") == [Unavailable.code, QueueFull.code, Cancelled.code]
     assert retry == {

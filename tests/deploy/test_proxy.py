@@ -9,13 +9,13 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.deploy.conftest import find_tool
 from tests.deploy.replicas import free_ports
 from tests.service.rpc.hostile import HostileClient
+from tests.stubs import EncoderServiceStub
 
 CONFIG = Path("deploy/proxy/nginx.conf")
 ENCODE = "/attendant.v1.EncoderService/Encode"
@@ -63,7 +63,7 @@ def encode(port: int) -> float:
     """Send a request over a new connection, and return its duration in seconds."""
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         started = time.monotonic()
-        EncoderServiceStub(channel).Encode(pb.EncodeRequest(inputs=[pb.Input(text="bank")]), timeout=20)  # type: ignore[no-untyped-call]
+        EncoderServiceStub(channel).Encode(pb.EncodeRequest(inputs=[pb.Input(text="bank")]), timeout=20)
         return time.monotonic() - started
 
 

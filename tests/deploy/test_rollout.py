@@ -112,7 +112,7 @@ def reference(artifact: Path, text: str) -> np.ndarray:
         async with open_harness(model) as harness:
             pooled = (await encode(harness.engine, text)).results[0].pooled
             assert pooled is not None
-            return pooled.values
+            return pooled
 
     return asyncio.run(run())
 

@@ -9,15 +9,15 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from attendant_client.pb import encoder_pb2 as pb
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from bench.project import Model
 from bench.workloads import read_corpus
 from model.source.hub import locate
-from service.pb import encoder_pb2 as pb
-from service.pb import encoder_pb2_grpc
 from tests.conftest import RunningServer, start_server, stop_server
+from tests.stubs import EncoderServiceStub
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +130,7 @@ def test_rest_and_grpc_vectors_are_bitwise_equal(
 
     async def encode_over_grpc(text: str) -> bytes:
         async with grpc.aio.insecure_channel(running.grpc) as channel:
-            stub = encoder_pb2_grpc.EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             response = await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
             data: bytes = response.results[0].pooled.data
             return data

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
@@ -16,10 +17,9 @@ from model.export.export import export
 from model.source.hub import locate
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Array, EncodeRequest, Input
-from service.engine.schema.explain import AttendRequest, AttendResult
 from service.errors import UnsupportedByModel
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
 
@@ -94,8 +94,8 @@ def default(default_artifact: Path) -> ModelWithOracle:
 
 async def attend(model: LoadedModel, *sources: TokenizerInput, **fields: Any) -> list[AttendResult]:
     async with open_harness(model) as harness:
-        inputs = tuple(Input(source) for source in sources)
-        return (await harness.engine.attend(AttendRequest(inputs, wire="binary", **fields))).results
+        inputs = tuple(Input(source.text, source.pair) for source in sources)
+        return (await run(harness.engine, AttendRequest(inputs, **fields), wire="binary")).results
 
 
 def stack_maps(result: AttendResult, model: LoadedModel) -> Floats:
@@ -115,7 +115,7 @@ def stack_maps(result: AttendResult, model: LoadedModel) -> Floats:
 
 def values(array: Array | None) -> Floats:
     assert array is not None
-    return array.values
+    return array
 
 
 async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, ...], name: str) -> None:
@@ -153,9 +153,9 @@ async def test_layers_equal_transformers_for_every_family(family: ModelWithOracl
     """The tolerance is 1e-5 of the largest value. Maps are computed from these hidden states."""
     layers = tuple(range(family.model.artifact.manifest.architecture.num_hidden_layers + 1))
     async with open_harness(family.model) as harness:
-        inputs = tuple(Input(source) for source in TINY_TEXTS)
+        inputs = tuple(Input(source.text, source.pair) for source in TINY_TEXTS)
         request = EncodeRequest(inputs, outputs=("tokens",), layers=layers, layer_reduce="stack")
-        results = (await harness.engine.encode(request)).results
+        results = (await run(harness.engine, request)).results
     for source, result in zip(TINY_TEXTS, results, strict=True):
         expected = family.expected(source)[1]
         tolerance = 1e-5 * max(5, np.abs(expected).max())

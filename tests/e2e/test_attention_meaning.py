@@ -8,16 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import (
+    Array,
+    AttendRequest,
+    AttendResult,
+    CompareRequest,
+    Contributor,
+    EncodeRequest,
+    Input,
+    Occurrence,
+)
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Array, EncodeRequest, Input
-from service.engine.schema.explain import AttendRequest, AttendResult, CompareRequest, Contributor, Occurrence
 from tests.e2e.word_senses import SENSES, SENTENCES
 from tests.rank_stats import area_under_curve, interval_of_mean, spearman
+from tests.running import run
 from tests.service.conftest import open_harness
 
 Floats = NDArray[Any]
@@ -42,19 +51,19 @@ def model(default_artifact: Any) -> LoadedModel:
 
 def values(array: Array | None) -> Floats:
     assert array is not None
-    return array.values.astype(np.float64)
+    return array.astype(np.float64)
 
 
 async def attend(engine: Engine, *texts: str, **fields: Any) -> list[AttendResult]:
-    inputs = tuple(Input(TokenizerInput(text)) for text in texts)
-    return (await engine.attend(AttendRequest(inputs, wire="binary", **fields))).results
+    inputs = tuple(Input(text) for text in texts)
+    return (await run(engine, AttendRequest(inputs, **fields), wire="binary")).results
 
 
 async def last_hidden_states(engine: Engine, variants: list[list[int]]) -> Floats:
     """Return the last hidden states of equally long token id sequences, (N, T, D)."""
-    inputs = tuple(Input(TokenizerInput(token_ids=tuple(ids))) for ids in variants)
+    inputs = tuple(Input(token_ids=tuple(ids)) for ids in variants)
     request = EncodeRequest(inputs, outputs=("tokens",), layers=(0, -1), layer_reduce="stack")
-    return np.stack([values(result.token_vectors)[1] for result in (await engine.encode(request)).results])
+    return np.stack([values(result.token_vectors)[1] for result in (await run(engine, request)).results])
 
 
 async def occlusion(engine: Engine, ids: list[int]) -> Floats:
@@ -140,7 +149,7 @@ async def test_uses_of_word_in_same_sense_are_more_similar(model: LoadedModel) -
             texts = [text for group in senses for text in group]
             assert len(set(texts)) == 8
             occurrences = tuple(Occurrence(text, span=whole_word(text, word)) for text in texts)
-            response = await harness.engine.compare(CompareRequest(occurrences, top_contributors=0))
+            response = await run(harness.engine, CompareRequest(occurrences, top_contributors=0))
             assert {occurrence.text for occurrence in response.occurrences} == {word}
             static.add(values(response.static), sense)
             for similarity in response.layers:
@@ -163,7 +172,7 @@ def whole_word(text: str, word: str) -> tuple[int, int]:
 async def find_contributors(engine: Engine, text: str, word: str) -> tuple[Contributor, ...]:
     """Return the contributors to one occurrence of a word, as a default request gets them."""
     occurrences = Occurrence(text, span=whole_word(text, word)), Occurrence(CHECK, word_index=6)
-    return tuple((await engine.compare(CompareRequest(occurrences))).occurrences[0].contributors)
+    return tuple((await run(engine, CompareRequest(occurrences))).occurrences[0].contributors)
 
 
 async def test_contributors_of_documented_words(model: LoadedModel) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attendant_client.types import EncodeRequest, Input
 from numpy.typing import NDArray
 
 from model.artifact.manifest import Precision
@@ -19,9 +20,9 @@ from model.export.graphs import ParityError
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, ProviderName
 from service.engine.backends.cpu import detect_cpu
-from service.engine.schema.encode import EncodeRequest, Input
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.tasks import EncodeTask, TextVectors
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
 
@@ -128,6 +129,6 @@ async def test_every_backend_equals_transformers_packed_and_alone(family: Family
         assert cosines(means[0], means[1]) >= limit
         assert cosines(means[1], means[2]) >= limit
     async with open_harness(model) as harness:
-        request = EncodeRequest(tuple(Input(TokenizerInput(text)) for text in TEXTS))
-        response = await harness.engine.encode(request)
+        request = EncodeRequest(tuple(Input(text) for text in TEXTS))
+        response = await run(harness.engine, request)
     assert (response.precision, len(response.results)) == (precision, len(TEXTS))

@@ -9,7 +9,7 @@ from model.artifact.files import WEIGHTS, Artifact
 from model.artifact.tokenizer import TokenizerInput
 from model.export.export import Variants, export
 from service.config import Settings
-from service.engine.schema.tasks import EncodeTask
+from service.engine.tasks import EncodeTask
 from tests.model.tiny_tokenizers import build_wordpiece
 from tests.shared_models import load_anew
 

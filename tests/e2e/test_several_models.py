@@ -12,18 +12,18 @@ import httpx
 import numpy as np
 import pytest
 from attendant_client import Client
+from attendant_client.pb import encoder_pb2 as pb
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES, ROOT, server_environment, start_server, stop_server
 from tests.manifests import with_manifest, with_prompts
 from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import assert_close, tensor_to_array, to_array
 from tests.serving import ServiceThread
+from tests.stubs import EncoderServiceStub
 
 NAMES = {"large": ["large", "text-embedding-3-small"], "org/tiny": ["org/tiny", "t"]}
 """Each model's name and aliases."""
@@ -56,7 +56,7 @@ def serve(*models: LoadedModel, **options: Any) -> Iterator[Clients]:
         httpx.Client(base_url=service.rest, timeout=120) as rest,
         grpc.insecure_channel(service.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel,
     ):
-        yield Clients(rest, EncoderServiceStub(channel))  # type: ignore[no-untyped-call]
+        yield Clients(rest, EncoderServiceStub(channel))
 
 
 @pytest.fixture(scope="module")

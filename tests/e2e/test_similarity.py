@@ -15,8 +15,8 @@ from sentence_transformers import SentenceTransformer, SimilarityFunction
 from torch import nn
 
 from model.artifact.tokenizer import TokenizerInput
-from service.engine.encode.alignment import token_words, words_of
 from service.engine.model_loader import LoadedModel
+from service.operations.units import token_words, words_of
 from tests.e2e.similarity_models import MAX_TOKENS, PROMPTS, VARIANTS, Variant, build
 from tests.service.conftest import ServiceHarness, open_harness
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import AttendRequest, EncodeRequest, Input, SimilarityPair, SimilarityRequest
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
@@ -15,14 +16,12 @@ from model.checkpoint import load_checkpoint
 from model.export.sample_texts import sample_sentences
 from model.source.hub import locate
 from service.config import Settings
-from service.engine.encode.alignment import token_words, words_of
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, Input
-from service.engine.schema.explain import AttendRequest
-from service.engine.schema.similarity import PairResult, SimilarityRequest
+from service.operations.units import token_words, words_of
 from tests.e2e import word_rankings
 from tests.rank_stats import interval_of_mean, spearman
+from tests.running import run
 from tests.service.conftest import open_harness
 
 pytestmark = pytest.mark.slow
@@ -73,10 +72,10 @@ def word_of_each_token(model: LoadedModel, text: str) -> tuple[list[int], NDArra
 
 
 async def read_texts(model: LoadedModel, engine: Engine, texts: list[str]) -> list[Text]:
-    inputs = tuple(Input(TokenizerInput(text)) for text in texts)
-    encoded = (await engine.encode(EncodeRequest(inputs, outputs=("tokens",)))).results
+    inputs = tuple(Input(text) for text in texts)
+    encoded = (await run(engine, EncodeRequest(inputs, outputs=("tokens",)))).results
     maps = {
-        name: (await engine.attend(AttendRequest(inputs, wire="binary", **fields))).results
+        name: (await run(engine, AttendRequest(inputs, **fields), wire="binary")).results
         for name, fields in MAPS.items()
     }
     read = []
@@ -85,7 +84,7 @@ async def read_texts(model: LoadedModel, engine: Engine, texts: list[str]) -> li
         assert result.token_vectors is not None
         matrices = {name: results[index].maps[0].matrix for name, results in maps.items()}
         values = {name: np.asarray(matrix.values) for name, matrix in matrices.items() if matrix is not None}
-        read.append(Text(text, ids, owners, result.token_vectors.values, values, lengths))
+        read.append(Text(text, ids, owners, result.token_vectors, values, lengths))
     return read
 
 
@@ -98,9 +97,9 @@ async def choose_pairs(model: LoadedModel, engine: Engine) -> list[tuple[str, st
     ]
     vectors = []
     for start in range(0, len(texts), 200):
-        inputs = tuple(Input(TokenizerInput(text)) for text in texts[start : start + 200])
-        results = (await engine.encode(EncodeRequest(inputs))).results
-        vectors += [result.pooled.values for result in results if result.pooled is not None]
+        inputs = tuple(Input(text) for text in texts[start : start + 200])
+        results = (await run(engine, EncodeRequest(inputs))).results
+        vectors += [result.pooled for result in results if result.pooled is not None]
     similarity = np.stack(vectors) @ np.stack(vectors).T
     similarity[similarity > NEAR_DUPLICATE] = -1
     pairs: list[tuple[str, str]] = []
@@ -113,10 +112,10 @@ async def choose_pairs(model: LoadedModel, engine: Engine) -> list[tuple[str, st
     return pairs
 
 
-async def explain(engine: Engine, pairs: list[tuple[str, str]], effect: Any) -> list[PairResult]:
+async def explain(engine: Engine, pairs: list[tuple[str, str]], effect: Any) -> list[SimilarityPair]:
     queries, documents = zip(*pairs, strict=True)
     request = SimilarityRequest(queries, documents, pairs="zip", explain=True, unit="word", effect=effect)
-    results = (await engine.similarity(request)).pairs
+    results = (await run(engine, request)).pairs
     assert results is not None
     return results
 
@@ -159,10 +158,10 @@ async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedMod
                     assert expected is not None
                     assert effects is not None
                     scores = score_words(text, other, gradients)
-                    scores["leave-one-out"] = effects.values
-                    scores["sums of contributions"] = pair.matrix.values.sum(axis=axis)
+                    scores["leave-one-out"] = effects
+                    scores["sums of contributions"] = pair.matrix.sum(axis=axis)
                     for name, values in scores.items():
-                        by_side.setdefault(name, []).append(spearman(values, expected.values))
+                        by_side.setdefault(name, []).append(spearman(values, expected))
                 for name, both in by_side.items():
                     correlations.setdefault(name, []).append(float(np.mean(both)))
     means = report(correlations)

@@ -22,7 +22,7 @@ from model.export.graphs import COMPACT_TYPES, compact_weights, is_lossless
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.tasks import EncodeTask
+from service.engine.tasks import EncodeTask
 from tests.manifests import static_record
 from tests.shared_models import load_anew
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model.encoder.attention import BLOCK_TOKENS, MAX_DENSE_TOKENS, attend, build_mask
 from model.export.graphs import FUSED, GraphSignature, write_graph
-from service.engine.backends.openvino_model import import_openvino, read_model
+from service.engine.backends.openvino import import_openvino, read_model
 
 HEADS, HEAD_SIZE, SCALE = 3, 8, 0.31
 NAMES = ("q", "k", "v", "position_ids", "sequence_ids")

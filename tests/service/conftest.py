@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from attendant_client.types import EncodeRequest, EncodeResponse, Input
 from prometheus_client import CollectorRegistry
 
 from model.artifact.files import MANIFEST, WEIGHTS, Artifact, describe_file, write_manifest
@@ -24,17 +25,16 @@ from model.source.hub import locate
 from service import file_watch
 from service.auth import Access, ApiKeys
 from service.config import Settings
-from service.engine.engine import Engine
+from service.engine.engine import Engine, Models
 from service.engine.lane import Lane
 from service.engine.model_loader import LoadedModel
-from service.engine.models import Models
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, Input
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.tasks import EncodeTask, TextVectors
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.app import make_app
 from tests.manifests import static_record
+from tests.running import run
 
 GOLDEN = "money bank grows"
 POISON = "zebra"
@@ -154,12 +154,13 @@ def engine(harness: ServiceHarness) -> Engine:
 
 
 def encode_request(*texts: str | Input, **fields: Any) -> EncodeRequest:
-    inputs = tuple(Input(TokenizerInput(text)) if isinstance(text, str) else text for text in texts)
+    inputs = tuple(Input(text) if isinstance(text, str) else text for text in texts)
     return EncodeRequest(inputs, **fields)
 
 
 async def encode(engine: Engine, *texts: str | Input, **fields: Any) -> EncodeResponse:
-    return await engine.encode(encode_request(*texts, **fields))
+    options = {name: fields.pop(name) for name in ("wire", "deadline", "max_inputs") if name in fields}
+    return await run(engine, encode_request(*texts, **fields), **options)
 
 
 @contextmanager

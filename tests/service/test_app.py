@@ -101,13 +101,14 @@ async def test_accepted_requests_are_answered_after_sigterm(default_artifact: Pa
 
 @pytest.mark.slow
 async def test_accepted_grpc_calls_are_answered_after_sigterm(default_artifact: Path) -> None:
-    from service.pb import encoder_pb2 as pb
-    from service.pb.encoder_pb2_grpc import EncoderServiceStub
+    from attendant_client.pb import encoder_pb2 as pb
+
+    from tests.stubs import EncoderServiceStub
 
     request = pb.EncodeRequest(inputs=[pb.Input(text="word " * 240)] * 16)
     with started(model_dir=default_artifact, max_queue_ms=HANG_TIMEOUT_S * 1000) as server:
         async with grpc.aio.insecure_channel(server.grpc) as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             calls = [asyncio.ensure_future(stub.Encode(request)) for _ in range(6)]
             await until_in_flight(server, 6)
             os.kill(server.pid, signal.SIGTERM)
@@ -169,6 +170,7 @@ STUCK = """
 import asyncio, sys, threading
 from service.__main__ import main
 from service.engine.engine import Engine
+
 
 async def stuck(engine, *arguments, **options):
     await asyncio.to_thread(threading.Event().wait)

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -20,10 +21,9 @@ from service.callers import ANONYMOUS, ANONYMOUS_NAME
 from service.config import ConfigError
 from service.errors import Unauthenticated
 from service.metrics import Metrics
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.keys import bearer, make_keys, named_key
+from tests.stubs import EncoderServiceStub
 
 KEY = "correct-horse"
 PUBLIC = (
@@ -171,7 +171,7 @@ async def channel(secured: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
 @pytest.mark.parametrize("value", [None, "", "Bearer", "Bearer wrong", f"Bearer  {KEY}", KEY, "Bearer " + "a" * 4000])
 async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value: str | None) -> None:
     """Streams and reflection must be rejected before their first message."""
-    stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub = EncoderServiceStub(channel)
     metadata = None if value is None else (("authorization", value),)
     reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
     for call in (
@@ -185,7 +185,7 @@ async def test_methods_require_a_key_by_default(channel: grpc.aio.Channel, value
 
 
 async def test_grpc_requires_a_key_except_health(channel: grpc.aio.Channel) -> None:
-    stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub = EncoderServiceStub(channel)
     info = await stub.GetModel(pb.GetModelRequest(), metadata=(("authorization", f"bearer {KEY}"),))
     assert info.name == "tiny-bert"
     assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == 1
@@ -306,7 +306,7 @@ def cancel_requests(server: RunningServer, key: str) -> None:
         ended.wait()
 
     with grpc.insecure_channel(server.grpc) as channel:
-        call = EncoderServiceStub(channel).EncodeStream(messages(), metadata=(("x-api-key", key),))  # type: ignore[no-untyped-call]
+        call = EncoderServiceStub(channel).EncodeStream(messages(), metadata=(("x-api-key", key),))
         assert next(call).id == "1"
         call.cancel()
         time.sleep(0.2)  # the end of the messages, if it arrived first, would end the call with OK
@@ -331,7 +331,7 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
             time.sleep(0.2)
         assert (status("old"), status("new")) == (401, 200)
         with grpc.insecure_channel(running.grpc) as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             assert stub.GetModel(pb.GetModelRequest(), metadata=(("x-api-key", "new"),)).name == "tiny-bert"
             request = pb.EncodeRequest(inputs=[pb.Input(text="money " * 20)])
             stub.Encode(request, metadata=(("x-api-key", "few"),))

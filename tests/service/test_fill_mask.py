@@ -14,7 +14,7 @@ import transformers
 from model.artifact.files import TOKENIZER, Artifact, describe_file
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.operations import fill_mask
+from service.operations.fill_mask import MAX_FILLED
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.retrievers import MASKED_LMS, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
@@ -194,16 +194,16 @@ async def test_invalid_requests(bert: ServiceHarness, changes: dict[str, Any], f
 async def test_positions_times_layers_are_limited(bert: ServiceHarness) -> None:
     text = "[MASK] " * 60
     layers = (await bert.client.get("/v1/model")).json()["num_hidden_layers"] + 1
-    inputs = [text] * (fill_mask.MAX_FILLED // (60 * layers) + 1)
+    inputs = [text] * (MAX_FILLED // (60 * layers) + 1)
     error = (await bert.post("/v1/fill-mask", {"inputs": inputs, "layers": "all"})).json()["error"]
     assert (error["reason"], error["actual"]) == ("TOO_MANY", 60 * layers * len(inputs))
-    assert error["maximum"] == fill_mask.MAX_FILLED
+    assert error["maximum"] == MAX_FILLED
     await fill(bert, inputs=inputs[1:], layers="all")
 
 
 async def test_logits_are_limited(bert: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     size = (await bert.client.get("/v1/model")).json()["vocab_size"]
-    monkeypatch.setattr(fill_mask, "MAX_LOGITS", 3 * size + 1)
+    monkeypatch.setattr("service.operations.fill_mask.MAX_LOGITS", 3 * size + 1)
     error = (await bert.post("/v1/fill-mask", {"inputs": "[MASK] " * 4})).json()["error"]
     assert (error["reason"], error["actual"], error["maximum"]) == ("TOO_MANY", 4, 3)
     await fill(bert, inputs="[MASK] " * 3)

@@ -22,12 +22,12 @@ from service.commands.sources import TextEncoder
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2
-from service.pb.tei_pb2_grpc import EmbedStub
 from tests.labels import CROSS_ENCODER, export_classifier
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
 from tests.service.conftest import open_harness
 from tests.serving import ServiceThread
+from tests.stubs import EmbedStub
 
 ROLE_LIMITS = {"query": 8, "document": 20}
 LIMITS: dict[Any, int] = {None: 12, **ROLE_LIMITS}
@@ -108,7 +108,7 @@ def test_similarity_and_rerank_read_queries_and_documents(served: Served, kind: 
 def tei_rpc(served: Served, text: str, **options: Any) -> Any:
     with grpc.insecure_channel(served.service.grpc) as channel:
         request = tei_pb2.EmbedRequest(inputs=text, truncate=True, **options)
-        return list(EmbedStub(channel).Embed(request).embeddings)  # type: ignore[no-untyped-call]
+        return list(EmbedStub(channel).Embed(request).embeddings)
 
 
 def openai(served: Served, text: str, **options: Any) -> Any:

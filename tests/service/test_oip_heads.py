@@ -10,7 +10,6 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.model.retriever_cases import BGE_M3
 from tests.oip_messages import Outputs
@@ -28,6 +27,7 @@ from tests.service.test_oip_products import (
     send_rest,
 )
 from tests.serving import ServiceThread, load_kind
+from tests.stubs import GRPCInferenceServiceStub
 
 TOLERANCE = 1e-4
 ENCODED = {"pooled": "pooled", "sparse_token_ids": "sparse", "sparse_weights": "sparse", "multi_vector": "multi_vector"}
@@ -49,7 +49,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         grpc.insecure_channel(service.grpc) as channel,
     ):
         name = rest.get("/v1/model").json()["name"]
-        yield Client(rest, GRPCInferenceServiceStub(channel), TOLERANCE, name)  # type: ignore[no-untyped-call]
+        yield Client(rest, GRPCInferenceServiceStub(channel), TOLERANCE, name)
 
 
 @product

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from model.artifact.manifest import POOLINGS
 from service.engine.model_loader import LoadedModel
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.conftest import EXAMPLES
 from tests.manifests import with_manifest, with_prompts
 from tests.oip_messages import Outputs, Tensor, grpc_outputs, grpc_request, rest_outputs, rest_request, text, token_ids
 from tests.operation_requests import SHORT_TEXTS, TEXTS, body, optional
 from tests.response_contract import assert_close, assert_finite, to_array
 from tests.serving import ServiceThread
+from tests.stubs import GRPCInferenceServiceStub
 
 MODEL = "all-MiniLM-L6-v2"
 PROMPTS = {"query": "find: ", "document": "text: "}
@@ -70,7 +70,7 @@ def client(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[Clien
         grpc.insecure_channel(service.grpc, options=options) as channel,
     ):
         tolerance = 1e-5 if rest.get("/v1/model").json()["precision"] == "float32" else 5e-4
-        yield Client(rest, GRPCInferenceServiceStub(channel), tolerance)  # type: ignore[no-untyped-call]
+        yield Client(rest, GRPCInferenceServiceStub(channel), tolerance)
 
 
 ROWS = st.lists(st.lists(st.integers(0, 30_521), min_size=1, max_size=20), min_size=1, max_size=4)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from model.export.export import export
 from model.source.sentence_transformers import SettingOptions
 from service.config import Settings
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import EXAMPLES
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
@@ -53,6 +52,7 @@ from tests.retrievers import SPLADE, export_retriever
 from tests.service.access_log import Lines, check_access_log
 from tests.serving import ServiceThread
 from tests.shared_models import load_anew
+from tests.stubs import EncoderServiceStub
 
 COLBERT = "stanford"
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
@@ -136,7 +136,7 @@ def clients(
         options = [("grpc.max_receive_message_length", -1)]
         with grpc.insecure_channel(service.grpc, options=options) as channel:
             tolerance = 1e-5 if info["precision"] == "float32" else 5e-4
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             opened = Clients(service, rest, stub, facts, tolerance)
             yield opened
     check_access_log(access_log.lines, opened.codes, facts.name)

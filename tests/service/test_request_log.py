@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 
 from service.metrics import CALLER_OUTCOMES
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.request_log import caller_outcome, sampled_trace, traceparent
 from service.rpc.connections import parse_peer
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
+from tests.stubs import EncoderServiceStub
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TEXT = "zebra"
@@ -48,7 +48,7 @@ def send_requests(server: RunningServer) -> None:
         client.get(f"/{TEXT}", headers={"x-request-id": "unknown", "traceparent": f"00-{TEXT}"})
         client.get("/livez")
     with grpc.insecure_channel(server.grpc) as channel:
-        stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = EncoderServiceStub(channel)
         for number, text in enumerate((TEXT, "")):
             metadata = (("x-request-id", f"grpc-{number}"), ("traceparent", TRACE))
             message = pb.EncodeRequest(inputs=[pb.Input(text=text)])
@@ -172,7 +172,7 @@ def test_slow_requests_are_logged_whatever_the_access_log(tiny_artifact: Path) -
         httpx.get(f"{server.rest}/v1/models", timeout=5)
         with grpc.insecure_channel(server.grpc) as channel:
             message = pb.EncodeRequest(inputs=[pb.Input(text=f"{TEXT} {TEXT}")] * 256)
-            EncoderServiceStub(channel).Encode(message)  # type: ignore[no-untyped-call]
+            EncoderServiceStub(channel).Encode(message)
     slow = [line for line in lines if line["endpoint"].lower().endswith("encode")]
     assert [line["api"] for line in slow] == ["rest", "grpc"]
     for line in slow:

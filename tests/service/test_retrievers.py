@@ -15,8 +15,8 @@ from sentence_transformers import SparseEncoder
 from model.artifact.manifest import Similarity
 from model.export.export import export
 from service.config import Settings
-from service.engine.encode.similarity_functions import DISTANCES
 from service.engine.model_loader import LoadedModel
+from service.engine.vectors import DISTANCES
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness

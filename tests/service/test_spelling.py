@@ -3,20 +3,28 @@
 import pytest
 
 from service.errors import ConflictingFields, ServiceError, TooLong
-from service.oip.inputs import InferSpelling
-from service.oip.parameters import TYPES
-from service.rest.codec import NATIVE
-from service.rest.routes import cohere, infinity, native, openai, tei_bodies, tei_conversion, vllm, vllm_bodies
-from service.rest.routes.huggingface import HUGGINGFACE
+from service.oip.inference import TYPES, InferSpelling
+from service.rest import apis
+from service.rest.api import Api
+from service.rest.routes import cohere, huggingface, infinity, openai, tei, vllm
 from service.rpc.codec import PROTO
 from service.spelling import ENGINE, Remedy, Spelling, named
+from service.spelling import ENGINE as NATIVE
 
-TEI, OPENAI, COHERE, INFER = tei_conversion.TEI, openai.OPENAI, cohere.COHERE, InferSpelling("text")
-VLLM = vllm.VLLM
+
+def spelling_of(api: Api) -> Spelling:
+    assert api.spelling is not None
+    return api.spelling
+
+
+TEI, OPENAI, COHERE, VLLM, INFINITY, HUGGINGFACE = map(
+    spelling_of, (apis.TEI, openai.API, cohere.API, vllm.API, infinity.API, huggingface.API)
+)
+INFER = InferSpelling()
 
 
 def too_long(path: str) -> ServiceError:
-    remedy = Remedy("Shorten it", ({"truncation": "right"}, {"wire": "base64", "decimals": None}))
+    remedy = Remedy("Shorten it", ({"truncation": "right"}, {"encoding_format": "base64", "decimals": None}))
     return TooLong("too long", remedy, field=path, actual=302, maximum=256, unit="tokens")
 
 
@@ -51,14 +59,14 @@ def test_each_api_names_its_own_options(spelling: Spelling, path: str, message: 
         (TEI, "queries", "inputs.source_sentence"),
         (TEI, "queries[0]", "inputs.source_sentence"),
         (TEI, "documents[3]", "inputs.sentences[3]"),
-        (infinity.INFINITY, "inputs[2]", "input[2]"),
+        (INFINITY, "inputs[2]", "input[2]"),
         (COHERE, "inputs[2]", "texts[2]"),
         (COHERE, "dimensions", "output_dimension"),
         (COHERE, "prompt_name", "input_type"),
         (HUGGINGFACE, "targets[1]", "parameters.targets[1]"),
         (HUGGINGFACE, "aggregation", "parameters.aggregation_strategy"),
         (INFER, "inputs", "text"),
-        (InferSpelling("input_ids"), "inputs[2].token_ids", "input_ids[2]"),
+        (InferSpelling(tensor="input_ids"), "inputs[2].token_ids", "input_ids[2]"),
         (INFER, "layers[1]", "parameters.layers[1]"),
         (PROTO, "inputs[2].token_ids", "inputs[2].token_ids"),
     ],
@@ -89,11 +97,10 @@ def test_suggestion_of_an_option_that_the_api_lacks_is_left_out() -> None:
 
 
 def test_options_that_errors_suggest_exist() -> None:
-    assert {OPENAI.option(field) for field in openai.OPTIONS} <= set(openai.EmbeddingsBody.model_fields)
-    assert TEI.option("truncation") in tei_bodies.TeiEmbedBody.model_fields
+    assert set((OPENAI.options or {}).values()) <= set(openai.EmbeddingsBody.model_fields)
+    assert TEI.option("truncation") in tei.EmbedBody.model_fields
     assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
-    assert VLLM.option("truncation") in vllm_bodies.VllmScoreBody.model_fields
+    assert VLLM.option("truncation") in vllm.VllmScoreBody.model_fields
     assert HUGGINGFACE.option("top_k") == "parameters.top_k"
     assert HUGGINGFACE.option("truncation") is None
-    assert NATIVE.option("wire") in native.EncodeBody.model_fields
     assert {field for field in ("truncation", "head_reduce") if INFER.option(field)} <= set(TYPES)

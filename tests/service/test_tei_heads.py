@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2 as pb
-from service.pb import tei_pb2_grpc
 from tests.labels import CLASSIFIER, CROSS_ENCODER
 from tests.manifests import with_manifest, with_prompts
 from tests.model.retriever_cases import BGE_M3
@@ -21,6 +20,7 @@ from tests.operation_requests import SHORT_TEXTS, TEXTS, Body, body, optional
 from tests.retrievers import SPLADE
 from tests.service.test_tei_products import ERROR_TYPES, product
 from tests.serving import ServiceThread, load_kind
+from tests.stubs import RerankStub
 from tests.tei_messages import compare_with_rest
 
 TOLERANCE = 1e-4
@@ -225,7 +225,7 @@ def check_same_status(response: httpx.Response, native: httpx.Response) -> bool:
 
 def test_ranking_of_a_stream(rest: Client) -> None:
     """Each message may have a query of its own, and the limit of documents applies to the stream."""
-    stub: Any = tei_pb2_grpc.RerankStub(rest.channel)  # type: ignore[no-untyped-call]
+    stub: Any = RerankStub(rest.channel)
     pairs = [("money", "bank"), ("river", "bank"), ("river", "money bank")]
     if len(rest.rest.get("/v1/model").json()["labels"]) > 1:
         with pytest.raises(grpc.RpcError, match="not a reranking model"):

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -27,13 +28,12 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import StatusCode
 
 from service.config import ConfigError
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.request_log import RequestRecord
 from service.spans import Tracing
 from service.tracing import start_tracing
 from tests.conftest import start_server, stop_server
 from tests.keys import named_key
+from tests.stubs import EncoderServiceStub
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, NOT_SAMPLED = (f"00-{TRACE_ID}-{PARENT_ID}-{flags}" for flags in ("01", "00"))
@@ -158,7 +158,7 @@ def send_requests(rest: str, address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         metadata = {"x-request-id": "grpc", "traceparent": SAMPLED, "tracestate": STATE, "x-api-key": "key"}
         message = pb.EncodeRequest(inputs=[pb.Input(text=TEXT)])
-        EncoderServiceStub(channel).Encode(message, metadata=tuple(metadata.items()))  # type: ignore[no-untyped-call]
+        EncoderServiceStub(channel).Encode(message, metadata=tuple(metadata.items()))
 
 
 def test_slow_requests_have_a_span_per_stage(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import Precision
 from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.backends.heads import Heads
-from service.engine.encode.pooling import pool_batch
-from service.engine.schema.tasks import EncodeTask, ModelInput, TextVectors
+from service.engine.tasks import EncodeTask, ModelInput, TextVectors
+from service.engine.vectors import pool_batch
 from service.errors import NonFiniteOutput
 
 ProviderName = Literal["cuda", "openvino", "cpu"]

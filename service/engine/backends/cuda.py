@@ -17,12 +17,12 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import Pooling
 from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
-from service.engine.backends.cpu_session import add_weights, session_options
 from service.engine.backends.cuda_session import open_session
 from service.engine.backends.heads import Heads
+from service.engine.backends.sessions import add_weights, session_options
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
-from service.engine.encode.pooling import pool_batch
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.tasks import EncodeTask, TextVectors
+from service.engine.vectors import pool_batch
 from service.errors import NonFiniteOutput
 
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"

@@ -1,18 +1,191 @@
-"""The heads of a model, run on the hidden states of each batch, on the thread of the batch."""
+"""Heads of a model on top of its encoder: classifiers, token vectors, sparse vectors, words of the vocabulary."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from model.artifact.files import Artifact
-from model.artifact.manifest import ClassificationHead, MultiVectorHead
-from service.engine.backends.cpu_session import open_cpu_session
-from service.engine.backends.sparse_head import SparseWeights
-from service.engine.backends.vocabulary import MaskedWords
-from service.engine.encode.pooling import Floats, normalize, pool_batch
-from service.engine.schema.tasks import EncodeTask, HeadName
+from model.artifact.manifest import (
+    ClassificationHead,
+    MaskedLMHead,
+    MultiVectorHead,
+    SparseActivation,
+    SparseHead,
+    TensorRecord,
+)
+from service.engine.backends.sessions import open_cpu_session
+from service.engine.tasks import EncodeTask, HeadName, ModelInput, PredictedWords, SparseEntries, WordQuery
+from service.engine.vectors import Floats, normalize, pool_batch
 from service.errors import NonFiniteOutput
+
+if TYPE_CHECKING:
+    import onnxruntime
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+BLOCK_ENTRIES = 4096
+PREDICTED_ROWS = 8
+"""Positions whose logits for all entries are in memory at the same time: 8 MB for 250,000 entries."""
+
+
+class Projection:
+    """Logits (N, V) of features (N, E), computed in blocks of entries."""
+
+    def __init__(self, artifact: Artifact, decoder: TensorRecord, bias: TensorRecord | None) -> None:
+        threadpool_limits(1, user_api="blas")  # a batch has one thread; see ExplainBackend
+        self._decoder = artifact.map(decoder)
+        self._bias = None if bias is None else np.array(artifact.map(bias)[:])
+        self.size = decoder.shape[0]
+
+    def blocks(self) -> Iterator[tuple[slice, Floats]]:
+        """Yield ranges of entries, each with its table (E, block)."""
+        for start in range(0, self.size, BLOCK_ENTRIES):
+            block = slice(start, min(self.size, start + BLOCK_ENTRIES))
+            yield block, self._decoder[block].T
+
+    def logits(self, rows: Floats, block: slice, table: Floats) -> Floats:
+        """Return the logits (N, block) of rows (N, E)."""
+        logits: Floats = rows @ table
+        if self._bias is not None:
+            logits += self._bias[block]
+        return logits
+
+
+class MaskedWords:
+    """The words of a masked-LM head, in float32."""
+
+    def __init__(self, artifact: Artifact, head: MaskedLMHead) -> None:
+        self._projection = Projection(artifact, head.decoder, head.bias)
+        self._last = _open(artifact, head.graph)
+        self._earlier = self._last if head.layer_graph is None else _open(artifact, head.layer_graph)
+
+    def predict(self, hidden: Floats, query: WordQuery, *, last_layer: bool) -> PredictedWords:
+        """Return the words at the positions of a query, given the hidden states (T, D) of a layer.
+
+        Raises:
+            NonFiniteOutput: a logit is infinite or NaN.
+        """
+        query = replace(query, count=min(query.count, self._projection.size))
+        rows = hidden[list(query.positions)].astype(np.float32, copy=False)
+        session = self._last if last_layer else self._earlier
+        if session is not None:
+            (rows,) = session.run(None, {"rows": rows})
+        parts = [
+            self._rank(rows[start : start + PREDICTED_ROWS], query) for start in range(0, len(rows), PREDICTED_ROWS)
+        ]
+        ids, probabilities = zip(*parts, strict=True)
+        return PredictedWords(np.concatenate(ids), np.concatenate(probabilities))
+
+    def _rank(self, rows: Floats, query: WordQuery) -> tuple[Floats, Floats]:
+        """Return the ids and the probabilities (N, K) of the likeliest entries for rows (N, E)."""
+        logits: Floats = np.empty((len(rows), self._projection.size), dtype=np.float32)
+        for block, table in self._projection.blocks():
+            logits[:, block] = self._projection.logits(rows, block, table)
+        logits -= logits.max(axis=1, keepdims=True)
+        totals = np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)
+        if not np.isfinite(totals.sum()):
+            raise NonFiniteOutput
+        if query.targets is not None:
+            ids = np.broadcast_to(np.sort(query.targets), (len(rows), len(query.targets)))
+        else:
+            # The K-th largest logit decides; of entries with an equal logit, the smallest ids.
+            least = np.partition(logits, -query.count, axis=1)[:, -query.count]
+            ids = np.stack([_likeliest(row, bound, query.count) for row, bound in zip(logits, least, strict=True)])
+        chosen = np.take_along_axis(logits, ids, axis=1)
+        order = np.argsort(-chosen, axis=1, kind="stable")[:, : query.count]
+        probabilities = np.exp(np.take_along_axis(chosen, order, axis=1)) / totals
+        return np.take_along_axis(ids, order, axis=1), probabilities.astype(np.float32)
+
+
+def _likeliest(logits: Floats, least: float, count: int) -> Floats:
+    """Return the ids of the `count` largest logits, ascending; of equal ones, the smallest."""
+    above = np.flatnonzero(logits > least)
+    return np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: count - len(above)]]))
+
+
+def _open(artifact: Artifact, graph: str | None) -> "onnxruntime.InferenceSession | None":
+    return None if graph is None else open_cpu_session(artifact, graph, 1, arena=False)
+
+
+BLOCK_ROWS = 512
+"""Tokens whose logits for a block of entries are in memory at the same time, 8 MiB."""
+
+
+class SparseWeights:
+    """The sparse vectors of texts, in float32.
+
+    The logits of all tokens for all entries, (T, V), would take 0.5 GB for 512 tokens and 250,000 entries, so they are
+    computed and reduced in blocks, from the mapped embedding table.
+    """
+
+    def __init__(self, artifact: Artifact, head: SparseHead) -> None:
+        self._head = head
+        self._session: onnxruntime.InferenceSession | None = None
+        if head.graph is not None:
+            self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
+        self._projection = None if head.decoder is None else Projection(artifact, head.decoder, head.bias)
+        own = head.query_weights
+        self._query_weights = None if own is None else np.array(artifact.map(own)[:])
+        self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
+
+    def weigh(self, tokens: ModelInput, hidden: Floats) -> SparseEntries:
+        """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
+        if tokens.side == "query" and self._query_weights is not None:
+            ids = np.unique(np.array(tokens.input_ids, dtype=np.int32))
+            return self._keep(ids, self._query_weights[ids])
+        rows = hidden.astype(np.float32, copy=False)
+        if self._session is not None:
+            (rows,) = self._session.run(None, {"rows": rows})
+        if self._projection is None:
+            ids, weights = self._weigh_tokens(np.array(tokens.input_ids, dtype=np.int32), rows[:, 0])
+        else:
+            weights = self._project(rows)
+            ids = np.arange(len(weights), dtype=np.int32)
+        if not np.isfinite(weights.sum()):
+            raise NonFiniteOutput
+        return self._keep(ids, weights)
+
+    def _keep(self, ids: Floats, weights: Floats) -> SparseEntries:
+        """Return the entries with a positive weight, of these the ones with the largest, as the head defines."""
+        most = self._head.max_active
+        kept = np.flatnonzero((weights > 0) & ~np.isin(ids, self._skipped))
+        if most is not None and len(kept) > most:
+            kept = np.sort(kept[np.argsort(-weights[kept], kind="stable")[:most]])
+        return SparseEntries(ids[kept], weights[kept])
+
+    def _weigh_tokens(self, token_ids: Floats, logits: Floats) -> tuple[Floats, Floats]:
+        """Return the distinct ids of a text, ascending, and the largest weight of each."""
+        ids, places = np.unique(token_ids, return_inverse=True)
+        weights: Floats = np.zeros(len(ids), dtype=np.float32)
+        np.maximum.at(weights, places, activate(logits, self._head.activation))
+        return ids, weights
+
+    def _project(self, rows: Floats) -> Floats:
+        """Return the weight of each vocabulary entry, (V), for rows (T, E)."""
+        assert self._projection is not None
+        is_max = self._head.pooling == "max"
+        pooled: Floats = np.full(self._projection.size, -np.inf if is_max else 0.0, dtype=np.float32)
+        for block, table in self._projection.blocks():
+            for first in range(0, len(rows), BLOCK_ROWS):
+                logits = self._projection.logits(rows[first : first + BLOCK_ROWS], block, table)
+                if is_max:
+                    np.maximum(pooled[block], logits.max(axis=0), out=pooled[block])
+                else:
+                    pooled[block] += activate(logits, self._head.activation).sum(axis=0)
+        return activate(pooled, self._head.activation) if is_max else pooled  # the activation is monotonic
+
+
+def activate(logits: Floats, activation: SparseActivation) -> Floats:
+    """Return the weights of logits."""
+    weights: Floats = np.maximum(logits, 0)
+    if activation != "relu":
+        weights = np.log1p(weights)
+    return np.log1p(weights) if activation == "log1p_log1p_relu" else weights
+
 
 Results = dict[str, Any]
 """Fields of `TextVectors`."""

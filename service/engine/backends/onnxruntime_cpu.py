@@ -1,6 +1,6 @@
 """ONNX Runtime on the CPU: float32 where OpenVINO is not installed, and the explain graph everywhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ from model.artifact.files import Artifact
 from model.artifact.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
 from model.artifact.tokenizer import TokenizedInput
 from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
-from service.engine.backends.cpu_session import open_cpu_session
-from service.engine.schema.tasks import ExplainTask
+from service.engine.backends.sessions import open_cpu_session
+from service.engine.tasks import ExplainTask, ModelParts
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need
@@ -54,13 +54,11 @@ class ExplainBackend:
     workers = 1
     max_batch_size = 1
 
-    def __init__(
-        self, artifact: Artifact, choice: BackendChoice, execute: Callable[[ExplainTask, Floats], Any]
-    ) -> None:
-        """Open lazily. `execute` returns the result of a task, given its hidden states (L+1, T, D), layer 0 first."""
+    def __init__(self, artifact: Artifact, choice: BackendChoice, model: ModelParts) -> None:
+        """Open lazily. `model`: the parts that compute the results of tasks from hidden states."""
         self.choice = choice
         self._artifact = artifact
-        self._execute = execute
+        self._model = model
         self.max_batch_tokens = artifact.manifest.longest_input_tokens
         self.length_buckets: tuple[int, ...] = ()
         self._segment_types = artifact.manifest.architecture.type_vocab_size
@@ -84,7 +82,7 @@ class ExplainBackend:
 
     def run(self, tasks: Sequence[ExplainTask], fitted: BatchShape | None = None) -> list[Any]:
         del fitted  # each task is a run of its own
-        return [self._execute(task, self._hidden_states(task.tokens)) for task in tasks]
+        return [task.compute(self._hidden_states(task.tokens), self._model) for task in tasks]
 
     def seconds(self, size: int) -> float:
         return size / EXPLAIN_TOKENS_PER_SECOND

@@ -13,7 +13,7 @@ from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu
 from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
-from service.engine.schema.tasks import EncodeTask, TextVectors
+from service.engine.tasks import EncodeTask, TextVectors
 
 Provider = Literal["auto", "cuda", "openvino", "cpu"]
 PrecisionOption = Literal["auto", "bfloat16", "float16", "float32", "int8"]

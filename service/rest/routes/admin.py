@@ -12,7 +12,7 @@ from service.engine.repository import ModelState
 from service.errors import HostNotAllowed, InvalidArgument, MalformedRequest, RequestTooLarge, UnsupportedMedia
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.codec import JSON
+from service.rest.bodies import JSON
 
 MODELS_PATH = "/admin/models"
 CALLERS_PATH = "/admin/callers"

@@ -2,22 +2,34 @@
 
 import asyncio
 import gzip
+from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.exposition import choose_encoder, gzip_accepted
+from pydantic import BaseModel
 
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.rest.schemas import StatusBody, responses
 
-API = "health"
-PATHS = ("/livez", "/healthz", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
-"""The last four belong to the TEI API and the Open Inference Protocol."""
+NAME = "health"
+PATHS = ("/livez", "/healthz", "/readyz")
+"""TEI and the Open Inference Protocol have more probes."""
 COMPRESSION_LEVEL = 1
 """Compresses 600 KiB to a tenth in 5 ms; level 9 needs 20 ms for little less."""
-PROBE_RESPONSES = responses(StatusBody, StatusBody, (503,))
+
+
+class StatusBody(BaseModel):
+    """The state of the server."""
+
+    status: Literal["starting", "ok", "draining", "failed"]
+
+
+PROBE_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": StatusBody, "description": "Success."},
+    503: {"model": StatusBody, "description": "Server is starting, draining or overloaded."},
+}
 
 
 def make_router(lifecycle: Lifecycle) -> APIRouter:

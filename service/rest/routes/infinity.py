@@ -1,68 +1,24 @@
 """The API of infinity, under /infinity: embeddings, rerank, classify and models."""
 
 import time
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-import orjson
-from fastapi import APIRouter, Request, Response
-from fastapi.types import DecoratedCallable
+from attendant_client.types import ClassifyRequest, EncodeRequest, EncodingFormat, Input, RerankRequest
 from pydantic import BaseModel, Field
 
-from model.artifact.tokenizer import TokenizerInput
 from service.engine.engine import Engine
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input
-from service.engine.schema.labels import ClassifyRequest, ClassifyResponse, LabelScore, RerankRequest, RerankResponse
 from service.errors import ServiceError
-from service.lifecycle import Lifecycle
-from service.limits import cut
-from service.rest.codec import (
-    ENCODING_DESCRIPTION,
-    EncodingFormat,
-    FirstError,
-    StrictModel,
-    Texts,
-    at_most,
-    body_schema,
-)
-from service.rest.requests import RequestReader, reject_query
-from service.rest.responses import Base64, json_response, metadata_headers
-from service.rest.routes.infinity_responses import (
-    InfinityClassifyResponseBody,
-    InfinityEmbeddingsResponseBody,
-    InfinityModelsBody,
-    InfinityRerankResponseBody,
-)
-from service.rest.routes.ranking import returned_bytes
-from service.rest.schemas import ERRORS, GET_ERRORS, responses
+from service.operations.inputs import cut
+from service.rest.api import GET_STATUSES, Api, Exchange, Route
+from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, StrictModel, TextList, Texts, at_most
+from service.rest.routes.native import returned_bytes
+from service.rest.routes.openai import Embedding, PromptUsage, prompt_usage, to_embeddings
 from service.spelling import Spelling
-from service.steps import convert
 
-API = "infinity"
-PREFIX = "/infinity"
-EMBEDDINGS_PATH, RERANK_PATH, CLASSIFY_PATH = POST_PATHS = tuple(
-    f"{PREFIX}/{name}" for name in ("embeddings", "rerank", "classify")
-)
-MODELS_PATH = f"{PREFIX}/models"
-PATHS = (*POST_PATHS, MODELS_PATH)
+NAME = "infinity"
 UNSPECIFIED = "default/not-specified"
 """The model that infinity's clients name if the user names none."""
 CAPABILITIES = {"encode": "embed", "rerank": "rerank", "classify": "classify"}
-
-TextList = Annotated[list[str], FirstError(), at_most("inputs")]
-
-
-class InfinitySpelling(Spelling):
-    """Names of infinity's API in error messages."""
-
-    def path(self, path: str) -> str:
-        return path.replace("inputs", "input", 1) if path.startswith("inputs") else path
-
-    def option(self, field: str) -> str | None:
-        return None  # long inputs are always truncated
-
-
-INFINITY = InfinitySpelling()
 
 
 class InfinityModel(StrictModel):
@@ -107,10 +63,7 @@ class InfinityClassifyBody(InfinityModel):
     raw_scores: bool = Field(False, description="Whether to return logits instead of scores.")
 
 
-BODIES = (InfinityEmbeddingsBody, InfinityRerankBody, InfinityClassifyBody)
-
-
-class InfinityErrorDetailBody(BaseModel):
+class InfinityErrorDetail(BaseModel):
     """One error in infinity's format."""
 
     message: str
@@ -122,120 +75,136 @@ class InfinityErrorDetailBody(BaseModel):
 class InfinityErrorBody(BaseModel):
     """The body of every error of infinity's API."""
 
-    error: InfinityErrorDetailBody
+    error: InfinityErrorDetail
 
 
-def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
-    """Return the routes of this API."""
-    router = APIRouter(tags=["infinity"])
+class InfinityResponse(BaseModel):
+    """Fields of the responses to POST requests."""
 
-    def post(
-        path: str, name: str, body: type[BaseModel], model: type[BaseModel]
-    ) -> Callable[[DecoratedCallable], DecoratedCallable]:
-        described = responses(model, InfinityErrorBody, tuple(ERRORS))
-        return router.post(path, operation_id=name, responses=described, openapi_extra=body_schema(body))
-
-    @post(EMBEDDINGS_PATH, "infinity_embeddings", InfinityEmbeddingsBody, InfinityEmbeddingsResponseBody)
-    async def embeddings(request: Request) -> Response:
-        """Return one embedding per text."""
-        body = await reader.read(request, InfinityEmbeddingsBody)
-        engine = lifecycle.models.find(body.name)
-        is_base64 = body.encoding_format == "base64"
-        response = await engine.encode(
-            EncodeRequest(
-                _inputs(body.input, engine),
-                dimensions=body.dimensions or None,
-                truncation="auto",
-                wire="base64" if is_base64 else "json",
-                deadline=reader.deadline(request),
-            )
-        )
-
-        def describe(item: tuple[int, EncodeResult]) -> dict[str, Any]:
-            array = item[1].pooled
-            assert array is not None
-            return {"object": "embedding", "embedding": Base64(array) if is_base64 else array.values, "index": item[0]}
-
-        data = await convert(describe, list(enumerate(response.results)))
-        document = {"object": "list", "data": data, **_fields(request, response)}
-        headers = metadata_headers(response, engine.info.digest)
-        return await json_response(request, document, headers, compress=not is_base64)
-
-    @post(RERANK_PATH, "infinity_rerank", InfinityRerankBody, InfinityRerankResponseBody)
-    async def rerank(request: Request) -> Response:
-        """Return the documents by their relevance to the query, best first."""
-        body = await reader.read(request, InfinityRerankBody)
-        engine = lifecycle.models.find(body.name)
-        response = await engine.rerank(
-            RerankRequest(
-                cut(body.query, "auto", engine.info),
-                tuple(cut(text, "auto", engine.info) for text in body.documents),
-                top_n=body.top_n,
-                raw_scores=body.raw_scores,
-                truncation="auto",
-                returned_bytes=returned_bytes(body.documents) if body.return_documents else 0,
-                deadline=reader.deadline(request),
-            )
-        )
-        results: list[dict[str, Any]] = [
-            {"relevance_score": result.score, "index": result.index} for result in response.results
-        ]
-        if body.return_documents:
-            results = [{**result, "document": body.documents[result["index"]]} for result in results]
-        document = {"object": "rerank", "results": results, **_fields(request, response)}
-        return await json_response(request, document, metadata_headers(response, engine.info.digest))
-
-    @post(CLASSIFY_PATH, "infinity_classify", InfinityClassifyBody, InfinityClassifyResponseBody)
-    async def classify(request: Request) -> Response:
-        """Return the labels of each text, best first. Requires a classifier."""
-        body = await reader.read(request, InfinityClassifyBody)
-        engine = lifecycle.models.find(body.name)
-        inputs, deadline = _inputs(body.input, engine), reader.deadline(request)
-        response = await engine.classify(
-            ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation="auto", deadline=deadline)
-        )
-        data = [[_label(label) for label in result.labels] for result in response.results]
-        document = {"object": "classify", "data": data, **_fields(request, response)}
-        return await json_response(request, document, metadata_headers(response, engine.info.digest))
-
-    @router.get(
-        MODELS_PATH,
-        operation_id="infinity_models",
-        responses=responses(InfinityModelsBody, InfinityErrorBody, GET_ERRORS),
-    )
-    async def models(request: Request) -> Response:
-        """Return the served models and their load."""
-        reject_query(request)
-        data = [_describe(engine) for engine in lifecycle.models]
-        return await json_response(request, {"object": "list", "data": data})
-
-    return router
+    id: str = Field(description="Request ID.")
+    created: int = Field(description="Time in seconds since 1970.")
+    model: str = Field(description="Name of the served model.")
+    usage: PromptUsage
 
 
-def render_error(error: ServiceError) -> bytes:
-    """Return infinity's error body."""
-    detail = {
-        "message": error.message, "type": error.reason.lower(), "param": error.field, "code": error.http_status
-    }  # fmt: skip
-    return orjson.dumps({"error": detail})
+class InfinityEmbeddingsResponse(InfinityResponse):
+    """The response of /infinity/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding] = Field(description="One embedding per text.")
+
+
+class InfinityRank(BaseModel):
+    """A document and its score."""
+
+    relevance_score: float
+    index: int = Field(description="Index of the document in the request.")
+    document: str | None = Field(None, description="The document, with `return_documents`.")
+
+
+class InfinityRerankResponse(InfinityResponse):
+    """The response of /infinity/rerank."""
+
+    object: Literal["rerank"]
+    results: list[InfinityRank] = Field(description="The documents, best first.")
+
+
+class InfinityLabel(BaseModel):
+    """A label and its score."""
+
+    score: float
+    label: str
+
+
+class InfinityClassifyResponse(InfinityResponse):
+    """The response of /infinity/classify."""
+
+    object: Literal["classify"]
+    data: list[list[InfinityLabel]] = Field(description="The labels of each text, best first.")
+
+
+class InfinityStats(BaseModel):
+    """The load of a model."""
+
+    queue_fraction: float = Field(description="Estimated wait as a fraction of its limit.")
+    queue_absolute: int = Field(description="Queued tokens.")
+    batch_size: int = Field(description="Maximum number of tokens in a batch.")
+
+
+class InfinityModelBody(BaseModel):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    owned_by: Literal["infinity"]
+    created: int
+    stats: InfinityStats
+    backend: str = Field(description="Execution provider.")
+    capabilities: list[Literal["embed", "rerank", "classify"]]
+
+
+class InfinityModelsBody(BaseModel):
+    """The response of /infinity/models."""
+
+    object: Literal["list"]
+    data: list[InfinityModelBody] = Field(description="The served models, the default model first.")
 
 
 def _inputs(texts: str | list[str], engine: Engine) -> tuple[Input, ...]:
-    listed = [texts] if isinstance(texts, str) else texts
-    return tuple(Input(TokenizerInput(cut(text, "auto", engine.info))) for text in listed)
+    return tuple(Input(cut(text, "auto", engine.info)) for text in ([texts] if isinstance(texts, str) else texts))
 
 
-def _fields(request: Request, response: EncodeResponse | RerankResponse | ClassifyResponse) -> dict[str, Any]:
+def _fields(exchange: Exchange, response: Any) -> dict[str, Any]:
     return {
         "model": response.model,
-        "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
-        "id": request.scope["record"].request_id,
+        "usage": prompt_usage(response.token_count),
+        "id": exchange.record.request_id,
         "created": int(time.time()),
     }
 
 
-def _label(label: LabelScore) -> dict[str, Any]:
-    return {"score": label.score, "label": label.label}
+async def embeddings(exchange: Exchange, body: InfinityEmbeddingsBody) -> Any:
+    """Return one embedding per text."""
+    engine, encoded = exchange.find(body.name), body.encoding_format == "base64"
+    request = EncodeRequest(_inputs(body.input, engine), dimensions=body.dimensions or None, truncation="auto")
+    response = await exchange.run("encode", engine, request, wire="base64" if encoded else "json")
+    exchange.compress = not encoded
+    data = await to_embeddings([result.pooled for result in response.results], encoded=encoded)
+    return {"object": "list", "data": data, **_fields(exchange, response)}
+
+
+async def rerank(exchange: Exchange, body: InfinityRerankBody) -> Any:
+    """Return the documents by their relevance to the query, best first."""
+    engine = exchange.find(body.name)
+    request = RerankRequest(
+        cut(body.query, "auto", engine.info),
+        tuple(cut(text, "auto", engine.info) for text in body.documents),
+        top_n=body.top_n,
+        raw_scores=body.raw_scores,
+        truncation="auto",
+    )
+    size = returned_bytes(body.documents) if body.return_documents else 0
+    response = await exchange.run("rerank", engine, request, returned_bytes=size)
+    results = [
+        {"relevance_score": result.relevance_score, "index": result.index}
+        | ({"document": body.documents[result.index]} if body.return_documents else {})
+        for result in response.results
+    ]
+    return {"object": "rerank", "results": results, **_fields(exchange, response)}
+
+
+async def classify(exchange: Exchange, body: InfinityClassifyBody) -> Any:
+    """Return the labels of each text, best first. Requires a classifier."""
+    engine = exchange.find(body.name)
+    request = ClassifyRequest(_inputs(body.input, engine), raw_scores=body.raw_scores, truncation="auto")
+    response = await exchange.run("classify", engine, request)
+    data = [[{"score": label.score, "label": label.label} for label in result.labels] for result in response.results]
+    return {"object": "classify", "data": data, **_fields(exchange, response)}
+
+
+async def models(exchange: Exchange, body: None) -> Any:
+    """Return the served models and their load."""
+    return {"object": "list", "data": [_describe(engine) for engine in exchange.lifecycle.models]}
 
 
 def _describe(engine: Engine) -> dict[str, Any]:
@@ -253,3 +222,31 @@ def _describe(engine: Engine) -> dict[str, Any]:
         "backend": info.provider,
         "capabilities": [CAPABILITIES[name] for name in info.operations if name in CAPABILITIES],
     }
+
+
+def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return infinity's error document."""
+    detail = {"message": error.message, "type": error.reason.lower(), "param": error.field, "code": error.http_status}
+    return {"error": detail}
+
+
+def _post(path: str, handler: Any, body: type[BaseModel], response: type[BaseModel]) -> Route:
+    return Route(f"/infinity/{path}", f"infinity_{path}", handler, response, (body,), shed="always")
+
+
+API = Api(
+    NAME,
+    "infinity",
+    (
+        _post("embeddings", embeddings, InfinityEmbeddingsBody, InfinityEmbeddingsResponse),
+        _post("rerank", rerank, InfinityRerankBody, InfinityRerankResponse),
+        _post("classify", classify, InfinityClassifyBody, InfinityClassifyResponse),
+        Route(
+            "/infinity/models", "infinity_models", models, InfinityModelsBody, statuses=GET_STATUSES, headers=False,
+            names_model=False,
+        ),
+    ),
+    Spelling({"inputs": "input"}, {}),  # long inputs are always truncated
+    error=InfinityErrorBody,
+    render=render_error,
+)  # fmt: skip

@@ -1,195 +1,333 @@
-"""The native API: /v1/encode and /v1/tokenize."""
+"""The native API: one route per operation of the contract, /v1/rerank and the served models."""
 
-import re
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from pydantic import Field
+import orjson
+from attendant_client.types import ModelInfo, Operation, RankedDocument, RerankRequest, RerankResponse
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
 
-from model.artifact.manifest import Pooling
-from service.engine.schema.encode import (
-    Array,
-    DType,
-    EncodeRequest,
-    EncodeResult,
-    LayerReduce,
-    Side,
-    TokenizeRequest,
-    Truncation,
-)
-from service.engine.schema.operations import Output
+from service.errors import ConflictingFields, Empty, MissingField, WrongType, json_type
 from service.lifecycle import Lifecycle
-from service.limits import reject_spans
-from service.rest.codec import (
-    ENCODING_DESCRIPTION,
-    INPUTS_DESCRIPTION,
-    MODEL_DESCRIPTION,
-    TRUNCATION_DESCRIPTION,
-    EncodingFormat,
+from service.operations.table import OPERATIONS
+from service.rest.api import GET_STATUSES, STATUSES, Api, ErrorResponse, Exchange, Handler, Route
+from service.rest.bodies import (
+    ContractModel,
     FirstError,
-    Inputs,
-    LayersOrAll,
-    StrictModel,
     at_most,
-    body_schema,
-    to_inputs,
+    list_of,
+    model_of,
+    schema_of,
+    text_or,
+    to_contract,
 )
-from service.rest.requests import RequestReader
-from service.rest.responses import json_response, metadata_headers, tensor, usage_body
-from service.rest.schemas import EncodeResponseBody, TokenizeResponseBody, responses
-from service.steps import convert
+from service.rest.responses import to_document
+from service.rest.routes import tei
+from service.spelling import ENGINE, route_name
 
-API = "rest"
-ENCODE_PATH = "/v1/encode"
-POOLED: Any = ("pooled",)
-LAST_LAYER: Any = (-1,)
-"""Default values. Pydantic would copy a list for each request."""
-MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
-"""In valid JSON, quotes within strings are escaped, so this matches fields only."""
+SEPARATOR = "\n"
+"""Separates the fields of a document that `rank_fields` selects."""
+DOCUMENT_BYTES = 32
+"""The bytes around a document: its name, and that of the text."""
+TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `auto`."
+COHERE_VERSION = "1"
+"""Version of Cohere's API that shares the request of /v1/rerank."""
+DOCUMENTS, TEXTS = "documents", "texts"
+"""The field that only a native rerank request has, and the field that only TEI's has."""
+OWNER = "attendant"
 
 
-class EncodeBody(StrictModel):
-    """The body of POST /v1/encode."""
+def run(operation: Operation, description: str) -> Handler:
+    """Return the handler of an operation, whose request and response are those of the contract."""
+    kind = OPERATIONS[operation].request
 
-    model: str | None = Field(None, description=MODEL_DESCRIPTION)
-    inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
-    outputs: Annotated[list[Output], FirstError(), at_most("outputs")] = Field(
-        default=POOLED, description="Outputs to return, at least one."
+    async def handler(exchange: Exchange, body: Any) -> Any:
+        request = to_contract(kind, body)
+        encoded = getattr(request, "encoding_format", "float") == "base64"
+        exchange.compress = not encoded
+        engine = exchange.find(request.model)
+        response = await exchange.run(operation, engine, request, wire="base64" if encoded else "json")
+        return await to_document(response, encoded=encoded)
+
+    handler.__doc__ = description
+    return handler
+
+
+def operation_route(
+    operation: Operation, description: str, shed: Literal["always", "without layers", "never"] = "never"
+) -> Route:
+    """Return the route of an operation."""
+    entry = OPERATIONS[operation]
+    return Route(
+        f"/v1/{route_name(operation)}",
+        operation,
+        run(operation, description),
+        schema_of(entry.response),
+        (model_of(entry.request),),
+        summary=operation.capitalize().replace("_", " "),
+        headers=operation != "tokenize",
+        shed=shed,
     )
-    layers: LayersOrAll = Field(
-        default=LAST_LAYER, description="Layers 0 (embedding output) to L, -L-1 to -1 from the end, or `all`."
+
+
+# Rerank
+
+
+class DocumentBody(BaseModel):
+    """A document to rank. Other fields are returned with the document."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+    text: str | None = Field(None, description="The document's text. Required without `rank_fields`.")
+
+
+Documents = list_of(text_or(DocumentBody), "documents")
+
+
+class RerankExtensions(ContractModel):
+    """Fields of clients of Cohere and Jina."""
+
+    documents: Documents = Field(  # type: ignore[valid-type]
+        description="The documents, each a text or an object with `text` and other fields."
     )
-    layer_reduce: LayerReduce = Field("concat", description="How to combine several layers.")
-    pooling: Pooling | None = Field(None, description="How to pool token vectors; null selects the model's pooling.")
-    normalize: bool | None = Field(
-        None, description="Whether to scale pooled vectors to length 1; null selects the model's setting."
+    rank_fields: Annotated[list[str], FirstError(), at_most("spans")] | None = Field(
+        None, description="Fields of the documents to rank, in this order. null is `text`."
     )
-    dimensions: int | None = Field(
-        None,
-        description="Number of leading components of pooled vectors to return (Matryoshka truncation).",
-        json_schema_extra={"minimum": 1},
+    return_documents: bool = Field(
+        False, description="Whether to return the documents as objects: a text as `{text}`, an object as it was sent."
     )
-    truncation: Truncation = Field("error", description=TRUNCATION_DESCRIPTION)
-    prompt_name: str | None = Field(
-        None, description="Name of a prompt of the model. Mutually exclusive with `prompt`."
+    max_chunks_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
+    max_tokens_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
+
+
+RerankBody = model_of(RerankRequest, RerankExtensions)
+
+
+class ApiVersion(BaseModel):
+    """Version of Cohere's API."""
+
+    version: str
+
+
+class InputTokens(BaseModel):
+    """Number of tokens."""
+
+    input_tokens: int = Field(description="Number of tokens, special tokens and prompts included.")
+
+
+class Meta(BaseModel):
+    """Metadata in Cohere's format."""
+
+    api_version: ApiVersion
+    billed_units: InputTokens
+    tokens: InputTokens
+
+
+class RankedBody(schema_of(RankedDocument)):  # type: ignore[misc]
+    """A document and its score."""
+
+    document: dict[str, Any] | None = Field(
+        None, description="The document, with `return_documents`: `text` and the other fields that were sent."
     )
-    prompt: str | None = Field(None, description="Prompt to prepend to each text. An empty prompt selects none.")
-    role: Side | None = Field(
-        None,
-        description="What the texts are for a model that reads queries and documents differently. It selects the "
-        "prompt, and the marker and expansion of the output `multi_vector`.",
+
+
+class RerankResponseBody(schema_of(RerankResponse)):  # type: ignore[misc]
+    """The documents, best first."""
+
+    model_config = ConfigDict(title="RerankResponse")
+
+    id: str = Field(description="Request ID.")
+    object: Literal["list"]
+    results: list[RankedBody] = Field(description="The documents, best first.")
+    meta: Meta
+
+
+def meta(version: str, tokens: int) -> dict[str, Any]:
+    """Return the metadata of a response in Cohere's format."""
+    count = {"input_tokens": tokens}
+    return {"api_version": {"version": version}, "billed_units": count, "tokens": count}
+
+
+def returned_bytes(documents: Sequence[str | DocumentBody]) -> int:
+    """Return the size of documents in a response, as JSON objects."""
+    values = (document if isinstance(document, str) else document.model_dump() for document in documents)
+    return sum(DOCUMENT_BYTES + len(orjson.dumps(value)) for value in values)
+
+
+def to_texts(documents: Sequence[str | DocumentBody], rank_fields: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the text of each document. Raises `InvalidArgument` for a document without the required fields."""
+    if rank_fields is not None and not rank_fields:
+        raise Empty("empty", "Leave it out or name at least one field.", field="rank_fields")
+    return tuple(_to_text(document, rank_fields, f"documents[{index}]") for index, document in enumerate(documents))
+
+
+def _to_text(document: str | DocumentBody, rank_fields: Sequence[str] | None, path: str) -> str:
+    if isinstance(document, str):
+        if rank_fields:
+            raise ConflictingFields("not an object, but rank_fields is set", "Leave rank_fields out.", field=path)
+        return document
+    if rank_fields is None:
+        if document.text is None:
+            raise MissingField("missing", "Send it.", field=f"{path}.text")
+        return document.text
+    fields = to_object(document)
+    texts = []
+    for number, name in enumerate(rank_fields):
+        text = fields.get(name)
+        if text is None:
+            raise MissingField(f"lacks the field that rank_fields[{number}] names", "Send it.", field=path)
+        if not isinstance(text, str):
+            problem = f"wrong type of the field that rank_fields[{number}] names"
+            raise WrongType(problem, "Send a string.", field=path, actual=json_type(text))
+        texts.append(text)
+    return SEPARATOR.join(texts)
+
+
+def to_object(document: str | DocumentBody) -> dict[str, Any]:
+    """Return a document as the clients of Cohere and Jina expect it: an object, with all fields as sent."""
+    if isinstance(document, str):
+        return {"text": document}
+    text = {} if "text" not in document.model_fields_set else {"text": document.text}
+    return text | (document.model_extra or {})
+
+
+async def rerank(exchange: Exchange, body: Any) -> Any:
+    """Return the documents by their relevance to the query, best first. With `texts`, do what /rerank does."""
+    if isinstance(body, tei.RerankTextsBody):
+        return await tei.rerank_texts(exchange, body)
+    engine = exchange.find(body.model)
+    ignored = (body.max_chunks_per_doc, body.max_tokens_per_doc)
+    request = RerankRequest(
+        body.query,
+        to_texts(body.documents, body.rank_fields),
+        body.model,
+        body.top_n,
+        body.raw_scores,
+        "auto" if "truncation" not in body.model_fields_set and ignored != (None, None) else body.truncation,
+        body.effect,
+        body.unit,
+        body.explain_top,
     )
-    encoding_format: EncodingFormat = Field("float", description=ENCODING_DESCRIPTION)
-    dtype: DType = Field("float32", description="Element type. int8 and ubinary are for pooled vectors only.")
-
-
-class TokenizeBody(StrictModel):
-    """The body of POST /v1/tokenize."""
-
-    model: str | None = Field(None, description=MODEL_DESCRIPTION)
-    inputs: Inputs = Field(description=INPUTS_DESCRIPTION)
-
-
-BODIES = (EncodeBody, TokenizeBody)
-
-
-def is_for_fast_lane(body: bytes) -> bool:
-    """Return whether a body asks for the last layer alone, without parsing it."""
-    return b'"layers"' not in body
-
-
-def model_of(body: bytes) -> str | None:
-    """Return the model that a JSON body names, without parsing it; None if it names none."""
-    match = MODEL_FIELD.search(body)
-    return None if match is None else match[1].decode(errors="replace")
-
-
-def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
-    """Return the routes of this API."""
-    router = APIRouter(tags=["native"])
-
-    @router.post(
-        ENCODE_PATH,
-        operation_id="encode",
-        summary="Encode",
-        responses=responses(EncodeResponseBody),
-        openapi_extra=body_schema(EncodeBody),
-    )
-    async def encode(request: Request) -> Response:
-        """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
-        body = await reader.read(request, EncodeBody)
-        engine = lifecycle.models.find(body.model)
-        response = await engine.encode(_encode_request(body, reader.deadline(request)))
-        encoding_format = body.encoding_format
-        document = {
-            "model": response.model,
-            "precision": response.precision,
-            "results": await convert(lambda result: _result(result, encoding_format), response.results),
-            "usage": usage_body(response.token_count, response.truncated_inputs),
-            "prompt_name": None if response.prompt is None else response.prompt.name,
-            "prompt": None if response.prompt is None else response.prompt.text,
-        }
-        headers = metadata_headers(response, engine.info.digest)
-        return await json_response(request, document, headers, compress=encoding_format == "float")
-
-    @router.post(
-        "/v1/tokenize",
-        operation_id="tokenize",
-        summary="Tokenize",
-        responses=responses(TokenizeResponseBody),
-        openapi_extra=body_schema(TokenizeBody),
-    )
-    async def tokenize(request: Request) -> Response:
-        """Return the tokens and words of each input, untruncated."""
-        body = await reader.read(request, TokenizeBody)
-        inputs = to_inputs(body.inputs)
-        reject_spans(inputs)
-        deadline = reader.deadline(request)
-        engine = lifecycle.models.find(body.model)
-        response = await engine.tokenize(TokenizeRequest(inputs, deadline=deadline))
-        results = [
-            {"token_count": result.token_count, "tokens": result.tokens, "words": result.words}
-            for result in response.results
+    sent = body.documents if body.return_documents else None
+    size = 0 if sent is None else returned_bytes(sent)
+    response = await exchange.run("rerank", engine, request, returned_bytes=size)
+    document = await to_document(response)
+    if sent is not None:
+        document["results"] = [
+            described | {"document": to_object(sent[result.index])}
+            for described, result in zip(document["results"], response.results, strict=True)
         ]
-        document = {"model": response.model, "results": results, "usage": usage_body(response.token_count)}
-        return await json_response(request, document)
-
-    return router
-
-
-def _encode_request(body: EncodeBody, deadline: float | None) -> EncodeRequest:
-    return EncodeRequest(
-        inputs=to_inputs(body.inputs),
-        outputs=tuple(body.outputs),
-        layers=None if body.layers == "all" else tuple(body.layers),
-        layer_reduce=body.layer_reduce,
-        pooling=body.pooling,
-        normalize=body.normalize,
-        dimensions=body.dimensions,
-        truncation=body.truncation,
-        prompt_name=body.prompt_name,
-        prompt=body.prompt,
-        role=body.role,
-        dtype=body.dtype,
-        wire="json" if body.encoding_format == "float" else "base64",
-        deadline=deadline,
-    )
+    tokens = response.token_count
+    usage = {"tokens": tokens, "truncated_inputs": response.truncated_inputs, "total_tokens": tokens}
+    names = {"id": exchange.record.request_id, "object": "list"}
+    return names | document | {"usage": usage, "meta": meta(COHERE_VERSION, tokens)}
 
 
-def _result(result: EncodeResult, encoding_format: EncodingFormat) -> dict[str, Any]:
-    body: dict[str, Any] = {"token_count": result.token_count, "truncated": result.truncated}
-    for name in ("tokens", "words", "multi_vector_tokens"):
-        if (items := getattr(result, name)) is not None:
-            body[name] = items
-    for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
-        array: Array | None = getattr(result, name)
-        if array is not None:
-            body[name] = _array(array, encoding_format)
-    if (sparse := result.sparse) is not None:
-        weights = _array(sparse.weights, encoding_format)
-        body["sparse"] = {"token_ids": sparse.token_ids, "tokens": sparse.tokens, "weights": weights}
-    return body
+def select_rerank(default: str) -> Any:
+    """Return the function that selects the body of a rerank request by the field that it has.
+
+    `default`, one of `DOCUMENTS` and `TEXTS`, decides for a body with both fields or neither. Later errors are in the
+    format of the selected API.
+    """
+
+    def select(request: Request, lifecycle: Lifecycle, document: Any) -> type[BaseModel]:
+        name = rerank_field(default, document if isinstance(document, dict) else ())
+        request.scope["record"].api = API_NAMES[name]
+        return RERANK_BODIES[name]
+
+    return select
 
 
-def _array(array: Array, encoding_format: EncodingFormat) -> Any:
-    return array.values if encoding_format == "float" else tensor(array)
+def rerank_field(default: str, fields: Any) -> str:
+    """Return the field by which a body with these fields is selected."""
+    other = TEXTS if default == DOCUMENTS else DOCUMENTS
+    return other if other in fields and default not in fields else default
+
+
+RERANK_BODIES: dict[str, type[BaseModel]] = {DOCUMENTS: RerankBody, TEXTS: tei.RerankTextsBody}
+API_NAMES = {DOCUMENTS: "rest", TEXTS: tei.NAME}
+RERANK_PATHS = {"/v1/rerank": DOCUMENTS, "/rerank": TEXTS}
+"""The field that each path stands for."""
+
+
+# The served models
+
+
+class ModelBody(schema_of(ModelInfo)):  # type: ignore[misc]
+    """A served model: OpenAI's fields, properties, digest, precision and limits."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsBody(BaseModel):
+    """The response of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+async def describe_model(info: ModelInfo, name: str) -> dict[str, Any]:
+    """Return a model under one of its names, in OpenAI's format with more fields."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": OWNER} | await to_document(info)
+
+
+async def get_model(exchange: Exchange, body: None) -> Any:
+    """Return the default model, as in /v1/models."""
+    info = exchange.find().info
+    return await describe_model(info, info.name)
+
+
+API = Api(
+    "rest",
+    "native",
+    (
+        operation_route(
+            "encode", "Return embeddings of the inputs: pooled, of tokens, words or spans, static.", "without layers"
+        ),
+        operation_route("tokenize", "Return the tokens and words of each input, untruncated."),
+        operation_route("attend", "Return attention maps of the inputs."),
+        operation_route(
+            "compare", "Return cosine similarities between occurrences of a word in several texts, per layer."
+        ),
+        operation_route(
+            "similarity",
+            "Return the similarity of queries and documents, and what each pair of words contributes to it.",
+            "always",
+        ),
+        operation_route("classify", "Return the labels of each input. Requires a model with a classifier.", "always"),
+        Route(
+            "/v1/rerank",
+            "rerank",
+            rerank,
+            RerankResponseBody | list[tei.RankBody],
+            (RerankBody, tei.RerankTextsBody),
+            select_rerank(DOCUMENTS),
+            summary="Rerank",
+            statuses=(*STATUSES, 424),
+            errors=(ErrorResponse, tei.TeiErrorBody),
+            shed="always",
+        ),
+        operation_route(
+            "token_classify", "Return the entities of each input. Requires a model with a token classifier.", "always"
+        ),
+        operation_route(
+            "fill_mask",
+            "Return the words that the model predicts for tokens. Requires a model with a masked-LM head.",
+            "without layers",
+        ),
+        Route(
+            "/v1/model",
+            "get_model",
+            get_model,
+            ModelBody,
+            summary="Get the default model",
+            statuses=GET_STATUSES,
+            headers=False,
+        ),
+    ),
+    ENGINE,
+)

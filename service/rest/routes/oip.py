@@ -1,22 +1,36 @@
-"""The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models."""
+"""The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models.
+
+The binary data extension: tensors are JSON, or little-endian bytes after the JSON.
+"""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Request, Response
-from fastapi.types import DecoratedCallable
+from attendant_client.types import ModelInfo
+from fastapi import Request, Response
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from service.auth import Access
 from service.engine.engine import Engine
-from service.errors import NotFound, Unavailable
+from service.errors import (
+    InvalidArgument,
+    InvalidHeader,
+    MalformedRequest,
+    NotFound,
+    OutOfRange,
+    ServiceError,
+    Unavailable,
+    WrongShape,
+    WrongType,
+    json_type,
+    missing_or_conflicting,
+)
 from service.lifecycle import Lifecycle
-from service.metrics import Metrics
-from service.oip import models as oip_models
-from service.oip.inference import infer
+from service.oip.inference import ATTENTION, MAX_TENSORS, InferRequest, InferResponse, RequestedOutput, infer
 from service.oip.models import (
+    NAME,
     UNLOAD_PARAMETERS,
     VERSION,
     check_parameters,
@@ -27,250 +41,453 @@ from service.oip.models import (
     describe_statistics,
     find_model,
 )
-from service.oip.outputs import ATTENTION
-from service.rest.codec import body_schema
-from service.rest.requests import RequestReader
-from service.rest.responses import json_response, metadata_headers
-from service.rest.routes.oip_bodies import (
-    IndexBody,
-    InferBody,
-    LoadBody,
-    OipConfigBody,
-    OipErrorBody,
-    OipIndexEntryBody,
-    OipInferResponseBody,
-    OipLiveBody,
-    OipLoadBody,
-    OipModelBody,
-    OipModelReadyBody,
-    OipReadyBody,
-    OipServerBody,
-    OipStatisticsBody,
-)
-from service.rest.routes.oip_conversion import (
-    LENGTH_HEADER,
-    MEDIA_TYPES,
-    infer_request,
-    infer_response,
-    parse_body,
-    split_body,
-)
-from service.rest.schemas import GET_ERRORS, OIP_ERRORS, responses
+from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
+from service.operations.call import Wire
+from service.operations.inputs import item_limits
+from service.rest.api import ERRORS, GET_STATUSES, WITHOUT_422, Api, Exchange, Handler, Route
+from service.rest.bodies import JSON, FirstError, LenientModel, at_most
+from service.rest.compression import accepted
+from service.rest.requests import parse_json
+from service.rest.responses import PART_BYTES, encoded_response, json_response, render
 
-API = oip_models.API
-ROOT_PATH = "/v2"
-PREFIX = f"{ROOT_PATH}/"
+PREFIX = "/v2"
 MODEL_PATH = "/v2/models/{name:path}"
-VERSION_PATH = "/v2/models/{name:path}/versions/{version}"
+VERSION_SUFFIX = f"/versions/{VERSION}"
 INFER = "/infer"
 READS = ("/ready", "/config", "/stats")
-VERSION_SUFFIX = f"/versions/{VERSION}"
 INFER_PATH = re.compile(rf"/v2/models/(?P<name>.+?)(?P<version>{VERSION_SUFFIX})?{INFER}")
+LOAD_PATH = re.compile(r"/v2/repository/models/.+/(load|unload)")
 ATTENTION_NAME = f'"{ATTENTION}"'.encode()
 """The name of the output in JSON. Quotes within strings are escaped, so no text in JSON contains it."""
-ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
-LOAD_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 500, 501, 503)
-INDEX_ERRORS = (400, 401, 403, 408, 413, 415, 500, 503)
-LOAD_PATH = re.compile(r"/v2/repository/models/.+/(load|unload)")
-NAME_PARAMETER = {
-    "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
-    "schema": {"type": "string"},
-}  # fmt: skip
-VERSION_PARAMETER = {
-    "name": "version", "in": "path", "required": True, "description": "Version of the model: `1`.",
-    "schema": {"type": "string"},
-}  # fmt: skip
-LENGTH_PARAMETER = {
-    "name": LENGTH_HEADER,
-    "in": "header",
-    "description": "Size of the JSON at the start of the body, if bytes of tensors follow it.",
-    "schema": {"type": "integer", "minimum": 0},
-}
-
-Decorator = Callable[[DecoratedCallable], DecoratedCallable]
+BINARY = "application/octet-stream"
+LENGTH_HEADER = "Inference-Header-Content-Length"
+"""The size of the JSON at the start of a body. Bytes of tensors follow it."""
+SIZE_PARAMETER, BINARY_PARAMETER, DEFAULT_PARAMETER = "binary_data_size", "binary_data", "binary_data_output"
+MAX_DIGITS = 18
 
 
-def make_router(lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics, access: Access) -> APIRouter:
-    """Return the routes of this API. Of several matching routes the first one applies, so the longest come first."""
-    router = APIRouter(tags=["oip"])
-    add_probes(router, lifecycle)
-    add_server_routes(router, lifecycle, reader, metrics)
-    add_load(router, lifecycle, reader, access)
-    add_infer(router, lifecycle, reader)
-    add_model_routes(router, lifecycle, metrics)
-    return router
+# Requests and responses
 
 
-def get(router: APIRouter, suffix: str, name: str, model: Any) -> Decorator[Any]:
-    """Return a decorator for a route of a model, with and without a version."""
-    described = responses(model, OipErrorBody, GET_ERRORS, OIP_ERRORS)
-
-    def add(endpoint: DecoratedCallable) -> DecoratedCallable:
-        for path, middle, parameters in model_paths(suffix):
-            router.get(
-                path, operation_id=f"oip_model{middle}_{name}", responses=described,
-                openapi_extra={"parameters": parameters},
-            )(endpoint)  # fmt: skip
-        return endpoint
-
-    return add
+Datatype = Literal["BYTES", "INT64", "INT32", "BOOL", "FP32"]
 
 
-def model_paths(suffix: str) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Return the paths of a route of a model, with a part of their names, and their parameters."""
-    return [
-        (VERSION_PATH + suffix, "_version", [NAME_PARAMETER, VERSION_PARAMETER]),
-        (MODEL_PATH + suffix, "", [NAME_PARAMETER]),
+class InferInputBody(LenientModel):
+    """An input tensor."""
+
+    name: str = Field(description="`text`, `input_ids` or `attention_mask`.")
+    shape: Annotated[list[int], FirstError(), at_most("axes")] = Field(description="Sizes of the axes.")
+    datatype: str = Field(description="Element type.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="`binary_data_size`: number of bytes after the JSON that are the elements."
+    )
+    data: Any = Field(None, description="Elements in row-major order, flat or nested.")
+
+
+class RequestedOutputBody(LenientModel):
+    """An output to return."""
+
+    name: str = Field(description="`pooled`, `tokens`, `token_counts` or `attention`.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="`binary_data`: whether the elements are to follow the JSON as bytes."
+    )
+
+
+class InferBody(LenientModel):
+    """The body of POST /v2/models/{name}/infer."""
+
+    id: str | None = Field(None, description="Identifier that the response repeats.")
+    parameters: dict[str, Any] | None = Field(None, description="Options, such as `normalize` or `truncation`.")
+    inputs: Annotated[list[InferInputBody], FirstError(), at_most("tensors")] = Field(description="Input tensors.")
+    outputs: Annotated[list[RequestedOutputBody], FirstError(), at_most("tensors")] | None = Field(
+        None, description="Outputs to return. null is `pooled`."
+    )
+
+
+class IndexBody(LenientModel):
+    """The optional body of POST /v2/repository/index."""
+
+    ready: bool | None = Field(None, description="Whether to return the models that are ready, and no others.")
+
+
+class LoadBody(LenientModel):
+    """The optional body of a request to load or unload a model."""
+
+    parameters: dict[str, Any] | None = Field(
+        None, description="Only `unload_dependents`, which has no effect, is supported, for unloading."
+    )
+
+
+class OipErrorBody(BaseModel):
+    """The body of every error of the Open Inference Protocol."""
+
+    error: str = Field(description="Message for people.")
+
+
+class OipLiveBody(BaseModel):
+    """The response of GET /v2/health/live."""
+
+    live: bool
+
+
+class OipReadyBody(BaseModel):
+    """The response of GET /v2/health/ready."""
+
+    ready: bool
+
+
+class OipModelReadyBody(BaseModel):
+    """The response of GET /v2/models/{name}/ready."""
+
+    name: str = Field(description="Name of the served model.")
+    ready: bool
+
+
+class OipServerBody(BaseModel):
+    """The response of GET /v2."""
+
+    name: str = Field(description="Name of the server.")
+    version: str = Field(description="Version of the server.")
+    extensions: list[str] = Field(description="Extensions of the protocol that the server has.")
+
+
+class OipTensorBody(BaseModel):
+    """An input or output of a model."""
+
+    name: str
+    datatype: Datatype
+    shape: list[int] = Field(description="Sizes of the axes; -1 for a size that depends on the request.")
+
+
+class OipModelBody(BaseModel):
+    """The response of GET /v2/models/{name}."""
+
+    name: str = Field(description="Name of the served model.")
+    versions: list[str] = Field(description='Always `["1"]`.')
+    platform: str = Field(description="Software that runs the model.")
+    inputs: list[OipTensorBody] = Field(description="Inputs that a request may have.")
+    outputs: list[OipTensorBody] = Field(description="Outputs that a request may select.")
+
+
+class OipConfigInputBody(BaseModel):
+    """An input in a model configuration."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+    optional: bool
+
+
+class OipConfigOutputBody(BaseModel):
+    """An output in a model configuration."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class OipTransactionPolicyBody(BaseModel):
+    """How responses relate to requests."""
+
+    decoupled: bool
+
+
+class OipConfigBody(BaseModel):
+    """The response of GET /v2/models/{name}/config: a part of Triton's model configuration."""
+
+    name: str = Field(description="Name of the served model.")
+    platform: str = Field(description="Software that runs the model.")
+    backend: str = Field(description="Software that runs the model.")
+    max_batch_size: int = Field(description="0: the sizes of the axes include the number of inputs.")
+    input: list[OipConfigInputBody]
+    output: list[OipConfigOutputBody]
+    model_transaction_policy: OipTransactionPolicyBody
+
+
+class OipDurationBody(BaseModel):
+    """A number of events and their total duration."""
+
+    count: int
+    ns: int | None = Field(None, description="Nanoseconds; absent if they are not measured.")
+
+
+class OipStagesBody(BaseModel):
+    """The stages of the requests of all APIs."""
+
+    success: OipDurationBody = Field(description="Requests with a result.")
+    fail: OipDurationBody = Field(description="Requests that failed with an error of the server.")
+    queue: OipDurationBody = Field(description="Waits for the first batch, per request.")
+    compute_input: OipDurationBody = Field(description="Tokenization, per request.")
+    compute_infer: OipDurationBody = Field(description="Inference, per batch.")
+    compute_output: OipDurationBody = Field(description="Postprocessing, per request.")
+
+
+class OipModelStatisticsBody(BaseModel):
+    """The statistics of one model."""
+
+    name: str = Field(description="Name of the served model.")
+    version: str = Field(description="Always `1`.")
+    inference_count: int = Field(description="Number of inputs that the model has run.")
+    execution_count: int = Field(description="Number of batches that the model has run.")
+    inference_stats: OipStagesBody
+
+
+class OipStatisticsBody(BaseModel):
+    """The response of GET /v2/models/stats."""
+
+    model_stats: list[OipModelStatisticsBody]
+
+
+class OipIndexEntryBody(BaseModel):
+    """A model."""
+
+    name: str = Field(description="Name of the model, or an alias of a served one.")
+    version: str = Field(description="Always `1`.")
+    state: Literal["READY", "LOADING", "UNAVAILABLE"] = Field(description="`READY` if requests are accepted.")
+    reason: str = Field(description="Why it is not ready.")
+
+
+class OipLoadBody(BaseModel):
+    """The response of a request to load or unload a model: an empty object."""
+
+
+class OipOutputBody(BaseModel):
+    """An output tensor."""
+
+    name: str
+    datatype: Datatype
+    shape: list[int] = Field(description="Sizes of the axes.")
+    parameters: dict[str, int] | None = Field(
+        None, description="`binary_data_size`: number of bytes after the JSON that are the elements."
+    )
+    data: list[float] | None = Field(None, description="Elements in row-major order, flat.")
+
+
+class OipInferResponseBody(BaseModel):
+    """The response of POST /v2/models/{name}/infer."""
+
+    model_name: str = Field(description="Name of the served model.")
+    model_version: str = Field(description="Always `1`.")
+    id: str | None = Field(None, description="Identifier of the request.")
+    outputs: list[OipOutputBody] = Field(description="Outputs in the order of the request.")
+
+
+# Tensors
+
+
+def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | bytearray, bytes]:
+    """Return the JSON and the bytes after it; `length` is the value of `LENGTH_HEADER`."""
+    if length is None:
+        return body, b""
+    length = length.strip(" \t")
+    if not (length.isascii() and length.isdigit() and len(length) <= MAX_DIGITS):
+        raise InvalidHeader("not a size in bytes", "Send digits only.", field=LENGTH_HEADER)
+    size = int(length)
+    if size > len(body):
+        raise InvalidHeader(
+            "over the size of the body", "Send the size of the JSON.",
+            field=LENGTH_HEADER, actual=size, maximum=len(body), unit="bytes",
+        )  # fmt: skip
+    return body[:size], bytes(body[size:])
+
+
+def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_length: bool) -> InferBody:
+    """Parse the JSON of a request; `has_length` says whether the request has a `LENGTH_HEADER`."""
+    try:
+        return parse_json(document, InferBody, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
+    except MalformedRequest:
+        if has_length or SIZE_PARAMETER.encode() not in document:
+            raise
+        problem, remedy = f"missing, but the body has {SIZE_PARAMETER}", "Send the size of the JSON."
+        raise InvalidHeader(problem, remedy, field=LENGTH_HEADER) from None
+
+
+def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
+    """Return the request, and for each output whether its elements are to follow the JSON as bytes."""
+    parameters = body.parameters or {}
+    default = _flag(parameters, DEFAULT_PARAMETER, f"parameters.{DEFAULT_PARAMETER}", default=False)
+    outputs = [
+        RequestedOutput(f"outputs[{index}]", output.name, output.parameters or {})
+        for index, output in enumerate(body.outputs or ())
     ]
+    flags = [
+        _flag(output.parameters, BINARY_PARAMETER, f"{output.field}.parameters.{BINARY_PARAMETER}", default=default)
+        for output in outputs
+    ] or [default]
+    wire: Wire = "binary" if all(flags) else "json"
+    return InferRequest(_tensors(body.inputs, binary), outputs, parameters, wire, deadline), flags
 
 
-def add_probes(router: APIRouter, lifecycle: Lifecycle) -> None:
-    """Add the health checks, whose status is 200 or 503."""
-
-    @router.get("/v2/health/live", operation_id="oip_live", responses=responses(OipLiveBody, OipLiveBody, (503,)))
-    async def live(request: Request) -> Response:
-        """Return 200 unless the model failed to load; also while loading and draining."""
-        response = await json_response(request, {"live": lifecycle.alive})
-        response.status_code = 200 if lifecycle.alive else 503
-        return response
-
-    @router.get("/v2/health/ready", operation_id="oip_ready", responses=responses(OipReadyBody, OipReadyBody, (503,)))
-    async def ready(request: Request) -> Response:
-        """Return 200 while requests are accepted, otherwise 503."""
-        response = await json_response(request, {"ready": lifecycle.ready})
-        response.status_code = 200 if lifecycle.ready else 503
-        return response
+def _flag(parameters: Mapping[str, Any], name: str, field: str, *, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise WrongType("wrong type", "Send true or false.", field=field, actual=json_type(value))
+    return value
 
 
-def add_server_routes(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, metrics: Metrics) -> None:
-    """Add the routes that name no model."""
-    index_schema = body_schema(IndexBody)
-    index_schema["requestBody"]["required"] = False
-
-    @router.get(
-        ROOT_PATH,
-        operation_id="oip_server_metadata",
-        responses=responses(OipServerBody, OipErrorBody, (401, 403, 500), OIP_ERRORS),
-    )
-    async def server_metadata(request: Request) -> Response:
-        """Return the name, version and protocol extensions of the server."""
-        return await json_response(request, describe_server())
-
-    @router.get(
-        "/v2/models/stats",
-        operation_id="oip_statistics",
-        responses=responses(OipStatisticsBody, OipErrorBody, GET_ERRORS, OIP_ERRORS),
-    )
-    async def statistics(request: Request) -> Response:
-        """Return counts and durations of all models since the start of the server, for requests of all APIs."""
-        return await json_response(request, describe_statistics(lifecycle.models.infos, metrics))
-
-    @router.post(
-        "/v2/repository/index",
-        operation_id="oip_repository_index",
-        responses=responses(list[OipIndexEntryBody], OipErrorBody, INDEX_ERRORS, OIP_ERRORS),
-        openapi_extra=index_schema,
-    )
-    async def repository_index(request: Request) -> Response:
-        """Return the names and aliases of the served models, and the unloaded models of the models file."""
-        body = await reader.read_optional(request, IndexBody)
-        index = describe_repository(lifecycle.models, lifecycle.unserved, only_ready=bool(body.ready))
-        return await json_response(request, index)
+def _tensors(inputs: Sequence[InferInputBody], binary: bytes) -> list[InputTensor]:
+    tensors, start = [], 0
+    for index, item in enumerate(inputs):
+        field, parameters = f"inputs[{index}]", item.parameters or {}
+        raw = None
+        if SIZE_PARAMETER in parameters:
+            size = _size(parameters[SIZE_PARAMETER], f"{field}.parameters.{SIZE_PARAMETER}", len(binary) - start)
+            raw = binary[start : start + size]
+            start += size
+        if (raw is None) == (item.data is None):
+            raise missing_or_conflicting(("data", SIZE_PARAMETER), raw is None, field)
+        elements = f"{field}.data" if raw is None else field
+        tensors.append(InputTensor(field, item.name, item.datatype, item.shape, parameters, elements, raw, item.data))
+    if start != len(binary):
+        problem = f"{len(binary)} bytes of binary data, but the sum of {SIZE_PARAMETER} is {start}"
+        raise WrongShape(problem, f"Correct {SIZE_PARAMETER} or {LENGTH_HEADER}.", field="inputs")
+    return tensors
 
 
-def add_load(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader, access: Access) -> None:
-    """Add the routes that change the served models. They need an admin key."""
-
-    async def check(request: Request, operation: str, parameters: Sequence[str] = ()) -> str:
-        """Return the name of the admin who sent the request."""
-        admin = access.check_admin(dict(request.scope["headers"]), operation)
-        body = await reader.read_optional(request, LoadBody)
-        check_parameters(body.parameters or {}, parameters)
-        return admin
-
-    described = responses(OipLoadBody, OipErrorBody, LOAD_ERRORS, OIP_ERRORS)
-    schema = body_schema(LoadBody)
-    schema["requestBody"]["required"] = False
-    schema["parameters"] = [NAME_PARAMETER, *schema.get("parameters", [])]
-
-    @router.post(
-        "/v2/repository/models/{name:path}/load", operation_id="oip_load", responses=described, openapi_extra=schema
-    )
-    async def load(request: Request) -> Response:
-        """Serve a model of the models file, with what the file and the artifact contain now. Needs an admin key."""
-        admin = await check(request, "load")
-        await lifecycle.repository.load(request.path_params["name"], admin)
-        return await json_response(request, {})
-
-    @router.post(
-        "/v2/repository/models/{name:path}/unload", operation_id="oip_unload", responses=described, openapi_extra=schema
-    )
-    async def unload(request: Request) -> Response:
-        """Stop serving a model of the models file, once its requests are finished. Needs an admin key."""
-        admin = await check(request, "unload", UNLOAD_PARAMETERS)
-        await lifecycle.repository.unload(request.path_params["name"], admin)
-        return await json_response(request, {})
+def _size(value: Any, field: str, limit: int) -> int:
+    if type(value) is not int:  # bool is a subclass of int
+        raise WrongType("wrong type", "Send an integer.", field=field, actual=json_type(value))
+    if not 0 <= value <= limit:
+        problem = "negative" if value < 0 else "over the size of the binary data"
+        raise OutOfRange(problem, "Send the size of the tensor.", field=field, actual=value, minimum=0, maximum=limit)
+    return value
 
 
-def add_infer(router: APIRouter, lifecycle: Lifecycle, reader: RequestReader) -> None:
-    """Add the inference routes."""
-
-    async def infer_model(request: Request) -> Response:
-        """Run a model on texts or token ids. Tensors are JSON, or little-endian bytes after the JSON."""
-        infos = lifecycle.models.infos
-        content = await reader.read_bytes(request, MEDIA_TYPES)
-        length = request.headers.get(LENGTH_HEADER)
-        document, binary = split_body(content, length)
-        body = parse_body(document, infos, has_length=length is not None)
-        engine = model_of(request, lifecycle)
-        work, flags = infer_request(body, binary, reader.deadline(request))
-        response = await infer(engine, work)
-        return await infer_response(request, body, response, flags, metadata_headers(response, engine.info.digest))
-
-    described = responses(OipInferResponseBody, OipErrorBody, ERRORS, OIP_ERRORS)
-    for path, middle, parameters in model_paths(INFER):
-        schema = body_schema(InferBody)
-        schema["parameters"] = [*parameters, *schema["parameters"], LENGTH_PARAMETER]
-        router.post(
-            path, operation_id=f"oip_model{middle}_infer", responses=described, openapi_extra=schema
-        )(infer_model)  # fmt: skip
+async def infer_response(
+    request: Request, body: InferBody, response: InferResponse, flags: Sequence[bool], headers: dict[str, str]
+) -> Response:
+    """Return the outputs as JSON or, according to `flags`, as bytes after it."""
+    binary: list[bytes] = []
+    outputs = [_output(output, flag, binary) for output, flag in zip(response.outputs, flags, strict=True)]
+    document: dict[str, Any] = {"model_name": response.first.model, "model_version": VERSION, "outputs": outputs}
+    if body.id is not None:
+        document["id"] = body.id
+    parts = await render(document)
+    if not binary:
+        return await encoded_response(request, parts, JSON, headers, compress=True)
+    headers = {**headers, LENGTH_HEADER: str(sum(map(len, parts)))}
+    for data in binary:
+        parts += [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+    # Floats shrink by a tenth, and compression takes longer than inference. HTTP libraries accept several codings
+    # unless told otherwise; a client that names one asks for it.
+    asked = len(accepted(request.headers.get("accept-encoding", ""))) == 1
+    return await encoded_response(request, parts, BINARY, headers, compress=asked)
 
 
-def add_model_routes(router: APIRouter, lifecycle: Lifecycle, metrics: Metrics) -> None:
-    """Add the routes that describe a model."""
+def _output(output: OutputTensor, as_bytes: bool, binary: list[bytes]) -> dict[str, Any]:
+    """Return an output as JSON; its bytes, if it is to have some, are appended to `binary`."""
+    described: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+    if as_bytes:
+        binary.append(output.to_bytes())
+        described["parameters"] = {SIZE_PARAMETER: len(binary[-1])}
+    else:
+        described["data"] = output.values.reshape(-1)
+    return described
 
-    @get(router, "/ready", "ready", OipModelReadyBody)
-    async def model_ready(request: Request) -> Response:
-        """Return 200 while requests for a model are accepted, otherwise an error."""
-        name = model_of(request, lifecycle).info.name
-        if not lifecycle.ready:
-            raise Unavailable(f"Server is not ready (status {lifecycle.status.value})", "Retry later.")
-        return await json_response(request, {"name": name, "ready": True})
 
-    @get(router, "/config", "config", OipConfigBody)
-    async def model_config(request: Request) -> Response:
-        """Return the tensors of a model in the format of Triton's model configuration."""
-        return await json_response(request, describe_config(model_of(request, lifecycle).info))
+# Routes
 
-    @get(router, "/stats", "statistics", OipStatisticsBody)
-    async def model_statistics(request: Request) -> Response:
-        """Return counts and durations of a model since the start of the server, for requests of all APIs."""
-        return await json_response(request, describe_statistics([model_of(request, lifecycle).info], metrics))
 
-    @get(router, "", "metadata", OipModelBody)
-    async def model_metadata(request: Request) -> Response:
-        """Return the tensors that a model accepts and returns."""
-        if request.path_params["name"].endswith(INFER):  # the name of a model may contain slashes
-            raise HTTPException(405, headers={"Allow": "POST"})
-        return await json_response(request, describe_model(model_of(request, lifecycle).info))
+async def live(exchange: Exchange, body: None) -> Any:
+    """Return 200 unless the model failed to load; also while loading and draining."""
+    return await _probe(exchange, "live", exchange.lifecycle.alive)
 
-    @router.post(MODEL_PATH, include_in_schema=False)
-    async def unknown_path(request: Request) -> Response:
-        """Fail: under a model's path, only `INFER` supports POST."""
-        name = request.path_params["name"]
-        if not name.endswith((*READS, VERSION_SUFFIX)):
-            check_path(name, lifecycle)
-        raise HTTPException(405, headers={"Allow": "GET"})
+
+async def ready(exchange: Exchange, body: None) -> Any:
+    """Return 200 while requests are accepted, otherwise 503."""
+    return await _probe(exchange, "ready", exchange.lifecycle.ready)
+
+
+async def _probe(exchange: Exchange, name: str, passed: bool) -> Response:
+    response = await json_response(exchange.request, {name: passed})
+    response.status_code = 200 if passed else 503
+    return response
+
+
+async def server_metadata(exchange: Exchange, body: None) -> Any:
+    """Return the name, version and protocol extensions of the server."""
+    return describe_server()
+
+
+async def statistics(exchange: Exchange, body: None) -> Any:
+    """Return counts and durations of all models since the start of the server, for requests of all APIs."""
+    return describe_statistics(exchange.lifecycle.models.infos, exchange.services.metrics)
+
+
+async def repository_index(exchange: Exchange, body: IndexBody) -> Any:
+    """Return the names and aliases of the served models, and the unloaded models of the models file."""
+    lifecycle = exchange.lifecycle
+    return describe_repository(lifecycle.models, lifecycle.unserved, only_ready=bool(body.ready))
+
+
+async def load(exchange: Exchange, body: None) -> Any:
+    """Serve a model of the models file, with what the file and the artifact contain now. Needs an admin key."""
+    admin = await _check_admin(exchange, "load")
+    await exchange.lifecycle.repository.load(exchange.request.path_params["name"], admin)
+    return {}
+
+
+async def unload(exchange: Exchange, body: None) -> Any:
+    """Stop serving a model of the models file, once its requests are finished. Needs an admin key."""
+    admin = await _check_admin(exchange, "unload", UNLOAD_PARAMETERS)
+    await exchange.lifecycle.repository.unload(exchange.request.path_params["name"], admin)
+    return {}
+
+
+async def _check_admin(exchange: Exchange, operation: str, parameters: Sequence[str] = ()) -> str:
+    """Return the name of the admin who sent the request; the body is read after that."""
+    admin = exchange.services.access.check_admin(dict(exchange.request.scope["headers"]), operation)
+    body = await exchange.services.reader.read_optional(exchange.request, LoadBody)
+    check_parameters(body.parameters or {}, parameters)
+    return admin
+
+
+async def infer_model(exchange: Exchange, body: None) -> Any:
+    """Run a model on texts or token ids. Tensors are JSON, or little-endian bytes after the JSON."""
+    infos = exchange.lifecycle.models.infos
+    content = await exchange.services.reader.read_bytes(exchange.request, (JSON, BINARY))
+    length = exchange.request.headers.get(LENGTH_HEADER)
+    document, binary = split_body(content, length)
+    parsed = parse_body(document, infos, has_length=length is not None)
+    engine = _model_of(exchange)
+    request, flags = infer_request(parsed, binary, exchange.deadline)
+    response = await infer(engine, request)
+    exchange.call.timing = response.timing
+    exchange.add_metadata(engine, response.first)
+    return await infer_response(exchange.request, parsed, response, flags, exchange.headers)
+
+
+async def model_ready(exchange: Exchange, body: None) -> Any:
+    """Return 200 while requests for a model are accepted, otherwise an error."""
+    name, lifecycle = _model_of(exchange).info.name, exchange.lifecycle
+    if not lifecycle.ready:
+        raise Unavailable(f"Server is not ready (status {lifecycle.status.value})", "Retry later.")
+    return {"name": name, "ready": True}
+
+
+async def model_config(exchange: Exchange, body: None) -> Any:
+    """Return the tensors of a model in the format of Triton's model configuration."""
+    return describe_config(_model_of(exchange).info)
+
+
+async def model_statistics(exchange: Exchange, body: None) -> Any:
+    """Return counts and durations of a model since the start of the server, for requests of all APIs."""
+    return describe_statistics([_model_of(exchange).info], exchange.services.metrics)
+
+
+async def model_metadata(exchange: Exchange, body: None) -> Any:
+    """Return the tensors that a model accepts and returns."""
+    if exchange.request.path_params["name"].endswith(INFER):  # the name of a model may contain slashes
+        raise HTTPException(405, headers={"Allow": "POST"})
+    return describe_model(_model_of(exchange).info)
+
+
+async def unknown_path(exchange: Exchange, body: None) -> Any:
+    """Fail: under a model's path, only `INFER` supports POST."""
+    name = exchange.request.path_params["name"]
+    if not name.endswith((*READS, VERSION_SUFFIX)):
+        check_path(name, exchange.lifecycle)
+    raise HTTPException(405, headers={"Allow": "GET"})
 
 
 def parse_infer_path(path: str) -> tuple[str, str]:
@@ -278,8 +495,8 @@ def parse_infer_path(path: str) -> tuple[str, str]:
     match = INFER_PATH.fullmatch(path)
     if match is None:
         return "", ""
-    template = (VERSION_PATH if match["version"] else MODEL_PATH) + INFER
-    return template.replace(":path}", "}"), unquote(match["name"])
+    version = "/versions/{version}" if match["version"] else ""
+    return f"/v2/models/{{name}}{version}{INFER}", unquote(match["name"])
 
 
 def is_for_fast_lane(body: bytes) -> bool:
@@ -295,7 +512,105 @@ def check_path(name: str, lifecycle: Lifecycle) -> None:
         raise NotFound("Path not found", f"The paths under that of a model are {known} and versions/{VERSION}.")
 
 
-def model_of(request: Request, lifecycle: Lifecycle) -> Engine:
+def _model_of(exchange: Exchange) -> Engine:
     """Return the engine of the model in the path. Raises `NotFound`, also for an unknown path under the model's."""
-    check_path(request.path_params["name"], lifecycle)
-    return find_model(lifecycle.models, request.path_params["name"], request.path_params.get("version", ""))
+    parameters, lifecycle = exchange.request.path_params, exchange.lifecycle
+    check_path(parameters["name"], lifecycle)
+    return find_model(lifecycle.models, parameters["name"], parameters.get("version", ""))
+
+
+def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return the error document of the protocol."""
+    return {"error": error.message}
+
+
+def http_status(error: ServiceError) -> int:
+    """Return the HTTP status of an error; the protocol uses 400 for all invalid content."""
+    is_invalid = isinstance(error, InvalidArgument) or error.reason == "PROMPT_NOT_FOUND"
+    return MalformedRequest.http_status if is_invalid else error.http_status
+
+
+def _parameter(name: str, where: str, description: str, kind: str = "string", **more: Any) -> dict[str, Any]:
+    return {"name": name, "in": where, "description": description, "schema": {"type": kind} | more}
+
+
+NAME_PARAMETER = _parameter("name", "path", "Name or alias of the model.") | {"required": True}
+VERSION_PARAMETER = _parameter("version", "path", "Version of the model: `1`.") | {"required": True}
+LENGTH_PARAMETER = _parameter(
+    LENGTH_HEADER, "header", "Size of the JSON at the start of the body, if bytes of tensors follow it.", "integer",
+    minimum=0,
+)  # fmt: skip
+
+
+def _model_routes(suffix: str, name: str, handler: Handler, response: Any, **more: Any) -> list[Route]:
+    """Return the routes of a model, with and without a version."""
+    parameters = more.pop("parameters", ())
+    more = dict[str, Any](statuses=GET_STATUSES, headers="bodies" in more) | more
+    version = Route(
+        f"{MODEL_PATH}/versions/{{version}}{suffix}", f"oip_model_version_{name}", handler, response,
+        parameters=(NAME_PARAMETER, VERSION_PARAMETER, *parameters), **more,
+    )  # fmt: skip
+    plain = Route(
+        f"{MODEL_PATH}{suffix}",
+        f"oip_model_{name}",
+        handler,
+        response,
+        parameters=(NAME_PARAMETER, *parameters),
+        **more,
+    )
+    return [version, plain]
+
+
+def _load_route(name: str, handler: Handler) -> Route:
+    return Route(
+        f"/v2/repository/models/{{name:path}}/{name}", f"oip_{name}", handler, OipLoadBody, (LoadBody,),
+        statuses=LOAD_STATUSES, parameters=(NAME_PARAMETER,), headers=False, reads_body=False, requires_body=False,
+    )  # fmt: skip
+
+
+LOAD_STATUSES = (400, 401, 403, 404, 408, 409, 413, 415, 500, 501, 503)
+INDEX_STATUSES = (400, 401, 403, 408, 413, 415, 500, 503)
+
+API = Api(
+    NAME,
+    "oip",
+    (  # of several matching routes the first one applies, so the longest come first
+        Route("/v2/health/live", "oip_live", live, OipLiveBody, errors=(OipLiveBody,), statuses=(503,), is_probe=True),
+        Route(
+            "/v2/health/ready", "oip_ready", ready, OipReadyBody, errors=(OipReadyBody,), statuses=(503,), is_probe=True
+        ),
+        Route(
+            PREFIX, "oip_server_metadata", server_metadata, OipServerBody, statuses=(401, 403, 500), headers=False
+        ),
+        Route(
+            "/v2/models/stats", "oip_statistics", statistics, OipStatisticsBody, statuses=GET_STATUSES,
+            headers=False,
+        ),
+        Route(
+            "/v2/repository/index", "oip_repository_index", repository_index, list[OipIndexEntryBody], (IndexBody,),
+            statuses=INDEX_STATUSES, headers=False, requires_body=False,
+        ),
+        _load_route("load", load),
+        _load_route("unload", unload),
+        *_model_routes(
+            INFER, "infer", infer_model, OipInferResponseBody, bodies=(InferBody,), statuses=WITHOUT_422,
+            parameters=(LENGTH_PARAMETER,), reads_body=False,
+        ),
+        *_model_routes("/ready", "ready", model_ready, OipModelReadyBody),
+        *_model_routes("/config", "config", model_config, OipConfigBody),
+        *_model_routes("/stats", "statistics", model_statistics, OipStatisticsBody),
+        *_model_routes("", "metadata", model_metadata, OipModelBody),
+        Route(MODEL_PATH, "oip_unknown_path", unknown_path, None, (LoadBody,), reads_body=False, is_public=False),
+    ),
+    prefixes=(f"{PREFIX}/",),
+    error=OipErrorBody,
+    render=render_error,
+    status=http_status,
+    descriptions=ERRORS
+    | {
+        400: "Malformed request, or invalid argument.",
+        404: "Unknown model or version.",
+        409: "The model cannot be loaded, or is the default model.",
+    },
+    ignores_query=True,
+)  # fmt: skip

@@ -1,42 +1,35 @@
-"""The OpenAI API: /v1/embeddings, and the errors of /v1/models."""
+"""The OpenAI API: /v1/embeddings and /v1/models."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import orjson
-from fastapi import APIRouter, Request, Response
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from attendant_client.types import EncodeRequest, EncodingFormat, Input, Role
+from attendant_client.wire import Base64
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from model.artifact.manifest import Role
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, EncodeResult, Input, Side
-from service.errors import InvalidArgument, MalformedRequest, ServiceError, Unauthenticated
-from service.lifecycle import Lifecycle
-from service.rest.codec import (
+from model.artifact.manifest import Role as RetrievalRole
+from service.errors import InvalidArgument, ServiceError, Unauthenticated
+from service.rest.api import GET_STATUSES, WITHOUT_422, Api, Exchange, Route, status_400
+from service.rest.bodies import (
     ENCODING_DESCRIPTION,
+    IDS_LIST_TAG,
+    IDS_TAG,
+    LIST_TAG,
     MODEL_DESCRIPTION,
-    EncodingFormat,
+    OTHER_TAG,
     FirstError,
     Integers,
     StrictModel,
     TokenIds,
-    body_schema,
     count_inputs_or_ids,
 )
-from service.rest.problems import IDS_LIST_TAG, IDS_TAG, LIST_TAG, OTHER_TAG
-from service.rest.requests import RequestReader
-from service.rest.responses import Base64, json_response, metadata_headers
-from service.rest.routes import models
-from service.rest.schemas import EmbeddingsResponseBody, OpenAIErrorBody, responses
+from service.rest.routes.native import ModelBody, ModelsBody, describe_model
 from service.spelling import Spelling
 from service.steps import convert
 
-API = "openai"
-EMBEDDINGS_PATH = "/v1/embeddings"
-PATHS = (EMBEDDINGS_PATH, models.PATH)
+NAME = "openai"
+MODELS_PATH = "/v1/models"
 MAX_INPUTS = 2048
-SIDES: dict[Role, Side] = {"query": "query", "document": "document", "passage": "document"}
-
-ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
+ROLES: dict[RetrievalRole, Role] = {"query": "query", "document": "document", "passage": "document"}
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -52,43 +45,17 @@ def _branch(value: Any) -> str:
     return IDS_TAG if isinstance(first, int) else LIST_TAG
 
 
-OpenAIInput = Annotated[
-    Annotated[str, Tag(OTHER_TAG)]
-    | Annotated[list[str], FirstError(), Tag(LIST_TAG)]
-    | Annotated[Integers, Tag(IDS_TAG)]
-    | Annotated[list[TokenIds], FirstError(), Tag(IDS_LIST_TAG)],
-    Discriminator(_branch),
-    BeforeValidator(count_inputs_or_ids),
-]
-
-
-OPTIONS = {"wire": "encoding_format", "truncation": "truncate"}
-IDS_SUFFIX = ".token_ids"
-"""The end of paths to token ids, which are items of an array themselves in this API."""
-
-
-class OpenAISpelling(Spelling):
-    """The names of the OpenAI API in error messages."""
-
-    def path(self, path: str) -> str:
-        path = path.replace("inputs", "input", 1) if path.startswith("inputs") else path
-        path = "input_type" if path == "prompt_name" else path  # which selects the prompt
-        return path.removesuffix(IDS_SUFFIX)
-
-    def value(self, field: str, value: str) -> str:
-        return "true" if field == "truncation" else super().value(field, value)
-
-    def option(self, field: str) -> str | None:
-        return OPTIONS.get(field)
-
-
-OPENAI = OpenAISpelling()
-
-
 class EmbeddingsBody(StrictModel):
     """The body of POST /v1/embeddings; `input_type` and `truncate` are extensions of OpenAI's API."""
 
-    input: OpenAIInput = Field(description="A text or a list of texts; token ids if the server allows them.")
+    input: Annotated[
+        Annotated[str, Tag(OTHER_TAG)]
+        | Annotated[list[str], FirstError(), Tag(LIST_TAG)]
+        | Annotated[Integers, Tag(IDS_TAG)]
+        | Annotated[list[TokenIds], FirstError(), Tag(IDS_LIST_TAG)],
+        Discriminator(_branch),
+        BeforeValidator(count_inputs_or_ids),
+    ] = Field(description="A text or a list of texts; token ids if the server allows them.")
     model: str = Field(description=MODEL_DESCRIPTION)
     encoding_format: EncodingFormat | None = Field(None, description=ENCODING_DESCRIPTION)
     dimensions: int | None = Field(
@@ -97,103 +64,146 @@ class EmbeddingsBody(StrictModel):
         json_schema_extra={"minimum": 1},
     )
     user: str | None = Field(None, description="Ignored.")
-    input_type: Role | None = Field(
+    input_type: RetrievalRole | None = Field(
         None, description="Extension: kind of input; selects the prompt of the model for it, if any."
     )
     truncate: bool = Field(False, description="Extension: whether to truncate inputs over the token limit.")
 
 
-BODIES = (EmbeddingsBody,)
+class Embedding(BaseModel):
+    """One embedding in the format of OpenAI."""
+
+    object: Literal["embedding"]
+    index: int = Field(description="Index of the input.")
+    embedding: list[float] | str = Field(description="Embedding; float32, little-endian, in base64 if requested.")
 
 
-def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
-    """Return the routes of this API."""
-    router = APIRouter(tags=["openai"])
+class PromptUsage(BaseModel):
+    """Token counts in the format of OpenAI."""
 
-    @router.post(
-        EMBEDDINGS_PATH,
-        operation_id="create_embeddings",
-        summary="Create embeddings",
-        responses=responses(EmbeddingsResponseBody, OpenAIErrorBody, ERRORS),
-        openapi_extra=body_schema(EmbeddingsBody),
-    )
-    async def embeddings(request: Request) -> Response:
-        """Return one embedding per input."""
-        body = await reader.read(request, EmbeddingsBody, inputs=MAX_INPUTS)
-        engine = lifecycle.models.find(body.model)
-        inputs = await _inputs(body.input)
-        if not reader.settings.openai_token_ids and any(item.source.token_ids is not None for item in inputs):
-            raise InvalidArgument(
-                "token ids are disabled (clients send ids of OpenAI's vocabulary, not of this model)",
-                "Send text; with LangChain set check_embedding_ctx_length=False.",
-                field="input", reason="TOKEN_IDS_DISABLED",
-            )  # fmt: skip
-        work = engine.encode(
-            EncodeRequest(
-                inputs=inputs,
-                dimensions=body.dimensions,
-                truncation="auto" if body.truncate else "error",
-                prompt_name=engine.role_prompt_name(body.input_type),
-                role=None if body.input_type is None else SIDES[body.input_type],
-                wire="base64" if body.encoding_format == "base64" else "json",
-                deadline=reader.deadline(request),
-                max_inputs=MAX_INPUTS,
-            )
-        )
-        response = await work
-        headers = metadata_headers(response, engine.info.digest)
-        document = await _document(response, body.encoding_format)
-        return await json_response(request, document, headers, compress=body.encoding_format != "base64")
-
-    return router
+    prompt_tokens: int
+    total_tokens: int
 
 
-def render_error(error: ServiceError) -> bytes:
-    """Return OpenAI's error body."""
-    kind = ERROR_TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
-    return orjson.dumps(
-        {
-            "error": {
-                "message": error.message,
-                "type": kind,
-                "param": error.field,
-                "code": "invalid_api_key" if isinstance(error, Unauthenticated) else error.reason.lower(),
-            }
-        }
-    )
+class EmbeddingsResponse(BaseModel):
+    """The response of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding] = Field(description="One embedding per input, in the order of the inputs.")
+    model: str
+    usage: PromptUsage
 
 
-def http_status(error: ServiceError) -> int:
-    """Return the HTTP status of an error; the OpenAI API uses 400 for all invalid content."""
-    return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
+class OpenAIErrorDetail(BaseModel):
+    """One error in the format of OpenAI."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
 
 
-async def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[Input, ...]:
+class OpenAIErrorBody(BaseModel):
+    """The body of every error of the OpenAI API."""
+
+    error: OpenAIErrorDetail
+
+
+def prompt_usage(tokens: int) -> dict[str, int]:
+    """Return the token counts of a request."""
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+async def to_embeddings(vectors: list[Any], *, encoded: bool) -> list[dict[str, Any]]:
+    """Return embeddings in the format of OpenAI, in short steps."""
+
+    def describe(item: tuple[int, Any]) -> dict[str, Any]:
+        return {"object": "embedding", "index": item[0], "embedding": Base64(item[1]) if encoded else item[1]}
+
+    return await convert(describe, list(enumerate(vectors)))
+
+
+def to_inputs(value: str | list[Any]) -> tuple[Input, ...]:
     """Return the inputs; validation has made sure that all items of a list have one type."""
     if isinstance(value, str):
-        return (Input(TokenizerInput(value)),)
-    ids = tuple(item for item in value if isinstance(item, int))
-    if ids:
-        return (Input(TokenizerInput(token_ids=ids)),)
-    return tuple(await convert(_input, [item for item in value if not isinstance(item, int)]))
+        return (Input(value),)
+    if value and isinstance(value[0], int):
+        return (Input(token_ids=tuple(value)),)
+    return tuple([Input(item) if isinstance(item, str) else Input(token_ids=tuple(item)) for item in value])
 
 
-def _input(value: str | list[int]) -> Input:
-    return Input(TokenizerInput(value) if isinstance(value, str) else TokenizerInput(token_ids=tuple(value)))
+async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
+    """Return one embedding per input."""
+    engine, inputs, encoded = exchange.find(body.model), to_inputs(body.input), body.encoding_format == "base64"
+    if not exchange.services.reader.settings.openai_token_ids and any(item.token_ids is not None for item in inputs):
+        raise InvalidArgument(
+            "token ids are disabled (clients send ids of OpenAI's vocabulary, not of this model)",
+            "Send text; with LangChain set check_embedding_ctx_length=False.",
+            field="input", reason="TOKEN_IDS_DISABLED",
+        )  # fmt: skip
+    request = EncodeRequest(
+        inputs,
+        dimensions=body.dimensions,
+        truncation="auto" if body.truncate else "error",
+        prompt_name=engine.role_prompt_name(body.input_type),
+        role=None if body.input_type is None else ROLES[body.input_type],
+    )
+    wire = "base64" if encoded else "json"
+    response = await exchange.run("encode", engine, request, wire=wire, max_inputs=MAX_INPUTS)
+    exchange.compress = not encoded
+    data = await to_embeddings([result.pooled for result in response.results], encoded=encoded)
+    usage = prompt_usage(response.token_count)
+    return {"object": "list", "data": data, "model": response.model, "usage": usage}
 
 
-async def _document(response: EncodeResponse, encoding: EncodingFormat | None) -> dict[str, Any]:
-    def describe(item: tuple[int, EncodeResult]) -> dict[str, Any]:
-        return {"object": "embedding", "index": item[0], "embedding": _embedding(item[1], encoding)}
-
-    return {
-        "object": "list",
-        "data": await convert(describe, list(enumerate(response.results))),
-        "model": response.model,
-        "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
-    }
+async def list_models(exchange: Exchange, body: None) -> Any:
+    """Return the served models; the first is the default model."""
+    infos = exchange.lifecycle.models.infos
+    return {"object": "list", "data": [await describe_model(info, info.name) for info in infos]}
 
 
-def _embedding(result: EncodeResult, encoding: EncodingFormat | None) -> Any:
-    assert result.pooled is not None
-    return Base64(result.pooled) if encoding == "base64" else result.pooled.values
+async def retrieve_model(exchange: Exchange, body: None) -> Any:
+    """Return the model of this name or alias."""
+    name = exchange.request.path_params["name"]
+    return await describe_model(exchange.find(name).info, name)
+
+
+def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return OpenAI's error document."""
+    kind = ERROR_TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
+    code = "invalid_api_key" if isinstance(error, Unauthenticated) else error.reason.lower()
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": code}}
+
+
+NAME_PARAMETER = {
+    "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
+    "schema": {"type": "string"},
+}  # fmt: skip
+API = Api(
+    NAME,
+    "openai",
+    (
+        Route(
+            "/v1/embeddings", "create_embeddings", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
+            summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_INPUTS}, shed="always",
+        ),
+        Route(
+            MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", statuses=GET_STATUSES,
+            headers=False, names_model=False,
+        ),
+        Route(
+            MODELS_PATH + "/{name:path}", "retrieve_model", retrieve_model, ModelBody, summary="Retrieve a model",
+            statuses=GET_STATUSES, headers=False, parameters=(NAME_PARAMETER,),
+        ),
+    ),
+    # A prompt that is not found was selected by `input_type`.
+    Spelling(
+        {"inputs": "input", "prompt_name": "input_type"},
+        {"encoding_format": "encoding_format", "truncation": "truncate"},
+        values={"truncation": "true"},
+    ),
+    ("/v1/embeddings", MODELS_PATH),
+    OpenAIErrorBody,
+    render_error,
+    status_400,
+)  # fmt: skip

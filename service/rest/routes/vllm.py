@@ -1,188 +1,245 @@
 """The API of vLLM for pooling models: /score, /v1/score, /classify and /pooling."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
-import orjson
-from fastapi import APIRouter, Request, Response
-
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.encode.pooling import shortest
-from service.engine.engine import Engine
-from service.engine.schema.encode import EncodeResponse, Input, Truncation
-from service.engine.schema.labels import (
+import numpy as np
+from attendant_client.types import (
+    DTYPES,
+    Array,
     ClassifyRequest,
-    ClassifyResponse,
     ClassifyResult,
+    EncodeRequest,
+    EncodingFormat,
+    Input,
+    ModelInfo,
+    Output,
     RerankRequest,
-    RerankResponse,
+    SimilarityFunction,
+    SimilarityRequest,
+    Truncation,
+    shortest,
 )
-from service.engine.schema.model import ModelInfo
-from service.engine.schema.operations import Output
-from service.engine.schema.similarity import SimilarityFunction, SimilarityRequest, SimilarityResponse
-from service.errors import Empty, InvalidArgument, ServiceError, UnsupportedByModel, WrongShape
-from service.lifecycle import Lifecycle
-from service.limits import cut
-from service.rest.codec import body_schema
-from service.rest.requests import RequestReader
-from service.rest.responses import json_response, metadata_headers
-from service.rest.routes.vllm_bodies import (
-    NO_LIMIT,
-    VllmClassifyBody,
-    VllmClassifyResponseBody,
-    VllmErrorBody,
-    VllmPoolingBody,
-    VllmPoolingResponseBody,
-    VllmScoreBody,
-    VllmScoreResponseBody,
-)
-from service.rest.routes.vllm_pooling import in_order, pool
-from service.rest.schemas import responses
-from service.spelling import Spelling
+from attendant_client.wire import Base64
+from pydantic import BaseModel, Field
 
-API = "vllm"
-SCORE_PATHS, CLASSIFY_PATH, POOLING_PATH = ("/score", "/v1/score"), "/classify", "/pooling"
-PATHS = (*SCORE_PATHS, CLASSIFY_PATH, POOLING_PATH)
-ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 501, 503, 504)
+from service.engine.engine import Engine
+from service.engine.vectors import normalize
+from service.errors import ConflictingFields, Empty, OutOfRange, ServiceError, UnsupportedByModel, WrongShape
+from service.operations.inputs import cut
+from service.rest.api import WITHOUT_422, Api, Exchange, Route, status_400
+from service.rest.bodies import ENCODING_DESCRIPTION, MODEL_DESCRIPTION, LenientModel, Texts
+from service.rest.routes.openai import PromptUsage, prompt_usage
+from service.spelling import Spelling
+from service.steps import convert
+
+NAME = "vllm"
+NO_LIMIT = -1
+"""The value of `truncate_prompt_tokens` that selects the model's limit."""
+RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
+"""Fields of which false selects raw values."""
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
-Scored = RerankResponse | ClassifyResponse | SimilarityResponse | EncodeResponse
+Task = Literal["embed", "token_embed", "classify"]
 
 
-class VllmSpelling(Spelling):
-    """Names of vLLM's API in error messages. Texts of /score have names of their own; see `name_text`."""
+class VllmModel(LenientModel):
+    """Fields that all requests share."""
 
-    def path(self, path: str) -> str:
-        return path.replace("inputs", "input", 1) if path.startswith("inputs") else path
-
-    def value(self, field: str, value: str) -> str:
-        return str(NO_LIMIT) if field == "truncation" else super().value(field, value)
-
-    def option(self, field: str) -> str | None:
-        return "truncate_prompt_tokens" if field == "truncation" else None
-
-
-VLLM = VllmSpelling()
-
-
-def make_router(lifecycle: Lifecycle, reader: RequestReader) -> APIRouter:
-    """Return the routes of this API."""
-    router = APIRouter(tags=["vllm"])
-    described = responses(VllmScoreResponseBody, VllmErrorBody, ERRORS)
-    options: dict[str, Any] = {
-        "summary": "Score", "responses": described, "openapi_extra": body_schema(VllmScoreBody)
-    }  # fmt: skip
-
-    @router.post(SCORE_PATHS[0], operation_id="vllm_score", **options)
-    @router.post(SCORE_PATHS[1], operation_id="vllm_v1_score", **options)
-    async def score(request: Request) -> Response:
-        """Return the score of each pair of texts. Requires a cross-encoder, an embedding model, ColBERT or SPLADE."""
-        body = await reader.read(request, VllmScoreBody)
-        engine = lifecycle.models.find(body.model)
-        try:
-            response, scores = await _score(body, engine, reader.deadline(request))
-        except ServiceError as error:
-            if error.field is not None:
-                error.field = name_text(error.field, body)
-            raise
-        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-        document = _document(request, response, data)
-        return await json_response(request, document, metadata_headers(response, engine.info.digest))
-
-    @router.post(
-        CLASSIFY_PATH,
-        operation_id="vllm_classify",
-        summary="Classify",
-        responses=responses(VllmClassifyResponseBody, VllmErrorBody, ERRORS),
-        openapi_extra=body_schema(VllmClassifyBody),
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
+    truncate_prompt_tokens: int | None = Field(
+        None, description="-1 or the model's token limit truncates longer inputs. null rejects them."
     )
-    async def classify(request: Request) -> Response:
-        """Return the best label of each input and the scores of all labels. Requires a classifier."""
-        body = await reader.read(request, VllmClassifyBody)
-        engine = lifecycle.models.find(body.model)
-        truncation = body.truncation(engine)
-        inputs = tuple(Input(TokenizerInput(text)) for text in _cut(to_list(body.input), truncation, engine))
-        response = await engine.classify(
-            ClassifyRequest(
-                inputs, raw_scores=body.raw_scores, truncation=truncation, deadline=reader.deadline(request)
-            )
-        )
-        labels = engine.info.labels
-        data = [{"index": index, **_labels(result, labels)} for index, result in enumerate(response.results)]
-        document = _document(request, response, data)
-        return await json_response(request, document, metadata_headers(response, engine.info.digest))
+    use_activation: bool | None = Field(None, description="false returns logits instead of scores.")
+    activation: bool | None = Field(None, description="Older name of `use_activation`.")
+    softmax: bool | None = Field(None, description="Older name of `use_activation`.")
 
-    @router.post(
-        POOLING_PATH,
-        operation_id="vllm_pooling",
-        summary="Pooling",
-        responses=responses(VllmPoolingResponseBody, VllmErrorBody, ERRORS),
-        openapi_extra=body_schema(VllmPoolingBody),
+    @property
+    def raw_scores(self) -> bool:
+        """Whether to return logits."""
+        return False in (self.use_activation, self.activation, self.softmax)
+
+    def truncation(self, engine: Engine) -> Truncation:
+        """Return the truncation as operations name it. Raises `OutOfRange` for another limit than the model's."""
+        limit, actual = engine.info.max_input_tokens, self.truncate_prompt_tokens
+        if actual not in (None, NO_LIMIT, limit):
+            remedy = f"Use {NO_LIMIT} or {limit}."
+            raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
+        return "error" if actual is None else "auto"
+
+
+class VllmScoreBody(VllmModel):
+    """The body of POST /score and POST /v1/score."""
+
+    text_1: Texts = Field(description="A text, to compare with each text of `text_2`, or one text for each of them.")
+    text_2: Texts = Field(description="A text or a list of texts.")
+
+
+class VllmClassifyBody(VllmModel):
+    """The body of POST /classify."""
+
+    input: Texts = Field(description="A text or a list of texts.")
+
+
+class VllmPoolingBody(VllmModel):
+    """The body of POST /pooling."""
+
+    input: Texts = Field(description="A text or a list of texts.")
+    task: Task | None = Field(
+        None,
+        description="What to return per input: its embedding, one vector per token, or the score of each label. null "
+        "is `classify` for a classifier, otherwise `token_embed`.",
     )
-    async def pooling(request: Request) -> Response:
-        """Return the embedding, the token vectors or the scores of the labels of each input."""
-        body = await reader.read(request, VllmPoolingBody)
-        engine = lifecycle.models.find(body.model)
-        truncation = body.truncation(engine)
-        inputs = tuple(Input(TokenizerInput(text)) for text in _cut(to_list(body.input), truncation, engine))
-        response, results = await pool(body, engine, inputs, reader.deadline(request))
-        data = [{"index": index, "object": "pooling", "data": result} for index, result in enumerate(results)]
-        document = _document(request, response, data)
-        headers = metadata_headers(response, engine.info.digest)
-        return await json_response(request, document, headers, compress=body.encoding_format != "base64")
-
-    return router
+    normalize: bool | None = Field(None, description="false returns vectors of any length, as `use_activation` does.")
+    dimensions: int | None = Field(
+        None,
+        description="Number of leading components to return (Matryoshka truncation). Requires the task `embed`.",
+        json_schema_extra={"minimum": 1},
+    )
+    encoding_format: EncodingFormat = Field("float", description=ENCODING_DESCRIPTION)
+    embed_dtype: Literal["float32"] = Field("float32", description="Type of the numbers in base64.")
+    endianness: Literal["native", "little"] = Field("native", description="Order of bytes in base64: little-endian.")
 
 
-def render_error(error: ServiceError) -> bytes:
-    """Return vLLM's error body."""
-    status = http_status(error)
-    kind = ERROR_TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    return orjson.dumps({"error": {"message": error.message, "type": kind, "param": error.field, "code": status}})
+class VllmErrorDetail(BaseModel):
+    """One error in vLLM's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int = Field(description="HTTP status.")
 
 
-def http_status(error: ServiceError) -> int:
-    """Return the HTTP status of an error. As in the OpenAI API, invalid content has status 400."""
-    return 400 if isinstance(error, InvalidArgument) else error.http_status
+class VllmErrorBody(BaseModel):
+    """The body of every error of vLLM's API."""
+
+    error: VllmErrorDetail
 
 
-async def _score(body: VllmScoreBody, engine: Engine, deadline: float | None) -> tuple[Scored, Sequence[float]]:
-    """Return the engine's response and the score of each pair."""
-    truncation = body.truncation(engine)
-    first, second = (_cut(to_list(texts), truncation, engine) for texts in (body.text_1, body.text_2))
+class VllmResponse(BaseModel):
+    """The fields of every response."""
+
+    id: str = Field(description="Request ID.")
+    object: Literal["list"]
+    created: int = Field(description="Time in seconds since 1970.")
+    model: str = Field(description="Name of the served model.")
+    usage: PromptUsage
+
+
+class VllmScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class VllmScoreResponse(VllmResponse):
+    """The response of /score and /v1/score."""
+
+    data: list[VllmScore] = Field(description="One score per pair, in the order of `text_2`.")
+
+
+class VllmLabels(BaseModel):
+    """The labels of one input."""
+
+    index: int
+    label: str = Field(description="The label with the highest score.")
+    probs: list[float] = Field(description="Score of each label, in the order of the model's labels.")
+    num_classes: int = Field(description="Number of labels.")
+
+
+class VllmClassifyResponse(VllmResponse):
+    """The response of /classify."""
+
+    data: list[VllmLabels] = Field(description="One result per input, in the order of the inputs.")
+
+
+class VllmPooled(BaseModel):
+    """The result of one input."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | list[list[float]] | str = Field(
+        description="An embedding, one vector per token, or the score of each label in the order of the model's "
+        "labels; in base64 if requested."
+    )
+
+
+class VllmPoolingResponse(VllmResponse):
+    """The response of /pooling."""
+
+    data: list[VllmPooled] = Field(description="One result per input, in the order of the inputs.")
+
+
+def _document(exchange: Exchange, response: Any, data: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": exchange.record.request_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": response.model,
+        "data": data,
+        "usage": prompt_usage(response.token_count),
+    }
+
+
+def _cut(texts: str | Sequence[str], truncation: Truncation, engine: Engine) -> tuple[str, ...]:
+    return tuple(cut(text, truncation, engine.info) for text in ([texts] if isinstance(texts, str) else texts))
+
+
+def _inputs(body: Any, engine: Engine) -> tuple[Input, ...]:
+    return tuple(map(Input, _cut(body.input, body.truncation(engine), engine)))
+
+
+# Score
+
+
+async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
+    """Return the score of each pair of texts. Requires a cross-encoder, an embedding model, ColBERT or SPLADE."""
+    with _texts_of(body):
+        response, scores = await _score(exchange, body)
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return _document(exchange, response, data)
+
+
+async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[float]]:
+    """Return the response of the operation and the score of each pair."""
+    engine = exchange.find(body.model)
+    info, truncation = engine.info, body.truncation(engine)
+    first, second = (_cut(texts, truncation, engine) for texts in (body.text_1, body.text_2))
     _check_counts(len(first), len(second))
     is_zipped = len(first) > 1
-    if not engine.info.labels:
-        similar = await engine.similarity(
+    if not info.labels:
+        similarity = await exchange.run(
+            "similarity", engine,
             SimilarityRequest(
-                first, second, pairs="zip" if is_zipped else "all", similarity=score_function(engine.info),
-                truncation=truncation, deadline=deadline,
-            )
+                first, second, pairs="zip" if is_zipped else "all", similarity=score_function(info),
+                truncation=truncation,
+            ),
         )  # fmt: skip
-        values = similar.scores.values if is_zipped else similar.scores.values[0]
-        return similar, [shortest(value) for value in values]
-    if len(engine.info.labels) > 1:
+        return similarity, [shortest(value) for value in np.ravel(similarity.scores)]
+    if len(info.labels) > 1:
         raise UnsupportedByModel("The model has several labels", "Use a cross-encoder or an embedding model.")
-    if is_zipped and "classify" not in engine.info.operations:  # Rerank has one query per request
+    if not is_zipped:
+        request = RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation)
+        ranked = await exchange.run("rerank", engine, request)
+        return ranked, [item.relevance_score for item in sorted(ranked.results, key=lambda item: item.index)]
+    if "classify" not in info.operations:  # rerank has one query per request
         raise UnsupportedByModel("several texts are not supported for this model", "Send one.", field="text_1")
-    if is_zipped:
-        inputs = tuple(Input(TokenizerInput(text, pair)) for text, pair in zip(first, second, strict=True))
-        labeled = await engine.classify(
-            ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation, deadline=deadline)
-        )
-        return labeled, [result.labels[0].score for result in labeled.results]
-    ranked = await engine.rerank(
-        RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation, deadline=deadline)
+    inputs = tuple(Input(text, pair) for text, pair in zip(first, second, strict=True))
+    labeled = await exchange.run(
+        "classify", engine, ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation)
     )
-    return ranked, [result.score for result in sorted(ranked.results, key=lambda result: result.index)]
+    return labeled, [result.labels[0].score for result in labeled.results]
 
 
 def score_function(info: ModelInfo) -> SimilarityFunction:
     """Return the function that scores a pair, as vLLM does: the embeddings of BGE-M3, but the vectors of ColBERT."""
     functions: dict[Output, SimilarityFunction] = {"multi_vector": "maxsim", "sparse": "sparse"}
-    own = [function for output, function in functions.items() if output in info.outputs]
-    return own[0] if len(own) == 1 else "cosine"
+    available = [function for output, function in functions.items() if output in info.outputs]
+    return available[0] if len(available) == 1 else "cosine"
 
 
 def _check_counts(first: int, second: int) -> None:
@@ -196,8 +253,19 @@ def _check_counts(first: int, second: int) -> None:
         )  # fmt: skip
 
 
+@contextmanager
+def _texts_of(body: VllmScoreBody) -> Iterator[None]:
+    """Name the texts of a pair in errors. Operations have queries and documents, or inputs with two parts."""
+    try:
+        yield
+    except ServiceError as error:
+        if error.field is not None:
+            error.field = name_text(error.field, body)
+        raise
+
+
 def name_text(path: str, body: VllmScoreBody) -> str:
-    """Return the path of a text of /score, which is a query, a document or a part of an input for the engine."""
+    """Return the path of a text of /score."""
     name, bracket, rest = path.partition("[")
     index, _, part = rest.partition("]")
     if name == "inputs":
@@ -212,26 +280,109 @@ def name_text(path: str, body: VllmScoreBody) -> str:
     return f"{name}[{index}]" if bracket and not is_text else name
 
 
-def to_list(texts: str | list[str]) -> list[str]:
-    """Return one or several texts as a list."""
-    return [texts] if isinstance(texts, str) else texts
+# Classify and pooling
 
 
-def _cut(texts: Sequence[str], truncation: Truncation, engine: Engine) -> tuple[str, ...]:
-    return tuple(cut(text, truncation, engine.info) for text in texts)
+async def classify(exchange: Exchange, body: VllmClassifyBody) -> Any:
+    """Return the best label of each input and the scores of all labels. Requires a classifier."""
+    engine = exchange.find(body.model)
+    inputs, truncation = _inputs(body, engine), body.truncation(engine)
+    response = await exchange.run(
+        "classify", engine, ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation)
+    )
+    labels = engine.info.labels
+    data = [
+        {
+            "index": index, "label": result.labels[0].label, "probs": in_order(result, labels),
+            "num_classes": len(labels),
+        }
+        for index, result in enumerate(response.results)
+    ]  # fmt: skip
+    return _document(exchange, response, data)
 
 
-def _labels(result: ClassifyResult, labels: Sequence[str]) -> dict[str, Any]:
-    scores = in_order(result, labels)
-    return {"label": result.labels[0].label, "probs": scores, "num_classes": len(labels)}
+async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
+    """Return the embedding, the token vectors or the scores of the labels of each input."""
+    engine = exchange.find(body.model)
+    exchange.compress = body.encoding_format != "base64"
+    response, results = await _pool(exchange, body, engine)
+    data = [{"index": index, "object": "pooling", "data": result} for index, result in enumerate(results)]
+    return _document(exchange, response, data)
 
 
-def _document(request: Request, response: Scored, data: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": request.scope["record"].request_id,
-        "object": "list",
-        "created": int(time.time()),
-        "model": response.model,
-        "data": data,
-        "usage": {"prompt_tokens": response.token_count, "total_tokens": response.token_count},
-    }
+async def _pool(exchange: Exchange, body: VllmPoolingBody, engine: Engine) -> tuple[Any, list[Any]]:
+    """Return the response of the operation, and the data of each input."""
+    encoded, inputs, truncation = body.encoding_format == "base64", _inputs(body, engine), body.truncation(engine)
+    task = body.task or ("classify" if "classify" in engine.info.operations else "token_embed")
+    raw = body.raw_scores or body.normalize is False
+    if body.dimensions is not None and task != "embed":
+        raise ConflictingFields(f'not supported for the task "{task}"', "Leave it out.", field="dimensions")
+    if task == "classify":
+        request = ClassifyRequest(inputs, raw_scores=raw, truncation=truncation)
+        labeled = await exchange.run("classify", engine, request)
+        scores = [in_order(result, engine.info.labels) for result in labeled.results]
+        return labeled, [Base64(np.array(row, DTYPES["float32"])) for row in scores] if encoded else scores
+    has_multi_vector = task == "token_embed" and "multi_vector" in engine.info.outputs
+    if has_multi_vector and raw:
+        raise ConflictingFields(
+            "not supported for the token vectors of this model, which have length 1", "Leave it out.",
+            field=next(name for name in RAW_FIELDS if getattr(body, name) is False),
+        )  # fmt: skip
+    output, name = _OUTPUTS["multi_vector" if has_multi_vector else task]
+    response = await exchange.run(
+        "encode",
+        engine,
+        EncodeRequest(
+            inputs, outputs=(output,), normalize=not raw if task == "embed" else None, dimensions=body.dimensions,
+            truncation=truncation,
+        ),
+        wire="base64" if encoded else "json",
+    )  # fmt: skip
+    scale = output == "tokens" and not raw
+
+    def describe(vectors: Array) -> Any:
+        scaled = normalize(vectors) if scale else vectors
+        return Base64(scaled) if encoded else scaled
+
+    return response, await convert(describe, [getattr(result, name) for result in response.results])
+
+
+_OUTPUTS: dict[str, tuple[Output, str]] = {
+    "embed": ("pooled", "pooled"),
+    "token_embed": ("tokens", "token_vectors"),
+    "multi_vector": ("multi_vector", "multi_vector"),
+}
+"""The output of encode that a task returns, and its field in the result."""
+
+
+def in_order(result: ClassifyResult, labels: Sequence[str]) -> list[float]:
+    """Return the score of each label, in the order of the labels."""
+    scores = {label.label: label.score for label in result.labels}
+    return [scores[label] for label in labels]
+
+
+def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return vLLM's error document."""
+    status = status_400(error)
+    kind = ERROR_TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": status}}
+
+
+def _post(path: str, name: str, handler: Any, body: type[BaseModel], response: type[BaseModel]) -> Route:
+    return Route(path, f"vllm_{name}", handler, response, (body,), statuses=WITHOUT_422, shed="always")
+
+
+API = Api(
+    NAME,
+    "vllm",
+    (
+        _post("/score", "score", score, VllmScoreBody, VllmScoreResponse),
+        _post("/v1/score", "v1_score", score, VllmScoreBody, VllmScoreResponse),
+        _post("/classify", "classify", classify, VllmClassifyBody, VllmClassifyResponse),
+        _post("/pooling", "pooling", pooling, VllmPoolingBody, VllmPoolingResponse),
+    ),
+    Spelling({"inputs": "input"}, {"truncation": "truncate_prompt_tokens"}, values={"truncation": str(NO_LIMIT)}),
+    error=VllmErrorBody,
+    render=render_error,
+    status=status_400,
+)

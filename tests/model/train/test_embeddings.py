@@ -15,7 +15,7 @@ from model.artifact.packing import BatchShape
 from model.train.data import Item, TrainingBatch, fill, pack
 from model.train.network import TextEncoder, pool
 from model.train.objectives import IGNORED, ContrastiveModel, collate_pairs, predict_next
-from service.engine.encode.pooling import pool_batch
+from service.engine.vectors import pool_batch
 from tests.random_encoders import VOCAB_SIZE, random_encoder
 
 SHAPE = BatchShape(3, 20)

@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import AttendRequest, EncodeRequest, Input, SimilarityRequest, Token, TokenizeRequest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.artifact.tokenizer import TokenizerInput
 from service.commands.measures import top_precision
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, Input, Token, TokenizeRequest
-from service.engine.schema.explain import AttendRequest
-from service.engine.schema.similarity import SimilarityRequest
 from tests.manifests import with_kinds, with_manifest
+from tests.running import run
 from tests.service.commands.evaluate_command import ATTRIBUTION, Evaluate, Run
 from tests.service.conftest import open_harness
 
@@ -42,7 +40,7 @@ MAPS = {
     f"{kind}_{name}": {"kind": kind, "head_reduce": head_reduce, "layer_reduce": layer_reduce, "layers": layers}
     for kind, head_reduce in (("probs", "mean"), ("norm", "sum"), ("block_norm", "none"), ("projection", "none"))
     for name, layer_reduce, layers in (
-        ("last_layer", "none", (-1,)), ("mean_of_layers", "mean", None), ("rollout", "rollout", None),
+        ("last_layer", "none", (-1,)), ("mean_of_layers", "mean", "all"), ("rollout", "rollout", "all"),
     )
 }  # fmt: skip
 
@@ -69,11 +67,11 @@ def precision(scores: dict[int, float], line: dict[str, Any]) -> float:
 
 
 async def embed(engine: Engine, ids: tuple[int, ...] | None, text: str = "", output: str = "pooled") -> Floats:
-    source = TokenizerInput(text) if ids is None else TokenizerInput(token_ids=ids)
-    (result,) = (await engine.encode(EncodeRequest((Input(source),), outputs=(output,), prompt=""))).results  # type: ignore[arg-type]
+    item = Input(text) if ids is None else Input(token_ids=ids)
+    (result,) = (await run(engine, EncodeRequest((item,), outputs=(output,), prompt=""))).results  # type: ignore[arg-type]
     array = result.pooled if output == "pooled" else result.token_vectors
     assert array is not None
-    return array.values.astype(np.float64)
+    return array.astype(np.float64)
 
 
 def cosine(left: Floats, right: Floats) -> float:
@@ -83,8 +81,8 @@ def cosine(left: Floats, right: Floats) -> float:
 async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
     """Return each method's precision@1 from token maps, with one request per line and method."""
     target = line["word_index"]
-    source = Input(TokenizerInput(line["text"]))
-    (tokenized,) = (await engine.tokenize(TokenizeRequest((source,)))).results
+    source = Input(line["text"])
+    (tokenized,) = (await run(engine, TokenizeRequest((source,)))).results
     tokens: list[Token] = tokenized.tokens
     positions = {
         word: [index for index, token in enumerate(tokens) if token.word_index == word]
@@ -93,9 +91,9 @@ async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
     ids = [token.id for token in tokens]
     precisions = {}
     for name, fields in MAPS.items():
-        (result,) = (await engine.attend(AttendRequest((source,), wire="binary", **fields))).results  # type: ignore[arg-type]
+        (result,) = (await run(engine, AttendRequest((source,), **fields), wire="binary")).results  # type: ignore[arg-type]
         assert result.maps[0].matrix is not None
-        row = result.maps[0].matrix.values[positions[target]].astype(np.float64).mean(axis=0)
+        row = result.maps[0].matrix[positions[target]].astype(np.float64).mean(axis=0)
         scores = {word: abs(float(row[own].sum())) for word, own in positions.items()}
         largest = max(score for word, score in scores.items() if word != target)
         precisions[name] = precision({word: score / largest for word, score in scores.items()}, line)
@@ -123,11 +121,9 @@ async def naive(engine: Engine, line: dict[str, Any]) -> dict[str, float]:
     precisions["similarity_leave_one_out"] = precision(
         {word: cosine(text, reference) - cosine(vector, reference) for word, vector in left_out.items()}, line
     )
-    (pair,) = (
-        await engine.similarity(SimilarityRequest((line["text"],), (line["reference"],), explain=True))
-    ).pairs or []
+    (pair,) = (await run(engine, SimilarityRequest((line["text"],), (line["reference"],), explain=True))).pairs or []
     assert pair.matrix is not None
-    by_token = pair.matrix.values.sum(axis=1)
+    by_token = pair.matrix.sum(axis=1)
     precisions["similarity_contributions"] = precision(
         {word: float(by_token[np.array(own) - 1].sum()) for word, own in positions.items()}, line
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import EncodeResponse
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
@@ -21,7 +22,6 @@ from service.commands.sources import TextEncoder
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeResponse
 from tests.service.conftest import encode, open_harness
 
 SUBJECTS = ("The river bank", "A small dog", "Her brother", "The old bank in town", "Nobody at the mill", "It")
@@ -100,7 +100,7 @@ def embed_texts(artifact: Path, texts: list[str], **fields: Any) -> NDArray[np.f
             return await encode(harness.engine, *texts, truncation="right", **fields)
 
     results = asyncio.run(encode_all()).results
-    rows = np.array([result.pooled.values for result in results if result.pooled is not None], np.float64)
+    rows = np.array([result.pooled for result in results if result.pooled is not None], np.float64)
     normalized: NDArray[np.float64] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return normalized
 

@@ -38,7 +38,7 @@ def expected(model: LoadedModel) -> np.ndarray[Any, Any]:
     async def encode_all() -> list[Any]:
         async with open_harness(model) as harness:
             response = await encode(harness.engine, *SENTENCES, truncation="right")
-            return [result.pooled.values for result in response.results if result.pooled is not None]
+            return [result.pooled for result in response.results if result.pooled is not None]
 
     return np.array(asyncio.run(encode_all()))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import CompareRequest, Occurrence, SimilarityRequest
 from scipy.stats import pearsonr, spearmanr
 
 from model.artifact.files import WEIGHTS
@@ -16,9 +17,8 @@ from service.commands import evaluate as evaluate_command
 from service.commands.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.explain import CompareRequest, Occurrence
-from service.engine.schema.similarity import SimilarityRequest
 from tests.conftest import ROOT
+from tests.running import run as run_operation
 from tests.service.commands.evaluate_command import DOCUMENT, OUTPUT, RETRIEVAL, STS, WORDS, Evaluate, Run
 from tests.service.conftest import open_harness
 
@@ -35,11 +35,11 @@ def similarities(artifact: Path, queries: list[str], documents: list[str]) -> np
 
     async def score() -> Any:
         async with open_harness(model) as harness:
-            return await harness.engine.similarity(
-                SimilarityRequest(tuple(queries), tuple(documents), truncation="right")
+            return await run_operation(
+                harness.engine, SimilarityRequest(tuple(queries), tuple(documents), truncation="right")
             )
 
-    return np.array(asyncio.run(score()).scores.values, np.float64)
+    return np.array(asyncio.run(score()).scores, np.float64)
 
 
 def test_example_of_the_documentation_prints_its_output(run: Run, default_artifact: Path) -> None:
@@ -128,8 +128,8 @@ def test_words_have_the_cosines_of_the_comparison(
             result = []
             for line in lines:
                 request = CompareRequest((occurrence(line, 1), occurrence(line, 2)), layers=(-1,), top_contributors=0)
-                response = await harness.engine.compare(request)
-                result.append((response.layers[0].cosine.values[0, 1], response.static.values[0, 1]))
+                response = await run_operation(harness.engine, request)
+                result.append((response.layers[0].cosine[0, 1], response.static[0, 1]))
             return result
 
     contextual, static = np.array(asyncio.run(compare())).T

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from model.artifact.files import Artifact, write_manifest
 from model.artifact.manifest import Manifest
 from service.config import Settings
-from service.engine.models import Models
+from service.engine.engine import Models
 from service.engine.repository import FileState, ModelRepository
 from service.file_watch import FileWatch
 from service.lifecycle import Lifecycle

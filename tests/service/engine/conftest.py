@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact.files import TOKENIZER
 from model.artifact.tokenizer import Tokenizer
-from service.engine.admission import Admission
-from service.engine.lane import Lane
-from service.engine.observer import ModelObserver
+from service.engine.lane import Lane, ModelObserver
+from service.engine.scheduling import Admission
 from service.metrics import Metrics
 from tests.manifests import with_prompts
 from tests.service.engine.changing_models import BROKEN, SOURCES, change_manifest

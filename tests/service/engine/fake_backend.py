@@ -7,7 +7,7 @@ from typing import Any
 
 from model.artifact.packing import BatchFill, BatchShape, TokenLimit
 from service.engine.backends.base import BackendChoice
-from service.engine.backlog import Cost
+from service.engine.scheduling import Cost
 from service.errors import NonFiniteOutput
 
 HANG_TIMEOUT_S = 20  # limits how long a broken test hangs

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.admission import Admission, Speed, estimate_tokens
+from service.engine.scheduling import Admission, Speed
 from service.errors import DeadlineExceeded, QueueFull
+from service.operations.inputs import estimate_tokens
 
 NEVER = math.inf
 
@@ -135,6 +136,8 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
     if own > 2 * remaining_s + 0.01 and tokens > 480:
         with pytest.raises(DeadlineExceeded):
             check(limits, tokens, time.monotonic() + remaining_s)
+    elif own > 2 * remaining_s - 0.01 and tokens > 480:
+        pass  # either error, or none
     elif wait > 2 + own or wait + own > remaining_s + 0.01:
         with pytest.raises(QueueFull) if waiting else contextlib.nullcontext():
             check(limits, tokens, time.monotonic() + remaining_s)
@@ -145,7 +148,7 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("service.engine.admission.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("service.engine.scheduling.time.perf_counter", lambda: self.now)
 
 
 def test_speed_follows_a_saturated_lane(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from model.artifact.packing import TokenLimit
 from service.callers import ANONYMOUS, Caller, Quota
-from service.engine.admission import Admission
-from service.engine.backlog import Cost, LaneBacklog
-from service.engine.fair_queue import FairQueue
+from service.engine.scheduling import Admission, Cost, FairQueue, LaneBacklog
 from service.errors import QueueFull, QuotaExceeded
 from tests.service.engine.fake_backend import cost_of
 

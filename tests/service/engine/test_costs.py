@@ -4,15 +4,13 @@ import threading
 from typing import Any
 
 import pytest
+from attendant_client.types import CompareRequest, EncodeRequest, Input, Occurrence
 
 from model.artifact.manifest import Manifest
-from service.engine.admission import count_characters
-from service.engine.encode.response import build_results
-from service.engine.operations.compare import compare_cost
-from service.engine.operations.costs import INLINE_COST, describe_cost
-from service.engine.operations.encode import encode_cost
-from service.engine.schema.encode import EncodeRequest, Input
-from service.engine.schema.explain import CompareRequest, Occurrence
+from service.engine.engine import INLINE_COST
+from service.operations.compare import compare_cost
+from service.operations.encode import build_results, encode_cost
+from service.operations.inputs import count_characters, describe_cost
 from tests.service.conftest import GOLDEN, ServiceHarness, encode, encode_request
 
 ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
@@ -46,7 +44,7 @@ def test_small_requests_are_prepared_on_the_event_loop(request_: EncodeRequest, 
         (["word " * 250], {"outputs": ("tokens", "words"), "layers": ALL_LAYERS, "layer_reduce": "mean"}, 0),
         (["word " * 2000], {}, 0),
         (["a"] * 64, {}, 200),
-        ([Input(encode_request("word " * 250).inputs[0].source, ((0, 4),) * 1024)], {"outputs": ("spans",)}, 0),
+        ([Input("word " * 250, spans=((0, 4),) * 1024)], {"outputs": ("spans",)}, 0),
     ],
 )
 def test_requests_over_two_milliseconds_are_prepared_in_a_thread(
@@ -73,7 +71,7 @@ async def test_results_of_many_inputs_are_built_in_a_thread(
         threads.append(threading.current_thread())
         return build(*arguments)
 
-    monkeypatch.setattr("service.engine.operations.encode.build_results", record_thread)
+    monkeypatch.setattr("service.operations.encode.build_results", record_thread)
     await encode(harness.engine, "a")
     await encode(harness.engine, *["a"] * 256)
     assert [thread is threading.current_thread() for thread in threads] == [True, False]

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from attendant_client.types import AttendRequest, CompareRequest, Input, Occurrence, TokenizeRequest
 
 from model.artifact.tokenizer import TokenizerInput
-from service.engine.engine import Engine
+from service.engine.engine import INLINE_COST, Engine
+from service.engine.lane import MIN_STALL_S
 from service.engine.model_loader import LoadedModel
-from service.engine.operations.costs import INLINE_COST
-from service.engine.schema.encode import Input, TokenizeRequest
-from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.engine.tokenizer import ServingTokenizer
-from service.engine.watchdog import MIN_STALL_S
 from service.errors import (
     Empty,
     NonFiniteOutput,
     ResponseTooLarge,
     TooLong,
 )
+from tests.running import run
 from tests.service.conftest import (
     GOLDEN,
     POISON,
@@ -39,7 +38,7 @@ LONG = "word " * 300
 
 
 def pooled(response: Any, index: int = 0) -> Any:
-    return response.results[index].pooled.values
+    return response.results[index].pooled
 
 
 async def test_usage_and_metrics_count_tokens_with_special_tokens(harness: ServiceHarness) -> None:
@@ -80,12 +79,12 @@ async def test_truncation_does_not_change_a_short_text(engine: Engine) -> None:
 async def test_token_ids_give_the_embedding_of_their_text(engine: Engine, model: LoadedModel) -> None:
     """The request has no special tokens; the engine adds them."""
     (tokens,) = model.tokenizer.encode([TokenizerInput(GOLDEN)])
-    by_ids = await encode(engine, Input(TokenizerInput(token_ids=tuple(tokens.input_ids[1:-1]))))
+    by_ids = await encode(engine, Input(token_ids=tuple(tokens.input_ids[1:-1])))
     np.testing.assert_array_equal(pooled(by_ids), pooled(await encode(engine, GOLDEN)))
 
 
 async def test_pair_is_one_input_with_two_segments(engine: Engine) -> None:
-    response = await encode(engine, Input(TokenizerInput("money bank", "grows")), GOLDEN, outputs=("pooled", "tokens"))
+    response = await encode(engine, Input("money bank", "grows"), GOLDEN, outputs=("pooled", "tokens"))
     tokens = response.results[0].tokens
     assert tokens is not None
     assert [token.segment for token in tokens] == [0, 0, 0, 0, 1, 1]
@@ -104,7 +103,7 @@ async def test_embedding_does_not_depend_on_batch_composition(engine: Engine, mo
 
 
 async def tokenize(engine: Engine, *texts: str) -> Any:
-    return await engine.tokenize(TokenizeRequest(tuple(Input(TokenizerInput(text)) for text in texts or (GOLDEN,))))
+    return await run(engine, TokenizeRequest(tuple(Input(text) for text in texts or (GOLDEN,))))
 
 
 async def test_tokenize_runs_no_inference_and_does_not_truncate(harness: ServiceHarness) -> None:
@@ -149,16 +148,13 @@ async def test_maps_of_a_poisoned_text_fail(poisoned_model: LoadedModel) -> None
     """The failure must be counted, and the next text must succeed."""
     async with open_harness(poisoned_model) as harness:
         with pytest.raises(NonFiniteOutput):
-            await harness.engine.attend(AttendRequest((Input(TokenizerInput(f"a {POISON} runs")),)))
+            await run(harness.engine, AttendRequest((Input(f"a {POISON} runs"),)))
         assert harness.sample("attendant_nonfinite_outputs_total", lane="explain") == 1
-        assert (
-            len((await harness.engine.attend(AttendRequest((Input(TokenizerInput("harmless")),)))).results[0].maps)
-            == 72
-        )
+        assert len((await run(harness.engine, AttendRequest((Input("harmless"),)))).results[0].maps) == 72
 
 
 async def test_attend_updates_the_metrics(harness: ServiceHarness) -> None:
-    await harness.engine.attend(AttendRequest((Input(TokenizerInput(GOLDEN)),) * 2))
+    await run(harness.engine, AttendRequest((Input(GOLDEN),) * 2))
     assert harness.sample("attendant_request_tokens_sum") == harness.sample("attendant_tokens_total") == 10
     for stage, count in (("tokenize", 1), ("queue", 1), ("inference", 2), ("postprocess", 1)):
         assert harness.sample("attendant_stage_duration_seconds_count", stage=stage, lane="explain") == count
@@ -166,10 +162,11 @@ async def test_attend_updates_the_metrics(harness: ServiceHarness) -> None:
 
 async def test_compare_runs_each_distinct_text_once(harness: ServiceHarness) -> None:
     text = "The bank by the river bank."
-    response = await harness.engine.compare(
+    response = await run(
+        harness.engine,
         CompareRequest(
             (Occurrence(text, word_index=1), Occurrence("A bank.", word_index=1), Occurrence(text, word_index=5))
-        )
+        ),
     )
     assert harness.sample("attendant_batch_size_count", lane="explain") == 2
     assert [occurrence.start for occurrence in response.occurrences] == [4, 2, 22]

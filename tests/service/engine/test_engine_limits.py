@@ -6,11 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from attendant_client.types import AttendRequest, CompareRequest, EncodeResponse, Input, Occurrence, TokenizeRequest
 
-from model.artifact.tokenizer import TokenizerInput
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeResponse, Input, TokenizeRequest
-from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
 from service.errors import (
     DeadlineExceeded,
     Empty,
@@ -20,6 +18,7 @@ from service.errors import (
     TooLong,
     Unavailable,
 )
+from tests.running import run
 from tests.service.conftest import (
     GOLDEN,
     ServiceHarness,
@@ -86,9 +85,7 @@ async def test_deadline_covers_preparation(model: LoadedModel, monkeypatch: pyte
         large = "word " * 3000
         for call in (
             encode(harness.engine, large, truncation="right", deadline=time.monotonic() + 0.001),
-            harness.engine.tokenize(
-                TokenizeRequest((Input(TokenizerInput(large)),), deadline=time.monotonic() + 0.001)
-            ),
+            run(harness.engine, TokenizeRequest((Input(large),)), deadline=time.monotonic() + 0.001),
         ):
             with pytest.raises(DeadlineExceeded):
                 await call
@@ -139,11 +136,11 @@ async def test_closed_engine_rejects_requests(model: LoadedModel) -> None:
     async with open_harness(model) as harness:
         await harness.engine.close()
         with pytest.raises(Unavailable, match="shutting down"):
-            await harness.engine.encode(encode_request(GOLDEN))
+            await run(harness.engine, encode_request(GOLDEN))
 
 
 def attend_request(*texts: str, **fields: Any) -> AttendRequest:
-    return AttendRequest(tuple(Input(TokenizerInput(text)) for text in texts), **fields)
+    return AttendRequest(tuple(Input(text) for text in texts), **fields)
 
 
 async def test_explain_lane_handles_deadlines_and_cancellation(
@@ -153,12 +150,12 @@ async def test_explain_lane_handles_deadlines_and_cancellation(
     async with open_harness(model) as harness:
         gated = GatedBackend(monkeypatch, model.explain)
         long = attend_request(*[LONG] * 2, truncation="right", head_reduce="mean", dtype="float16")
-        calls = [asyncio.ensure_future(harness.engine.attend(long)) for _ in range(3)]
+        calls = [asyncio.ensure_future(run(harness.engine, long)) for _ in range(3)]
         await gated.wait_for_batches(1)
         with pytest.raises(QueueFull, match="Queue too long for the deadline"):
-            await harness.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 0.001))
+            await run(harness.engine, attend_request(GOLDEN), deadline=time.monotonic() + 0.001)
         with pytest.raises(DeadlineExceeded, match="before the response was ready"):
-            await harness.engine.attend(attend_request(GOLDEN, deadline=time.monotonic() + 3))
+            await run(harness.engine, attend_request(GOLDEN), deadline=time.monotonic() + 3)
         assert (await encode(harness.engine, GOLDEN)).token_count == 5
         calls[1].cancel()
         gated.gate.set()
@@ -175,9 +172,10 @@ async def test_full_explain_queue_rejects_attend_and_compare_only(model: LoadedM
         assert harness.engine.explain_lane is not None
         with harness.engine.explain_lane.reserve([1]):
             for call in (
-                harness.engine.attend(attend_request(GOLDEN)),
-                harness.engine.compare(
-                    CompareRequest((Occurrence(GOLDEN, word_index=1), Occurrence(LONG[:80], word_index=1)))
+                run(harness.engine, attend_request(GOLDEN)),
+                run(
+                    harness.engine,
+                    CompareRequest((Occurrence(GOLDEN, word_index=1), Occurrence(LONG[:80], word_index=1))),
                 ),
             ):
                 with pytest.raises(QueueFull) as raised:
@@ -193,7 +191,7 @@ async def test_failed_explain_lane_rejects_its_own_requests_only(
         monkeypatch.setattr(model.explain, "run", lambda *arguments: 1 / 0)
         monkeypatch.setattr(model.explain, "probe", lambda: 1 / 0)
         with pytest.raises(Unavailable, match="backend failed"):
-            await harness.engine.attend(attend_request(GOLDEN))
+            await run(harness.engine, attend_request(GOLDEN))
         assert (await encode(harness.engine, GOLDEN)).token_count == 5
         assert harness.lifecycle.healthy
         assert harness.sample("attendant_lane_up", lane="explain") == 0
@@ -262,8 +260,8 @@ async def test_tokenize_does_not_depend_on_the_queue(model: LoadedModel) -> None
 async def test_concurrent_tokenization_is_limited(model: LoadedModel, max_queue_tokens: int) -> None:
     """One request of 3,750 estimated tokens is always admitted, two are not."""
     async with open_harness(model, max_queue_tokens=max_queue_tokens) as harness:
-        request = TokenizeRequest((Input(TokenizerInput("word " * 3000)),))
-        results = await gather(*(harness.engine.tokenize(request) for _ in range(2)))
+        request = TokenizeRequest((Input("word " * 3000),))
+        results = await gather(*(run(harness.engine, request) for _ in range(2)))
         assert isinstance(results[1], QueueFull)
         assert not isinstance(results[0], Exception)
-        assert not isinstance((await gather(harness.engine.tokenize(request)))[0], Exception)
+        assert not isinstance((await gather(run(harness.engine, request)))[0], Exception)

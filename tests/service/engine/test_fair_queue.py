@@ -12,8 +12,7 @@ from model.artifact.packing import BatchShapes, RowFill, TokenLimit
 from model.export.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.select import OPENVINO_BATCH_TOKENS
-from service.engine.backlog import Backlog, Cost
-from service.engine.fair_queue import FairQueue
+from service.engine.scheduling import Backlog, Cost, FairQueue
 from tests.service.engine.fake_backend import cost_of
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)

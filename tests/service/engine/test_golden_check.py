@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from attendant_client.types import EncodeRequest, Input
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from model.artifact.files import GOLDEN, Artifact, ArtifactError, describe_file
 from model.artifact.packing import Ints
-from model.artifact.tokenizer import TokenizerInput
 from model.export.export import Variants, export
 from model.source.sentence_transformers import SettingOptions
 from service.config import ConfigError, Settings
@@ -26,17 +26,17 @@ from service.engine.backends.base import BackendChoice
 from service.engine.backends.cpu import detect_cpu
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
-from service.engine.encode.pooling import DenseLayers
 from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, cosine, golden_cosines
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, Input
 from service.engine.tokenizer import ServingTokenizer
+from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
+from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
 
@@ -151,11 +151,11 @@ async def test_measured_cosine_is_that_of_served_embeddings(model: LoadedModel) 
     golden = model.artifact.read_golden_vectors()
     assert golden is not None
     exact = load_anew(Settings(model_dir=model.artifact.root, precision="float32"))
-    request, served = EncodeRequest(tuple(Input(TokenizerInput(text)) for text in golden.texts)), []
+    request, served = EncodeRequest(tuple(Input(text) for text in golden.texts)), []
     for one in (model, exact):
         async with open_harness(one) as harness:
-            response = await harness.engine.encode(request)
-        served.append([result.pooled.values.ravel() for result in response.results if result.pooled is not None])
+            response = await run(harness.engine, request)
+        served.append([result.pooled.ravel() for result in response.results if result.pooled is not None])
     np.testing.assert_allclose(served[1], golden.heads["embedding"].split_values(), atol=2e-6, rtol=0)
     found = golden_cosines(golden, model.artifact.manifest, model.tokenizer, model.backend, model.dense_layers)
     expected = min(cosine(own, reference) for own, reference in zip(*served, strict=True))

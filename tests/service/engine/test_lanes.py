@@ -59,5 +59,5 @@ async def test_both_lanes_agree_on_the_last_layer(harness: ServiceHarness) -> No
     assert fast is not None
     assert explain is not None
     tolerance = 1e-5 if harness.engine.info.precision == "float32" else 0.1
-    np.testing.assert_allclose(explain.values[1], fast.values, atol=tolerance)
+    np.testing.assert_allclose(explain[1], fast, atol=tolerance)
     assert both.precision == "float32"

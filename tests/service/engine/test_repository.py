@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from attendant_client.types import EvaluationRecord as ShownRecord
 from prometheus_client import CollectorRegistry
 
 from model.artifact.files import GOLDEN, WEIGHTS
@@ -142,10 +143,12 @@ async def test_changed_artifact_is_loaded_and_saved_measures_are_only_shown(
     assert await serving.write("a=one")
     engine = next(iter(serving.models))
     measure = EvaluationRecord(task="pairs", file="pairs.jsonl", measure="spearman", value=0.5, low=None, high=None)
+    ShownRecord("pairs", "pairs.jsonl", "spearman", 0.5, None, None)
     new = change_manifest(root / "one", lambda manifest: manifest.model_copy(update={"evaluations": (measure,)}))
     await serving.watch.check()
     assert next(iter(serving.models)) is engine
-    assert (engine.info.digest, engine.info.evaluations) == (f"sha256:{new}", [measure])
+    shown = ShownRecord("pairs", "pairs.jsonl", "spearman", 0.5, None, None)
+    assert (engine.info.digest, engine.info.evaluations) == (f"sha256:{new}", [shown])
     change_manifest(root / "one", lambda manifest: with_prompts(manifest, {"query": "new"}))
     await serving.watch.check()
     assert next(iter(serving.models)) is not engine

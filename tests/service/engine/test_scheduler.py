@@ -8,9 +8,8 @@ from collections import Counter
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.engine.admission import Admission
-from service.engine.lane import Lane
-from service.engine.observer import ModelObserver
+from service.engine.lane import Lane, ModelObserver
+from service.engine.scheduling import Admission
 from service.errors import DeadlineExceeded, NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
@@ -257,7 +256,7 @@ async def test_closing_fails_waiting_requests_and_ends_the_threads(start_lane: S
 async def test_closing_does_not_wait_for_a_hanging_backend(
     start_lane: StartLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.engine.workers.JOIN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("service.engine.lane.JOIN_TIMEOUT_S", 0.0)
     backend = FakeBackend()
     lane = start_lane(backend)
     held = await hold(lane, backend)

@@ -5,7 +5,7 @@ import threading
 
 from prometheus_client import CollectorRegistry
 
-from service.engine.watchdog import MIN_STALL_S, STALL_FACTOR, Watchdog
+from service.engine.lane import MIN_STALL_S, STALL_FACTOR, Watchdog
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import FakeBackend
 from tests.service.engine.lane_cases import StartLane, hold

@@ -4,12 +4,16 @@ routes.
 
 import re
 import socket
+from dataclasses import replace
 
 import httpx
 import pytest
+from attendant_client.types import EncodeRequest, EncodeResponse
 
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse
+from service.operations.call import Call
+from service.operations.table import OPERATIONS
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 
 MODEL_ROUTES = (("get", ""), ("get", "/ready"), ("get", "/config"), ("get", "/stats"), ("post", "/infer"))
@@ -144,14 +148,14 @@ async def test_docs_option_disables_docs_and_openapi(model: LoadedModel) -> None
 
 
 async def test_unhandled_exception_is_logged_and_not_returned(
-    harness: ServiceHarness, caplog: pytest.LogCaptureFixture
+    harness: ServiceHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response must have the log record's request ID."""
 
-    async def broken(request: EncodeRequest) -> EncodeResponse:
+    async def broken(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
         raise KeyError("/home/secret/path")
 
-    harness.engine.encode = broken  # type: ignore[method-assign]
+    monkeypatch.setitem(OPERATIONS, "encode", replace(OPERATIONS["encode"], run=broken))
     response = await harness.post("/v1/encode", {"inputs": GOLDEN}, **{"x-request-id": "test-1"})
     assert (response.status_code, response.json()["error"]["reason"]) == (500, "INTERNAL")
     assert "secret" not in response.text

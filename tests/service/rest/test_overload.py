@@ -8,9 +8,9 @@ import pytest
 from starlette.responses import Response
 
 from service.config import Settings
-from service.engine.admission import CHARACTERS_PER_TOKEN
 from service.engine.model_loader import LoadedModel
 from service.engine.repository import ModelRepository
+from service.engine.scheduling import CHARACTERS_PER_TOKEN
 from service.lifecycle import Lifecycle
 from service.models_file import configured_models
 from service.rest.app import make_app

@@ -1,24 +1,27 @@
 """Request parsing: limits before items, the first problem in document order, and memory for bodies."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
+from attendant_client.types import AttendRequest, CompareRequest, EncodeRequest
 from pydantic import ValidationError
 
 from service.config import Settings
+from service.engine.engine import Engine
 from service.errors import Overloaded, ServiceError
 from service.memory import MemoryBudget
+from service.operations.call import Call
+from service.operations.table import OPERATIONS
 from service.rest import requests
-from service.rest.codec import StrictModel
-from service.rest.problems import invalid_body
+from service.rest.bodies import StrictModel, invalid_body, model_of
 from service.rest.requests import RequestReader, parse_json
-from service.rest.routes.explain import AttendBody, CompareBody
-from service.rest.routes.native import EncodeBody
 from service.rest.routes.openai import EmbeddingsBody
 from tests.service.conftest import GOLDEN, ServiceHarness
 
+EncodeBody, AttendBody, CompareBody = map(model_of, (EncodeRequest, AttendRequest, CompareRequest))
 LIMITS = {
     "inputs": 256,
     "spans": 1024,
@@ -194,15 +197,17 @@ async def test_body_budget_is_released_after_requests(harness: ServiceHarness, m
     assert harness.sample("attendant_rejected_requests_total", reason="overload") == 1
 
 
-async def test_tokenize_has_the_deadline_of_the_timeout_header(harness: ServiceHarness) -> None:
+async def test_tokenize_has_the_deadline_of_the_timeout_header(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deadlines: list[float | None] = []
-    original = harness.engine.tokenize
+    original = OPERATIONS["tokenize"]
 
-    async def tokenize(request: Any) -> Any:
-        deadlines.append(request.deadline)
-        return await original(request)
+    async def tokenize(engine: Engine, request: Any, call: Call) -> Any:
+        deadlines.append(call.deadline)
+        return await original.run(engine, request, call)
 
-    harness.engine.tokenize = tokenize  # type: ignore[method-assign]
+    monkeypatch.setitem(OPERATIONS, "tokenize", replace(original, run=tokenize))
     for value in ("500", "500 ", "\t500"):
         await harness.post("/v1/tokenize", {"inputs": GOLDEN}, **{"x-request-timeout-ms": value})
     await harness.post("/v1/tokenize", {"inputs": GOLDEN})

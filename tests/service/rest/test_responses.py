@@ -8,29 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import Array, Token
+from attendant_client.wire import Base64
 from starlette.requests import Request
 
-from service.engine.schema.encode import Array, Token
 from service.rest import responses
-from service.rest.responses import PART_BYTES, Base64, json_response, render, tensor
+from service.rest.responses import PART_BYTES, json_response, render
 
 RANDOM = np.random.default_rng(7)
 
 
 def array(*shape: int) -> Array:
-    return Array(RANDOM.standard_normal(shape).astype("<f4"), "float32")
+    return RANDOM.standard_normal(shape).astype("<f4")
 
 
 DOCUMENTS: dict[str, Any] = {
-    "small": {"results": [{"pooled": array(384).values}]},
-    "one long vector": {"pooled": array(100_000).values},
-    "wide rows": [array(3, 40_000).values],
-    "layers": {"token_vectors": array(7, 128, 384).values, "a": None, "b": [True, "x"]},
-    "many inputs": {"results": [{"index": n, "pooled": array(384).values} for n in range(512)], "usage": {"tokens": 1}},
-    "base64": {"a": [tensor(array(512, 385)), Base64(array(1))]},
+    "small": {"results": [{"pooled": array(384)}]},
+    "one long vector": {"pooled": array(100_000)},
+    "wide rows": [array(3, 40_000)],
+    "layers": {"token_vectors": array(7, 128, 384), "a": None, "b": [True, "x"]},
+    "many inputs": {"results": [{"index": n, "pooled": array(384)} for n in range(512)], "usage": {"tokens": 1}},
+    "base64": {"a": [{"data": Base64(array(512, 385))}, Base64(array(1))]},
     "tokens": {"tokens": [Token(n, "a" * (n % 7), n, n + 1, None, 0, False) for n in range(20_000)]},
     "ints": {"indices": [[n, n + 1] for n in range(100_000)], "empty": [], "none": {}},
-    "no items": {"static": array(0, 384).values, "more": array(300, 384).values},
+    "no items": {"static": array(0, 384), "more": array(300, 384)},
 }
 
 
@@ -39,7 +40,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Base64):
-        return base64.b64encode(value.array.values.tobytes()).decode()
+        return base64.b64encode(value.array.tobytes()).decode()
     if isinstance(value, Token):
         return {name: getattr(value, name) for name in Token.__slots__}
     if isinstance(value, dict):

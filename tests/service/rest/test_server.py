@@ -7,16 +7,20 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from attendant_client.types import EncodeRequest, EncodeResponse
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.config import Settings
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse
+from service.operations.call import Call
+from service.operations.table import OPERATIONS
 from service.rest.app import make_app
 from service.rest.connections import ConnectionLimits, Rejection, Shedder
 from service.rest.overload import LoadShedder
@@ -203,11 +207,11 @@ async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None
 @pytest.mark.parametrize(("api", "path"), [("rest", "/v1/encode"), ("tei", "/embed"), ("tei", "/")])
 @pytest.mark.parametrize("characters", [4, 300_000], ids=["small", "large"])
 async def test_work_is_cancelled_when_the_client_disconnects(
-    model: LoadedModel, api: str, path: str, characters: int
+    model: LoadedModel, api: str, path: str, characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def never(request: EncodeRequest) -> EncodeResponse:
+    async def never(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -216,7 +220,8 @@ async def test_work_is_cancelled_when_the_client_disconnects(
         raise AssertionError
 
     async with open_harness(model) as harness:
-        harness.engine.encode = never  # type: ignore[method-assign]
+        monkeypatch.setitem(OPERATIONS, "encode", replace(OPERATIONS["encode"], run=never))
+        monkeypatch.setattr("service.tei.encode", never)
         async with serving(make_app(harness.lifecycle, Settings(), harness.metrics), 10) as (_, writer):
             request = post(b'{"inputs": "%s"}' % (b"b" * characters), b"Content-Type: application/json")
             writer.write(request.replace(b"/x", path.encode()))

@@ -7,12 +7,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
-from service.rpc.codec import ENUM_PREFIXES
+from service.rpc.codec import enum_labels
 from tests.conftest import RunningServer
+from tests.stubs import EncoderServiceStub, GRPCInferenceServiceStub
 
 
 @pytest.fixture
@@ -26,13 +25,13 @@ async def channel(server: RunningServer) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 def stub(channel: grpc.aio.Channel) -> EncoderServiceStub:
-    return EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+    return EncoderServiceStub(channel)
 
 
 @pytest.fixture
 def inference(channel: grpc.aio.Channel) -> GRPCInferenceServiceStub:
     """The generated Open Inference Protocol client."""
-    return GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+    return GRPCInferenceServiceStub(channel)
 
 
 @pytest.fixture
@@ -49,8 +48,10 @@ async def rest_client(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]
 
 def rest_spelling(message: str) -> str:
     """Convert a gRPC error message to REST spelling, with enum values in lower case and quotes."""
-    prefixes = "|".join(sorted(ENUM_PREFIXES.values(), key=len, reverse=True))
-    return re.sub(rf"\b({prefixes})_([A-Z0-9_]+)", lambda match: f'"{match[2].lower()}"', message)
+    values = {label: value for labels in enum_labels().values() for value, label in labels.items()}
+    return re.sub(
+        r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", lambda match: f'"{values[match[0]]}"' if match[0] in values else match[0], message
+    )
 
 
 async def call_error(call: Awaitable[Any]) -> grpc.aio.AioRpcError:

@@ -10,19 +10,19 @@ from typing import Any
 
 import grpc
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service import sockets
 from service.auth import Access
 from service.engine.model_loader import LoadedModel
 from service.memory import MemoryBudget
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc import connections
 from service.rpc.server import RpcServer
 from tests.keys import make_keys
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.service.rpc.hostile import HostileClient
+from tests.stubs import EncoderServiceStub
 
 ENCODE = "/attendant.v1.EncoderService/Encode"
 TOKENS = pb.EncodeRequest(
@@ -61,7 +61,7 @@ async def encode(port: int, text: str = "bank", **metadata: str) -> float:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         started = time.monotonic()
-        stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = EncoderServiceStub(channel)
         await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]), metadata=tuple(metadata.items()), timeout=20)
         return time.monotonic() - started
 
@@ -132,7 +132,7 @@ async def test_idle_connections_make_room_and_expire(model: LoadedModel, monkeyp
     limits = {"max_connections": 6, "max_connections_per_address": 6}
     async with serving(model, Access(make_keys("secret")), **limits) as (harness, port, _):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             health = health_pb2_grpc.HealthStub(channel)
             request = pb.EncodeRequest(inputs=[pb.Input(text="bank")])
             await stub.Encode(request, metadata=tuple(key.items()))

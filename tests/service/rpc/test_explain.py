@@ -10,13 +10,13 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.service.rpc.conftest import rest_spelling
+from tests.stubs import EncoderServiceStub
 
 CASHED = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
@@ -257,7 +257,7 @@ async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) ->
     request = pb.EncodeRequest(inputs=[pb.Input(text="a")], dtype=pb.DTYPE_SQRT_UINT8)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await stub.Encode(request)
-    assert (raised.value.details() or "").startswith("dtype: DTYPE_SQRT_UINT8 is not supported")
+    assert (raised.value.details() or "").startswith('dtype: unknown value ("DTYPE_SQRT_UINT8"). Use DTYPE_FLOAT32, ')
 
 
 async def test_cancelled_calls_leave_no_work(stub: EncoderServiceStub, server: RunningServer) -> None:
@@ -288,7 +288,7 @@ def test_large_response_streams_within_64_mib(default_artifact: Path) -> None:
     server = start_server(model_dir=default_artifact)
     try:
         with grpc.insecure_channel(server.grpc) as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             list(stub.Attend(pb.AttendRequest(inputs=[pb.Input(text="warm " * 100)])))
             Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # resets the peak
             before = peak_mib(server)

@@ -12,19 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from service.auth import Access
 from service.config import Settings
-from service.engine.engine import Engine
+from service.engine.engine import Engine, Models
 from service.engine.model_loader import LoadedModel
-from service.engine.models import Models
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.pb import inference_pb2 as pb
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.server import RpcServer
 from tests.conftest import RunningServer
 from tests.keys import make_keys
 from tests.oip_messages import Tensor, grpc_outputs, grpc_request, text, token_ids
 from tests.response_contract import assert_close, to_array
 from tests.service.rpc.conftest import call_error
+from tests.stubs import GRPCInferenceServiceStub
 
 MODEL = "all-MiniLM-L6-v2"
 GOLDEN = "money bank grows"
@@ -189,7 +188,7 @@ async def test_readiness_follows_the_lifecycle_and_needs_no_key(model: LoadedMod
     engine = Engine(model, settings, metrics)
     key = (("authorization", "Bearer secret"),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = GRPCInferenceServiceStub(channel)
 
         async def states() -> tuple[bool, bool, bool, str]:
             live = await stub.ServerLive(pb.ServerLiveRequest())

@@ -9,11 +9,11 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from service.pb import inference_pb2 as pb
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rpc.inference import _varint
 from service.rpc.messages import INFER_LAYOUT, MAX_FIELDS, Rejected, tolerant
 from tests.oip_messages import Tensor, grpc_request, text, token_ids
 from tests.service.rpc.conftest import call_error
+from tests.stubs import GRPCInferenceServiceStub
 
 MODEL = "all-MiniLM-L6-v2"
 GOLDEN = "money bank grows"

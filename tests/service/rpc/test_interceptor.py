@@ -6,12 +6,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from tests.service.rpc.conftest import rest_spelling
+from tests.stubs import EncoderServiceStub
 
 SECRET = "Sesame-9"
 ENCODE = "/attendant.v1.EncoderService/Encode"

@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 
 from service.auth import Access
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.errors import MalformedRequest, Overloaded, RequestTimeout
 from service.memory import MemoryBudget
-from service.pb import encoder_pb2 as pb
 from service.rpc.receiving import THREAD_FROM_BYTES, Receiver
 from service.rpc.server import RpcServer
 from tests.keys import make_keys

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -15,11 +16,10 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
 from service.rpc.server import RpcServer
 from tests.keys import make_keys
 from tests.service.conftest import fast_lane, garbage, open_harness
+from tests.stubs import EncoderServiceStub
 
 SERVICE = "attendant.v1.EncoderService"
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -164,7 +164,7 @@ async def test_calls_create_no_reference_cycles_with_messages(model: LoadedModel
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
 
             async def encode(text: str) -> str:
                 try:
@@ -192,7 +192,7 @@ async def test_calls_over_the_stream_limit_wait_for_a_stream(model: LoadedModel)
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             request = pb.EncodeStreamRequest(request=pb.EncodeRequest(inputs=[pb.Input(text="bank")]))
             stream = stub.EncodeStream()
             await stream.write(request)
@@ -213,7 +213,7 @@ async def test_metadata_have_one_limit(model: LoadedModel, size: int, code: str)
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics)
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             for _ in range(20):
                 call = stub.GetModel(pb.GetModelRequest(), metadata=(("x-large", "a" * size),))
                 assert (await call.code()).name == code
@@ -227,7 +227,7 @@ async def test_repeated_keys_are_rejected(model: LoadedModel, name: str) -> None
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("a", "b")))
         port = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = EncoderServiceStub(channel)
             values = ("Bearer a", "Bearer b") if name == "authorization" else ("a", "b")
             call = stub.GetModel(pb.GetModelRequest(), metadata=tuple((name, value) for value in values))
             assert (await call.code(), await call.details()) == (

@@ -3,24 +3,28 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import httpx
 import numpy as np
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import EncodeRequest, EncodeResponse, TokenizeRequest, TokenizeResponse
 from service.errors import RequestTooLarge
-from service.pb import encoder_pb2 as pb
-from service.pb.encoder_pb2_grpc import EncoderServiceStub
+from service.operations.call import Call
+from service.operations.table import OPERATIONS
 from service.request_log import RequestRecord, set_current
 from service.rpc.servicer import EncoderServicer
 from tests.conftest import RunningServer
 from tests.service.conftest import ServiceHarness, fast_lane, open_harness
+from tests.stubs import EncoderServiceStub
 
 TEXTS = ["money bank grows", "nul \x00 inside", "👩\u200d💻 joined", "\u202eright to left"]
 VECTORS = ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors")
@@ -209,9 +213,7 @@ async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> Non
         yield stream_request("money")
         raise RuntimeError("connection lost")
 
-    responses = EncoderServicer(harness.lifecycle, harness.settings, harness.requests).EncodeStream(
-        broken(), CallContext()
-    )
+    responses = EncoderServicer(harness.lifecycle, harness.requests).encode_stream(broken(), CallContext())
     async with asyncio.timeout(30):
         assert (await anext(responses)).WhichOneof("result") == "response"
         with pytest.raises(RuntimeError):
@@ -220,20 +222,21 @@ async def test_stream_ends_when_its_reader_fails(harness: ServiceHarness) -> Non
 
 @pytest.mark.usefixtures("call_record")
 async def test_internal_error_in_stream_is_logged_and_counted(
-    harness: ServiceHarness, caplog: pytest.LogCaptureFixture
+    harness: ServiceHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has the log record's request ID and no details. The stream continues."""
 
-    async def broken(request: EncodeRequest) -> EncodeResponse:
-        if request.inputs[0].source.text == "bad":
-            raise KeyError("/home/secret/path")
-        return await encode(request)
+    original = OPERATIONS["encode"]
 
-    encode = harness.engine.encode
-    harness.engine.encode = broken  # type: ignore[method-assign]
-    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
+    async def broken(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
+        if request.inputs[0].text == "bad":
+            raise KeyError("/home/secret/path")
+        return await original.run(engine, request, call)
+
+    monkeypatch.setitem(OPERATIONS, "encode", replace(original, run=broken))
+    servicer = EncoderServicer(harness.lifecycle, harness.requests)
     requests = stream(stream_request("bad", "1"), stream_request("money", "2"), stream_request("", "3"))
-    responses = [response async for response in servicer.EncodeStream(requests, CallContext())]
+    responses = [response async for response in servicer.encode_stream(requests, CallContext())]
     assert [(response.id, response.WhichOneof("result")) for response in responses] == [
         ("1", "error"),
         ("2", "response"),
@@ -253,10 +256,10 @@ async def test_internal_error_in_stream_is_logged_and_counted(
 async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None:
     """Other errors have no RetryInfo."""
     async with open_harness(model, max_queue_tokens=100) as harness:
-        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
+        servicer = EncoderServicer(harness.lifecycle, harness.requests)
         with fast_lane(harness).reserve([100]):
             requests = stream(stream_request("money"), stream_request(""))
-            full, empty = [response.error async for response in servicer.EncodeStream(requests, CallContext())]
+            full, empty = [response.error async for response in servicer.encode_stream(requests, CallContext())]
         assert error_info(full).reason == "QUEUE_FULL"
         retry = RetryInfo()
         assert full.details[-1].Unpack(retry)
@@ -268,10 +271,10 @@ async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None
 @pytest.mark.usefixtures("call_record")
 async def test_explanation_that_needs_too_much_memory_is_rejected(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_bytes=1000) as harness:
-        servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
+        servicer = EncoderServicer(harness.lifecycle, harness.requests)
         request = pb.AttendRequest(inputs=[pb.Input(text="money bank grows")])
         with pytest.raises(RequestTooLarge) as caught:
-            await anext(aiter(servicer.Attend(request, CallContext())))
+            await anext(aiter(servicer.attend(request, CallContext())))
     assert (caught.value.field, caught.value.maximum) == ("inputs[0]", 1000)
 
 
@@ -283,20 +286,20 @@ async def test_stream_has_trailing_metadata(stub: EncoderServiceStub) -> None:
     assert trailing["x-attendant-model"].startswith("all-MiniLM-L6-v2@sha256:")
 
 
-async def test_tokenize_has_the_deadline_of_the_call(harness: ServiceHarness) -> None:
+async def test_tokenize_has_the_deadline_of_the_call(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines: list[float | None] = []
-    tokenize = harness.engine.tokenize
+    original = OPERATIONS["tokenize"]
 
-    async def record(request: TokenizeRequest) -> TokenizeResponse:
-        deadlines.append(request.deadline)
-        return await tokenize(request)
+    async def record(engine: Engine, request: TokenizeRequest, call: Call) -> TokenizeResponse:
+        deadlines.append(call.deadline)
+        return await original.run(engine, request, call)
 
     class ContextWithDeadline(CallContext):
         def time_remaining(self) -> float | None:
             return 5.0
 
-    harness.engine.tokenize = record  # type: ignore[method-assign]
-    servicer = EncoderServicer(harness.lifecycle, harness.settings, harness.requests)
+    monkeypatch.setitem(OPERATIONS, "tokenize", replace(original, run=record))
+    servicer = EncoderServicer(harness.lifecycle, harness.requests)
     for context in (CallContext(), ContextWithDeadline()):
-        await servicer.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="a")]), context)
+        await servicer.methods["Tokenize"](pb.TokenizeRequest(inputs=[pb.Input(text="a")]), context)
     assert [deadline is not None for deadline in deadlines] == [False, True]

@@ -10,20 +10,20 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from service.pb import tei_pb2 as pb
-from service.pb import tei_pb2_grpc
 from tests.conftest import RunningServer
 from tests.service.rpc.conftest import call_error
+from tests.stubs import EmbedStub, InfoStub
 
 TEXT = "money bank grows"
 
 
 @pytest.fixture
 def embed(channel: grpc.aio.Channel) -> Any:
-    return tei_pb2_grpc.EmbedStub(channel)  # type: ignore[no-untyped-call]
+    return EmbedStub(channel)
 
 
 async def test_info_matches_rest(channel: grpc.aio.Channel, rest_client: httpx.AsyncClient) -> None:
-    stub = tei_pb2_grpc.InfoStub(channel)  # type: ignore[no-untyped-call]
+    stub = InfoStub(channel)
     info: pb.InfoResponse = await stub.Info(pb.InfoRequest())
     expected = (await rest_client.get("/info")).json()
     assert info.model_type == pb.MODEL_TYPE_EMBEDDING

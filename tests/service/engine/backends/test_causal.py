@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attendant_client.types import Occurrence
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.explain import Occurrence
-from service.engine.schema.tasks import EncodeTask
+from service.engine.tasks import EncodeTask
 from tests.service.conftest import cosine, open_harness
 from tests.service.engine.explain.compare_cases import TWICE
 from tests.service.engine.explain.test_compare_engine import compare_with

@@ -18,11 +18,12 @@ from model.export.sample_texts import sample_sentences
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
-from service.engine.encode.pooling import DenseLayers
 from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.tasks import EncodeTask
+from service.engine.tasks import EncodeTask
+from service.engine.vectors import DenseLayers
 from service.errors import NonFiniteOutput
+from tests.running import run
 from tests.service.conftest import POISON, cosine, encode_request, open_harness
 from tests.service.engine.backends.varlen_models import export_varlen, open_varlen
 
@@ -198,30 +199,30 @@ async def test_engine_serves_the_cuda_backend(model: LoadedModel, artifact: Arti
     """Checks vectors, the number of batches and the model info."""
     cuda_model = dataclasses.replace(model, artifact=artifact, backend=backend)
     async with open_harness(cuda_model) as harness:
-        batched = await harness.engine.encode(encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
+        batched = await run(harness.engine, encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
         assert harness.batches_run <= 3
-        single = await asyncio.gather(*(harness.engine.encode(encode_request(text)) for text in SENTENCES[:40]))
+        single = await asyncio.gather(*(run(harness.engine, encode_request(text)) for text in SENTENCES[:40]))
         info = harness.engine.info
     assert (batched.precision, info.precision, info.provider) == ("float16", "float16", "cuda")
     assert info.length_buckets == [64, 128, 256, 512, 1024]
     async with open_harness(model) as harness:
-        reference = await harness.engine.encode(encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
+        reference = await run(harness.engine, encode_request(*SENTENCES[:40], outputs=("pooled", "tokens", "words")))
     for result, alone, expected in zip(batched.results, single, reference.results, strict=True):
         assert result.pooled is not None
         assert expected.pooled is not None
         assert alone.results[0].pooled is not None
-        assert cosine(result.pooled.values, expected.pooled.values) >= 0.9999
-        assert cosine(result.pooled.values, alone.results[0].pooled.values) >= 0.9999
+        assert cosine(result.pooled, expected.pooled) >= 0.9999
+        assert cosine(result.pooled, alone.results[0].pooled) >= 0.9999
         assert result.word_vectors is not None
         assert expected.word_vectors is not None
-        assert cosine(result.word_vectors.values, expected.word_vectors.values) >= 0.999
+        assert cosine(result.word_vectors, expected.word_vectors) >= 0.999
 
 
 async def test_poisoned_text_fails_alone(poisoned_varlen: tuple[LoadedModel, CudaBackend]) -> None:
     """The other texts in the batch must get their vectors."""
     model, backend = poisoned_varlen
     async with open_harness(dataclasses.replace(model, backend=backend)) as harness:
-        calls = [harness.engine.encode(encode_request(text)) for text in ("harmless", POISON, "harmless too")]
+        calls = [run(harness.engine, encode_request(text)) for text in ("harmless", POISON, "harmless too")]
         first, second, third = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(second, NonFiniteOutput)
     assert not isinstance(first, BaseException)

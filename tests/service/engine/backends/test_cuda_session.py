@@ -8,8 +8,8 @@ import pytest
 from model.artifact.files import Artifact
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU
-from service.engine.backends.cpu_session import add_weights
 from service.engine.backends.cuda_session import CUDA, built_for_cuda, gpu_count, open_session
+from service.engine.backends.sessions import add_weights
 
 
 def test_built_for_cuda_follows_the_onnxruntime_package() -> None:

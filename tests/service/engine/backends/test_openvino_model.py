@@ -13,8 +13,7 @@ from model.artifact.files import WEIGHTS, Artifact
 from model.artifact.manifest import Precision
 from model.artifact.packing import BatchShape, pack_batch
 from service.engine.backends.base import BackendChoice
-from service.engine.backends.openvino import OpenVinoBackend
-from service.engine.backends.openvino_model import import_openvino, read_model
+from service.engine.backends.openvino import OpenVinoBackend, import_openvino, read_model
 
 CHOICE = BackendChoice("openvino", "float32", "fast", 2, 1, 512, "test")
 RUNS = 400

@@ -20,7 +20,7 @@ from service.config import Settings
 from service.engine.backends.base import PackedBackend
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.tasks import EncodeTask
+from service.engine.tasks import EncodeTask
 from service.errors import NonFiniteOutput
 from tests.service.conftest import POISON, ServiceHarness, cosine, encode, min_cosine, open_harness
 
@@ -187,7 +187,7 @@ def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -
 
 def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
     program = (
-        "import os; from service.engine.backends.openvino_model import import_openvino\n"
+        "import os; from service.engine.backends.openvino import import_openvino\n"
         "os.register_at_fork(before=lambda: os._exit(3))\n"
         "import_openvino().Core(); import sys; assert not sys.modules.get('openvino_telemetry')"
     )

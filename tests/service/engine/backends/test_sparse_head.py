@@ -11,9 +11,9 @@ import transformers
 from model.artifact.files import Artifact
 from model.artifact.manifest import SparseActivation, SparsePooling
 from model.export.export import Variants, export
-from service.engine.backends import sparse_head, vocabulary
-from service.engine.backends.sparse_head import SparseWeights
-from service.engine.schema.tasks import OccludedSequence
+from service.engine.backends import heads
+from service.engine.backends.heads import SparseWeights
+from service.engine.tasks import OccludedSequence
 from service.errors import NonFiniteOutput
 from tests.model.retriever_cases import SPLADE_CASES, publish_splade
 from tests.model.tiny_tokenizers import BUILDERS
@@ -47,8 +47,8 @@ def test_blocks_give_the_weights_of_the_formula(
     activation: SparseActivation,
     blocks: tuple[int, int],
 ) -> None:
-    monkeypatch.setattr(sparse_head, "BLOCK_ROWS", blocks[0])
-    monkeypatch.setattr(vocabulary, "BLOCK_ENTRIES", blocks[1])
+    monkeypatch.setattr(heads, "BLOCK_ROWS", blocks[0])
+    monkeypatch.setattr(heads, "BLOCK_ENTRIES", blocks[1])
     model: Any = transformers.BertForMaskedLM.from_pretrained(published).eval()  # type: ignore[no-untyped-call]
     hidden = torch.randn(23, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.artifact.packing import TokenLimit
 from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, pack_varlen
-from service.engine.fair_queue import FairQueue
+from service.engine.scheduling import FairQueue
 from tests.service.engine.fake_backend import cost_of
 
 

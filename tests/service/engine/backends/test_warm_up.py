@@ -12,7 +12,7 @@ from service.engine.backends import base
 from service.engine.backends.base import LONG_SHAPE_S, BackendChoice, Floats
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
-from service.engine.schema.tasks import HeadName
+from service.engine.tasks import HeadName
 
 SLOW_BASE = CostModel(fixed=3e-3, token=8e-4, square=1e-7)
 """A model of base size in float32 on one core: 3,072 tokens take 3.4 s."""

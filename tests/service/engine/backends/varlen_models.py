@@ -7,8 +7,8 @@ import onnxruntime
 from model.artifact.files import Artifact
 from model.export.parity import to_reference_graph
 from service.engine.backends.base import BackendChoice
-from service.engine.backends.cpu_session import add_weights
 from service.engine.backends.cuda import CudaBackend
+from service.engine.backends.sessions import add_weights
 
 
 def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:

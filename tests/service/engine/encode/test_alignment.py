@@ -10,14 +10,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from model.artifact.tokenizer import Offsets, Side, TokenizedInput, Tokenizer, TokenizerInput
-from service.engine.encode.alignment import (
-    describe_tokens,
-    find_words,
-    is_removed_by_truncation,
-    overlapping_tokens,
-    words_of,
-)
 from service.engine.model_loader import LoadedModel
+from service.operations.units import describe_tokens, find_words, is_removed_by_truncation, overlapping_tokens, words_of
 
 JOINERS = "'’-‐‑"
 PIECES = (

@@ -6,10 +6,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from attendant_client.types import Floats
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import DenseRecord, Manifest, Pooling, TensorRecord
-from service.engine.encode.pooling import DenseLayers, Floats, cast, cast_map, mean_ranges, normalize, pool_batch
+from service.engine.vectors import DenseLayers, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
 from tests.manifests import with_head
 

@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import Array, EncodeRequest, EncodeResult, Input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.encode.response import least_response_bytes, prepare_input, response_bytes, suggest_smaller_vectors
-from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.encode import Array, EncodeRequest, EncodeResult, Input
 from service.errors import InvalidArgument, QueueFull, ResponseTooLarge
+from service.operations.call import Call, Wire
+from service.operations.encode import least_response_bytes, prepare_input, response_bytes, suggest_smaller_vectors
+from service.operations.inputs import JSON_VALUE_BYTES, RESULT_BYTES, tokenizer_inputs
 from service.spelling import Remedy
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
 TEXT = "He cashed a re-issued cheque at the bank."
 ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
-SOURCES = (TokenizerInput(TEXT), TokenizerInput(GOLDEN), TokenizerInput("a pair 😀", "of \u0001 texts — 漢字"))
+INPUTS = (Input(TEXT), Input(GOLDEN), Input("a pair 😀", "of \u0001 texts — 漢字"))
 
 
 def values(array: Array | None) -> NDArray[Any]:
     assert array is not None
-    return array.values
+    return array
 
 
 async def encode_one(harness: ServiceHarness, *inputs: str | Input, **fields: Any) -> EncodeResult:
@@ -53,7 +53,7 @@ async def test_word_vectors_are_means_of_their_tokens(harness: ServiceHarness) -
 
 async def test_span_vectors_are_means_of_their_tokens(harness: ServiceHarness) -> None:
     """If a span covers part of a token, the whole token counts."""
-    item = Input(TokenizerInput(TEXT), ((0, 9), (4, 5)))
+    item = Input(TEXT, spans=((0, 9), (4, 5)))
     result = await encode_one(harness, item, outputs=("tokens", "spans"))
     tokens = values(result.token_vectors)
     assert result.words is None
@@ -63,7 +63,7 @@ async def test_span_vectors_are_means_of_their_tokens(harness: ServiceHarness) -
 
 
 async def test_span_over_a_word_has_the_vector_of_the_word(harness: ServiceHarness) -> None:
-    result = await encode_one(harness, Input(TokenizerInput(TEXT), ((36, 40),)), outputs=("words", "spans"))
+    result = await encode_one(harness, Input(TEXT, spans=((36, 40),)), outputs=("words", "spans"))
     assert result.words is not None
     (index,) = [position for position, word in enumerate(result.words) if word.text == "bank"]
     np.testing.assert_array_equal(values(result.span_vectors)[0], values(result.word_vectors)[index])
@@ -131,34 +131,35 @@ async def test_pooling_and_normalize_override_the_model_defaults(harness: Servic
 async def test_spans_without_tokens_are_rejected(
     harness: ServiceHarness, spans: tuple[tuple[int, int], ...], reason: str, message: str
 ) -> None:
-    item = Input(TokenizerInput("ab   cd " + "word " * 300), spans)
+    item = Input("ab   cd " + "word " * 300, spans=spans)
     with pytest.raises(InvalidArgument) as raised:
         await encode(harness.engine, item, outputs=("spans",), truncation="right")
     assert (raised.value.reason, raised.value.message) == (reason, message)
     assert harness.batches_run == 0
 
 
-def estimate(model: LoadedModel, request: EncodeRequest) -> int:
-    sequences = model.tokenizer.encode([item.source for item in request.inputs])
+def estimate(model: LoadedModel, request: EncodeRequest, wire: Wire = "json") -> int:
+    sequences = model.tokenizer.encode(tokenizer_inputs(request.inputs))
     pairs = zip(request.inputs, sequences, strict=True)
     prepared = [
         prepare_input(item, tokens, request, model.tokenizer, model.artifact.manifest, "") for item, tokens in pairs
     ]
-    return response_bytes(prepared, request, model.artifact.manifest)
+    return response_bytes(prepared, request, Call(wire=wire), model.artifact.manifest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "ubinary"])
 def test_estimate_is_exact_for_binary_and_base64(model: LoadedModel, dtype: Any) -> None:
     """For JSON, the estimate is an upper bound per value."""
-    inputs = (Input(TokenizerInput(GOLDEN)),)
+    inputs = (Input(GOLDEN),)
     size = {"float32": 1536, "float16": 768, "int8": 384, "ubinary": 48}[dtype]
-    for wire, expected in (
+    sizes: tuple[tuple[Wire, int], ...] = (
         ("binary", size),
         ("base64", len(base64.b64encode(bytes(size)))),
         ("json", 384 * JSON_VALUE_BYTES[dtype] if dtype != "ubinary" else 48 * JSON_VALUE_BYTES[dtype]),
-    ):
-        request = EncodeRequest(inputs, dtype=dtype, wire=wire)  # type: ignore[arg-type]
-        array_bytes = estimate(model, request) - RESULT_BYTES
+    )
+    for wire, expected in sizes:
+        request = EncodeRequest(inputs, dtype=dtype)
+        array_bytes = estimate(model, request, wire) - RESULT_BYTES
         assert array_bytes == expected or (wire == "json" and array_bytes >= expected)
 
 
@@ -169,12 +170,11 @@ async def test_response_is_at_most_as_large_as_the_estimate(
     harness: ServiceHarness, model: LoadedModel, encoding: str, dtype: Any, outputs: list[Any]
 ) -> None:
     """The texts contain characters that JSON escapes."""
-    inputs = [{"text": source.text, "pair": source.pair} for source in SOURCES]
+    inputs = [{"text": item.text, "pair": item.pair} for item in INPUTS]
     body = {"inputs": inputs, "outputs": outputs, "dtype": dtype, "encoding_format": encoding}
     response = await harness.post("/v1/encode", body, **{"accept-encoding": "identity"})
     wire: Any = "json" if encoding == "float" else "base64"
-    items = tuple(Input(source) for source in SOURCES)
-    bound = estimate(model, EncodeRequest(items, outputs=tuple(outputs), dtype=dtype, wire=wire))
+    bound = estimate(model, EncodeRequest(INPUTS, outputs=tuple(outputs), dtype=dtype), wire)
     assert len(response.content) <= bound
     assert wire == "json" or bound <= 1.2 * len(response.content) + 3 * RESULT_BYTES
 
@@ -182,7 +182,7 @@ async def test_response_is_at_most_as_large_as_the_estimate(
 @pytest.fixture
 async def limited_harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     """A harness whose response limit is the estimate for one binary embedding."""
-    limit = estimate(model, EncodeRequest((Input(TokenizerInput(GOLDEN)),), wire="binary"))
+    limit = estimate(model, EncodeRequest((Input(GOLDEN),)), "binary")
     async with open_harness(model, max_response_bytes=limit) as opened:
         yield opened
 
@@ -198,9 +198,10 @@ async def limited_harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
 def test_least_size_is_a_lower_bound(
     model: LoadedModel, texts: list[str], outputs: set[Any], layers: Any, layer_reduce: Any, wire: Any
 ) -> None:
-    inputs = tuple(Input(TokenizerInput(text)) for text in texts)
-    request = EncodeRequest(inputs, tuple(outputs), layers, layer_reduce=layer_reduce, wire=wire)
-    assert 0 < least_response_bytes(request, model.artifact.manifest) <= estimate(model, request)
+    inputs = tuple(Input(text) for text in texts)
+    request = EncodeRequest(inputs, outputs=tuple(outputs), layers=layers, layer_reduce=layer_reduce)
+    least = least_response_bytes(request, Call(wire=wire), model.artifact.manifest)
+    assert 0 < least <= estimate(model, request, wire)
 
 
 async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> None:
@@ -226,7 +227,7 @@ async def test_response_over_the_limit_is_rejected_before_inference(limited_harn
 @pytest.mark.parametrize(
     ("fields", "limit", "text", "changes"),
     [
-        ({"wire": "json"}, 3000, "Send a shorter text", [{"wire": "base64"}]),
+        ({"wire": "json"}, 3000, "Send a shorter text", [{"encoding_format": "base64"}]),
         ({"wire": "base64"}, 2000, "Send a shorter text", [{"dtype": "float16"}]),
         ({"wire": "base64", "layers": (0, 1, 2)}, 3000, "Request one layer", []),
         ({"wire": "base64", "layers": (0, 1, 2)}, 100, "Request fewer layers", []),
@@ -234,13 +235,15 @@ async def test_response_over_the_limit_is_rejected_before_inference(limited_harn
     ],
 )
 def test_suggested_changes_are_sufficient(
-    model: LoadedModel, fields: Any, limit: int, text: str, changes: list[dict[str, Any]]
+    model: LoadedModel, fields: dict[str, Any], limit: int, text: str, changes: list[dict[str, Any]]
 ) -> None:
-    request = EncodeRequest((Input(TokenizerInput(GOLDEN)),), **{"layers": (-1,), **fields})
+    call = Call(wire=fields["wire"])
+    request = EncodeRequest((Input(GOLDEN),), **{name: value for name, value in fields.items() if name != "wire"})
     manifest = model.artifact.manifest
-    (tokens,) = model.tokenizer.encode([request.inputs[0].source])
+    (tokens,) = model.tokenizer.encode(tokenizer_inputs(request.inputs))
     prepared = [prepare_input(request.inputs[0], tokens, request, model.tokenizer, manifest, "inputs[0]")]
-    assert suggest_smaller_vectors(prepared, request, manifest, limit) == Remedy(text, changes)
-    one_layer = [{"layers": request.layers[:1]}] if request.layers and text == "Request one layer" else []
+    assert suggest_smaller_vectors(prepared, request, call, manifest, limit) == Remedy(text, changes)
+    one_layer = [{"layers": request.layers[:1]}] if text == "Request one layer" else []
     for change in [*changes, *one_layer]:
-        assert response_bytes(prepared, replace(request, **change), manifest) <= limit
+        wire = call.wire if change.pop("encoding_format", None) is None else "base64"
+        assert response_bytes(prepared, replace(request, **change), Call(wire=wire), manifest) <= limit

@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SimilarityFunction
 
 from model.artifact.manifest import Similarity
-from service.engine.encode.similarity_functions import compare_all, compare_rows
+from service.engine.vectors import compare_all, compare_rows
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])

@@ -4,29 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from attendant_client.types import Array, AttendRequest, AttendResult, AttentionMap, Input, SparseMatrix
 from numpy.typing import NDArray
 
 from model.artifact.manifest import Manifest
-from model.artifact.tokenizer import Offsets, Tokenizer, TokenizerInput
-from service.engine.explain.attend import (
-    AttendTask,
-    attention_maps,
-)
-from service.engine.explain.layers import ArtifactLayers
-from service.engine.explain.maps import Layer
-from service.engine.explain.units import find_units
+from model.artifact.tokenizer import Offsets, Tokenizer
+from service.engine.layers import ArtifactLayers, Layer
 from service.engine.model_loader import LoadedModel
-from service.engine.operations.attend import check_attend
-from service.engine.schema.encode import Array, Input
-from service.engine.schema.explain import (
-    AttendRequest,
-    AttendResult,
-    AttentionMap,
-    SparseMatrix,
-)
+from service.operations.attend import AttendTask, check_attend
+from service.operations.call import Call
+from service.operations.inputs import tokenizer_inputs
+from service.operations.units import find_units
 
 Floats = NDArray[Any]
 CHEQUE = "He cashed a check at the bank."
@@ -51,7 +43,12 @@ class AttendCase:
 
     def run(self, hidden: Floats) -> AttendResult:
         """Return the result for these hidden states, (L+1, T, D)."""
-        return attention_maps(self.task, hidden, self.layers)
+        return compute(self.task, hidden, self.layers)
+
+
+def compute(task: AttendTask, hidden: Floats, layers: Sequence[Layer]) -> AttendResult:
+    """Return the maps of a task with these layers."""
+    return task.compute(hidden, SimpleNamespace(layers=layers))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -65,16 +62,17 @@ class AttendFactory:
     def layers(self) -> Sequence[Layer]:
         return ArtifactLayers(self.model.artifact, 1)
 
-    def case(self, text: str = CHEQUE, pair: str | None = None, **fields: Any) -> AttendCase:
+    def case(self, text: str = CHEQUE, pair: str | None = None, wire: Any = None, **fields: Any) -> AttendCase:
         """Create a case. Raises `InvalidArgument` for requests that `check_attend` rejects."""
         spans: tuple[Offsets, ...] = SPANS if fields.get("unit") == "span" else ()
-        item = Input(TokenizerInput(text, pair), spans)
+        item = Input(text, pair, spans)
         request = AttendRequest((item,), **fields)
-        spec = check_attend(request, self.manifest)
+        call = Call(wire=wire or ("base64" if request.encoding_format == "base64" else "json"))
+        spec = check_attend(request, call, self.manifest)
         tokenizer: Tokenizer = self.model.tokenizer
-        (tokens,) = tokenizer.encode([item.source])
+        (tokens,) = tokenizer.encode(tokenizer_inputs([item]))
         units = find_units(item, tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
-        return AttendCase(request, AttendTask(tokens, units, spec, request), self.layers)
+        return AttendCase(request, AttendTask(tokens, units, spec, request, call), self.layers)
 
     def run(self, case: AttendCase) -> AttendResult:
         assert self.model.explain is not None
@@ -91,10 +89,9 @@ def map_values(attention_map: AttentionMap) -> Array:
 
 
 def decoded(array: Array) -> NDArray[np.float64]:
-    """Decode an array's bytes like a client would."""
-    types: dict[str, str] = {"float32": "<f4", "float16": "<f2", "sqrt_uint8": "u1"}
-    values = np.frombuffer(array.to_bytes(), types[array.dtype]).reshape(array.shape).astype(np.float64)
-    return (values / 255) ** 2 if array.dtype == "sqrt_uint8" else values
+    """Decode an array like a client would."""
+    values = array.astype(np.float64)
+    return (values / 255) ** 2 if array.dtype == np.uint8 else values
 
 
 def stacked(result: AttendResult) -> NDArray[np.float64]:

@@ -3,17 +3,12 @@
 from typing import Any
 
 import numpy as np
+from attendant_client.types import Occurrence
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
-from service.engine.explain.compare import (
-    CompareTask,
-    OccurrenceVectors,
-    find_occurrence,
-    occurrence_vectors,
-)
-from service.engine.explain.units import word_units
-from service.engine.schema.explain import Occurrence
+from service.operations.compare import CompareTask, OccurrenceVectors, find_occurrence, occurrence_vectors
+from service.operations.units import word_units
 from tests.random_encoders import random_encoder, torch_layers
 
 Floats = NDArray[Any]

@@ -1,12 +1,10 @@
 """Fixtures for the attention map tests."""
 
 import pytest
+from attendant_client.types import AttendResult
 
 from model.artifact.manifest import Manifest
 from service.engine.model_loader import LoadedModel
-from service.engine.schema.explain import (
-    AttendResult,
-)
 from tests.service.engine.explain.attend_cases import PASSAGE, AttendFactory
 
 

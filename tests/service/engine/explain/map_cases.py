@@ -6,7 +6,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from service.engine.explain.maps import LayerMaps
+from service.operations.maps import LayerMaps
 from tests.random_encoders import PARTS, TorchLayer, random_encoder, random_ids, run, torch_layers
 
 Floats = NDArray[Any]

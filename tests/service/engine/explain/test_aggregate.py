@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from attendant_client.types import SpecialTokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.tokenizer import Tokenizer
-from service.engine.explain.units import Units
-from service.engine.schema.explain import SpecialTokens
+from service.operations.units import Units
 from tests.service.engine.explain.unit_cases import (
     CHEQUE,
     SPECIALS,

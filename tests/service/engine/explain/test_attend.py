@@ -4,18 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import UnitKind
 
-from service.engine.explain.attend import (
-    AttendTask,
-    attention_maps,
-)
-from service.engine.schema.explain import (
-    AttentionMapSpec,
-    UnitKind,
-)
+from service.operations.attend import AttendTask
+from service.operations.call import Call
+from service.operations.maps import AttentionMapSpec
 from tests.random_encoders import HandMadeLayer, random_encoder, torch_layers
 from tests.service.engine.explain.attend_cases import (
     AttendFactory,
+    compute,
     decoded,
     dense,
     layers_and_heads,
@@ -56,7 +53,7 @@ def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
     tokens = case.task.tokens
     spec = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
     hidden = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = attention_maps(AttendTask(tokens, case.task.units, spec, case.request), hidden, torch_layers(encoder))
+    result = compute(AttendTask(tokens, case.task.units, spec, case.request, Call()), hidden, torch_layers(encoder))
     assert layers_and_heads(result) == [(2, head) for head in range(4)]
     np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
@@ -74,11 +71,11 @@ def test_rows_without_mass_are_empty(factory: AttendFactory, unit: UnitKind) -> 
     layer = HandMadeLayer(query, np.zeros(width, np.float32), eye, eye)
     spec = AttentionMapSpec("probs", (1,), (0,), "none", "none")
     for case in (dense_case, sparse_case):
-        (probs,) = attention_maps(AttendTask(tokens, units, spec, case.request), eye[None], [layer]).maps
+        (probs,) = compute(AttendTask(tokens, units, spec, case.request, Call()), eye[None], [layer]).maps
         expected = [units.units.index(unit) for unit in units.units if unit.text in ("bank", "check")]
         assert probs.empty_rows == expected
         assert probs.excluded_mass is not None
-        assert probs.excluded_mass.values[expected].tolist() == [1, 1]
+        assert probs.excluded_mass[expected].tolist() == [1, 1]
         matrix = decoded(map_values(probs)) if probs.sparse is None else dense(probs.sparse, units.columns)
         row_sums = np.ones(len(matrix))
         row_sums[expected] = 0

@@ -1,6 +1,7 @@
 """Estimated sizes of attend responses, and suggestions for making them smaller."""
 
 import random
+from base64 import b64encode
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -8,28 +9,26 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import AttendResponse, AttendResult, MapDtype, Usage
+from attendant_client.wire import to_message
 from numpy.typing import NDArray
 
 from model.artifact.manifest import KINDS, Manifest
-from service.engine.encode.response import LayerTask
-from service.engine.encode.sizes import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
-from service.engine.explain.attend import (
+from service.engine.model_loader import LoadedModel
+from service.engine.tasks import TextVectors
+from service.errors import InvalidArgument
+from service.operations.attend import (
     BINARY_INDEX_BYTES,
     JSON_INDEX_BYTES,
     MAP_BYTES,
+    check_attend,
+    is_sparse,
     suggest_smaller_maps,
 )
-from service.engine.model_loader import LoadedModel
-from service.engine.operations.attend import check_attend
-from service.engine.schema.encode import MapDType, Timing
-from service.engine.schema.explain import (
-    AttendResponse,
-    AttendResult,
-)
-from service.engine.schema.tasks import TextVectors
-from service.errors import InvalidArgument
-from service.rest.codec import NATIVE
-from service.rpc.explain import attend_responses
+from service.operations.encode import LayerTask
+from service.operations.inputs import JSON_VALUE_BYTES, RESULT_BYTES, listed_bytes
+from service.spelling import ENGINE as NATIVE
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, SPANS, AttendCase, AttendFactory, map_values
 
@@ -98,7 +97,15 @@ def array_bytes(result: AttendResult) -> int:
         for array in (map_values(attention_map), attention_map.excluded_mass, attention_map.bias_share)
         if array is not None
     ]
-    return sum(len(array.to_bytes()) for array in arrays)
+    return sum(array.nbytes for array in arrays)
+
+
+def message_bytes(result: AttendResult) -> int:
+    """Return the size of the messages of a response with one result."""
+    maps = [to_message(attention_map, pb.AttentionMap()) for attention_map in result.maps]
+    header = to_message(AttendResponse("all-MiniLM-L6-v2", "float32", [], Usage(9, 1)), pb.AttendHeader())
+    described = to_message(result, pb.AttendInputInfo(map_count=len(maps)))
+    return sum(message.ByteSize() for message in (header, described, *maps))
 
 
 def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Floats) -> None:
@@ -106,35 +113,34 @@ def test_estimate_is_exact_for_dense_arrays(cases: list[AttendCase], hidden: Flo
     count = 0
     for case in cases:
         request, task = case.request, case.task
-        if request.wire == "json" or request.sparse:
+        if case.task.call.wire == "json" or is_sparse(request):
             continue
         result = case.run(hidden)
         rows, maps, units = len(result.rows), len(result.maps), result.units
-        index = BINARY_INDEX_BYTES if request.wire == "binary" else JSON_INDEX_BYTES
-        overhead = RESULT_BYTES + listed_bytes(units, request.wire) + 2 * len(units) * index
+        index = BINARY_INDEX_BYTES if case.task.call.wire == "binary" else JSON_INDEX_BYTES
+        overhead = RESULT_BYTES + listed_bytes(units, case.task.call.wire) + 2 * len(units) * index
         overhead += maps * (MAP_BYTES + rows * index)
-        if request.wire == "binary":
+        if case.task.call.wire == "binary":
             assert task.response_bytes() - overhead == array_bytes(result)
         else:
             lists = sum(
                 (attention_map.excluded_mass is not None) + (attention_map.bias_share is not None)
                 for attention_map in result.maps
             )
-            matrices = sum(len(map_values(attention_map).to_base64()) for attention_map in result.maps)
+            matrices = sum(len(b64encode(map_values(attention_map).tobytes())) for attention_map in result.maps)
             assert task.response_bytes() - overhead == matrices + lists * rows * JSON_VALUE_BYTES["float32"]
         count += 1
     print(f"{count} of {len(cases)} cases have dense arrays in binary or base64")
     assert count > 150
 
 
-async def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
+def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[AttendCase], hidden: Floats) -> None:
     """Covers the gRPC messages of dense and sparse maps."""
     largest = 0.0
     for case in cases:
-        if case.request.wire == "binary":
+        if case.task.call.wire == "binary":
             estimate = case.task.response_bytes()
-            response = AttendResponse("all-MiniLM-L6-v2", "float32", [case.run(hidden)], 9, 1, Timing(0, 0, 0))
-            size = sum([message.ByteSize() async for message in attend_responses(response)])
+            size = message_bytes(case.run(hidden))
             assert size <= estimate, case.request
             largest = max(largest, size / estimate)
     print(f"largest message stream: {largest:.2f} of the estimate")
@@ -143,13 +149,13 @@ async def test_message_stream_is_at_most_as_large_as_the_estimate(cases: list[At
 async def test_json_response_is_at_most_as_large_as_the_estimate(
     cases: list[AttendCase], harness: ServiceHarness
 ) -> None:
-    json_cases = [case for case in cases if case.request.wire != "binary"]
+    json_cases = [case for case in cases if case.task.call.wire != "binary"]
     largest = 0.0
     for case in json_cases[:200]:
         request = case.request
         body = {
             "inputs": [{"text": CHEQUE, "spans": SPANS} if request.unit == "span" else CHEQUE],
-            "encoding_format": "float" if request.wire == "json" else "base64",
+            "encoding_format": "float" if case.task.call.wire == "json" else "base64",
             **{
                 name: getattr(request, name)
                 for name in (
@@ -177,20 +183,19 @@ async def test_sparse_response_for_a_long_text_is_at_most_as_large_as_the_estima
     json_response = await harness.post("/v1/attend", {"inputs": PASSAGE, **fields, **encoding})
     assert len(json_response.content) <= factory.case(PASSAGE, **fields, **encoding).task.response_bytes()
     case = factory.case(PASSAGE, wire="binary", dtype=encoding.get("dtype", "float32"), **fields)
-    response = AttendResponse("all-MiniLM-L6-v2", "float32", [factory.run(case)], 9, 1, Timing(0, 0, 0))
-    assert sum([message.ByteSize() async for message in attend_responses(response)]) <= case.task.response_bytes()
+    assert message_bytes(factory.run(case)) <= case.task.response_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("decimals", [1, 2, 5, 9])
 def test_rounded_number_is_at_most_as_long_as_the_estimate(
-    factory: AttendFactory, dtype: MapDType, decimals: int
+    factory: AttendFactory, dtype: MapDtype, decimals: int
 ) -> None:
     """Serializes random shares of every magnitude with orjson."""
     case = factory.case(dtype=dtype, decimals=decimals)
     chance = np.random.default_rng(decimals)
     values = np.concatenate([chance.random(20_000), 10.0 ** -(12 * chance.random(20_000)), [0, 1]]).astype(np.float32)
-    serialized = orjson.dumps(case.task._array(values).values, option=orjson.OPT_SERIALIZE_NUMPY)
+    serialized = orjson.dumps(case.task._array(values), option=orjson.OPT_SERIALIZE_NUMPY)
     lengths = [len(number) + 1 for number in serialized[1:-1].split(b",")]
     assert len(lengths) == len(values)
     assert max(lengths) <= case.task._values_bytes(1)
@@ -235,7 +240,7 @@ def test_every_suggested_change_is_valid_and_sufficient(
         limit = int(case.task.response_bytes() * share)
         for change in suggest_smaller_maps([case.task], limit).changes:
             changed = factory.case(text=" ".join(CHEQUE.split() * 5), **{**fields, **change})
-            check_attend(changed.request, manifest)
+            check_attend(changed.request, changed.task.call, manifest)
             assert changed.task.response_bytes() <= limit, (fields, change)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.types import Occurrence
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -13,17 +14,16 @@ from numpy.typing import NDArray
 from model.artifact.files import MappedTensor
 from model.artifact.manifest import Manifest, TensorRecord
 from model.artifact.tokenizer import TokenizedInput, Tokenizer
-from service.engine.explain.compare import (
+from service.engine.model_loader import LoadedModel
+from service.errors import InvalidArgument
+from service.operations.compare import (
     OccurrenceTokens,
     compare_occurrences,
     cosines,
     find_occurrence,
     static_similarity,
 )
-from service.engine.explain.maps import token_maps
-from service.engine.model_loader import LoadedModel
-from service.engine.schema.explain import AttentionMapSpec, Occurrence
-from service.errors import InvalidArgument
+from service.operations.maps import AttentionMapSpec, token_maps
 from tests.service.engine.explain.compare_cases import (
     CHEQUE,
     LAYERS,
@@ -75,7 +75,7 @@ def test_static_similarity_of_equal_ids_is_exactly_1(
     words = ["bank", "Bank", "banks", "embankment", "embankment", "unfathomable"]
     ids = [tokenize(tokenizer, word).input_ids[1:-1] for word in words]
     assert max(map(len, ids)) > 2
-    similarity = static_similarity(ids, table(model)).values
+    similarity = static_similarity(ids, table(model))
     assert similarity.dtype == np.float32
     same = np.array([[left == right for right in ids] for left in ids])
     assert same.sum() == 6 + 2 + 2
@@ -91,7 +91,7 @@ def test_static_similarity_of_equal_ids_is_1_for_zero_embeddings(tmp_path: Path)
     with (tmp_path / "table").open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     zeros = MappedTensor(TensorRecord(file="table", offset=0, shape=(2, 2), dtype="float32"), mapping)
-    assert static_similarity([[0], [0], [1]], zeros).values.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert static_similarity([[0], [0], [1]], zeros).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_occurrence_vector_is_the_mean_of_its_tokens_per_layer(tokenizer: Tokenizer) -> None:
@@ -126,8 +126,8 @@ def test_similarities_match_their_definition_with_and_without_centering(
             np.array([[plain_cosine(left - offset, right - offset) for right in vectors] for left in vectors])
             for offset in (0 * mean, mean)
         )
-        np.testing.assert_allclose(similarity.cosine.values, plain, atol=1e-6)
-        np.testing.assert_allclose(similarity.centered.values, centered, atol=1e-6)
+        np.testing.assert_allclose(similarity.cosine, plain, atol=1e-6)
+        np.testing.assert_allclose(similarity.centered, centered, atol=1e-6)
         assert np.abs(plain - centered).max() > 0.3, "centering has no effect"
 
 
@@ -147,7 +147,7 @@ def test_results_follow_the_order_of_occurrences(tokenizer: Tokenizer, model: Lo
         vectors = [run_task(task, random_hidden(task.tokens)) for task in tasks]
         results, static, similarities = compare_occurrences(tasks, vectors, [LAYERS], table(model))
         places = [(result.text, result.start, result.end) for result in results]
-        return places, static.values, similarities[0].cosine.values
+        return places, static, similarities[0].cosine
 
     original, permuted = run(ordered), run([ordered[index] for index in order])
     assert permuted[0] == [original[0][index] for index in order]

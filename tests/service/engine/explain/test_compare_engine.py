@@ -1,21 +1,19 @@
 """Comparing occurrences with the real model: contributors, layers, and the estimated response size."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import CompareRequest, CompareResponse, Input, Occurrence
+from attendant_client.wire import to_message
 
-from model.artifact.tokenizer import Tokenizer, TokenizerInput
-from service.engine.encode.pooling import mean_ranges, pool_batch
+from model.artifact.tokenizer import Tokenizer
 from service.engine.engine import Engine
-from service.engine.explain.compare import (
-    comparison_bytes,
-    cosines,
-)
-from service.engine.schema.encode import Input
-from service.engine.schema.explain import CompareRequest, CompareResponse, Occurrence
-from service.rpc.explain import compare_response
+from service.engine.vectors import mean_ranges, pool_batch
+from service.operations.call import Call
+from service.operations.compare import comparison_bytes, cosines
+from tests.running import run
 from tests.service.conftest import ServiceHarness, encode
 from tests.service.engine.explain.compare_cases import (
     CHEQUE,
@@ -30,15 +28,15 @@ ACCENTS = "Das \u201eÜber-Ich\u201c grüßt \x07 漢字 \U0001f600."
 
 
 async def compare_with(engine: Engine, *occurrences: Occurrence, **fields: Any) -> CompareResponse:
-    return await engine.compare(CompareRequest(occurrences, **fields))
+    return await run(engine, CompareRequest(occurrences, **fields))
 
 
 async def test_two_occurrences_in_one_text_contribute_to_each_other(engine: Engine) -> None:
     occurrences = Occurrence(TWICE, word_index=5), Occurrence(TWICE, word_index=1)
     response = await compare_with(engine, *occurrences, top_contributors=20)
     assert [(result.text, result.start) for result in response.occurrences] == [("bank", 22), ("bank", 4)]
-    assert response.static.values.tolist() == [[1, 1], [1, 1]]
-    assert 0 < response.layers[-1].cosine.values[0, 1] < 0.999
+    assert response.static.tolist() == [[1, 1], [1, 1]]
+    assert 0 < response.layers[-1].cosine[0, 1] < 0.999
     for own, other, result in ((22, 4, response.occurrences[0]), (4, 22, response.occurrences[1])):
         starts = [contributor.start for contributor in result.contributors]
         assert own not in starts
@@ -50,8 +48,8 @@ async def test_repeated_occurrence_has_cosine_1_in_every_layer(engine: Engine) -
     response = await compare_with(engine, Occurrence(CHEQUE, word_index=6), Occurrence(CHEQUE, span=(25, 29)))
     assert [similarity.layer for similarity in response.layers] == list(range(7))
     for similarity in response.layers:
-        np.testing.assert_allclose(similarity.cosine.values, 1, atol=1e-6)
-        np.testing.assert_allclose(similarity.centered.values, 1, atol=1e-6)
+        np.testing.assert_allclose(similarity.cosine, 1, atol=1e-6)
+        np.testing.assert_allclose(similarity.centered, 1, atol=1e-6)
     assert response.occurrences[0] == response.occurrences[1]
 
 
@@ -61,32 +59,30 @@ async def test_layers_select_layers_without_changing_values(engine: Engine) -> N
     full, selected = await compare_with(engine, *pair), await compare_with(engine, *pair, layers=(-1, 2))
     assert [similarity.layer for similarity in selected.layers] == [6, 2]
     for similarity in selected.layers:
-        np.testing.assert_array_equal(similarity.cosine.values, full.layers[similarity.layer].cosine.values)
-        np.testing.assert_array_equal(similarity.centered.values, full.layers[similarity.layer].centered.values)
+        np.testing.assert_array_equal(similarity.cosine, full.layers[similarity.layer].cosine)
+        np.testing.assert_array_equal(similarity.centered, full.layers[similarity.layer].centered)
 
 
 async def test_compare_and_encode_use_the_same_word_vectors(engine: Engine) -> None:
     occurrences = Occurrence(CHEQUE, word_index=1), Occurrence(RIVER, word_index=4)
     response = await compare_with(engine, *occurrences, layers=(3,))
     encoded = await encode(engine, CHEQUE, RIVER, layers=(3,), outputs=("words",))
-    vectors = [result.word_vectors.values for result in encoded.results if result.word_vectors is not None]
+    vectors = [result.word_vectors for result in encoded.results if result.word_vectors is not None]
     expected = plain_cosine(vectors[0][1].astype(np.float64), vectors[1][4].astype(np.float64))
-    assert response.layers[0].cosine.values[0, 1] == pytest.approx(expected, abs=1e-5)
+    assert response.layers[0].cosine[0, 1] == pytest.approx(expected, abs=1e-5)
 
 
 async def test_span_over_the_entire_text_is_the_mean_without_special_tokens(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
     """Span vectors and mean pooling agree when both cover the same tokens."""
-    item = Input(TokenizerInput(CHEQUE), spans=((0, len(CHEQUE)),))
+    item = Input(CHEQUE, spans=((0, len(CHEQUE)),))
     result = (await encode(engine, item, layers=(3,), outputs=("spans", "tokens"))).results[0]
     assert result.span_vectors is not None
     assert result.token_vectors is not None
-    tokens = result.token_vectors.values
-    np.testing.assert_array_equal(result.span_vectors.values[0], mean_ranges(tokens, np.array([[1, 10]]))[0])
-    np.testing.assert_allclose(
-        result.span_vectors.values[0], pool_batch(tokens[1:-1], [0], [9], "mean", [0])[0], atol=1e-6
-    )
+    tokens = result.token_vectors
+    np.testing.assert_array_equal(result.span_vectors[0], mean_ranges(tokens, np.array([[1, 10]]))[0])
+    np.testing.assert_allclose(result.span_vectors[0], pool_batch(tokens[1:-1], [0], [9], "mean", [0])[0], atol=1e-6)
     np.testing.assert_allclose(
         mean_ranges(tokens, np.array([[0, 11]])), pool_batch(tokens, [0], [11], "mean", [0]), atol=1e-6
     )
@@ -97,7 +93,7 @@ async def test_token_is_most_similar_to_itself(engine: Engine) -> None:
     """A text's MaxSim with itself is its number of tokens."""
     result = (await encode(engine, CHEQUE, layers=(3,), outputs=("tokens",))).results[0]
     assert result.token_vectors is not None
-    similarity = cosines(result.token_vectors.values.astype(np.float64))
+    similarity = cosines(result.token_vectors.astype(np.float64))
     assert similarity.argmax(axis=1).tolist() == list(range(11))
     assert similarity.max(axis=1).sum() == pytest.approx(11, abs=1e-9)
 
@@ -118,9 +114,9 @@ async def test_response_is_at_most_as_large_as_the_estimate(
     response = await harness.post("/v1/compare", body)
     assert response.status_code == 200, response.text
     request = CompareRequest(
-        tuple(occurrences), layers=None if layers == "all" else tuple(layers), top_contributors=top_contributors
+        tuple(occurrences), layers="all" if layers == "all" else tuple(layers), top_contributors=top_contributors
     )
     tasks, count = make_tasks(tokenizer, occurrences), 7 if layers == "all" else 1
-    assert len(response.content) <= comparison_bytes(tasks, count, request)
-    message = compare_response(await harness.engine.compare(request))
-    assert message.ByteSize() <= comparison_bytes(tasks, count, replace(request, wire="binary"))
+    assert len(response.content) <= comparison_bytes(tasks, count, request, Call())
+    message = to_message(await run(harness.engine, request), pb.CompareResponse())
+    assert message.ByteSize() <= comparison_bytes(tasks, count, request, Call(wire="binary"))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.explain.contributions import PROMPT, SPECIAL, Contributions, unit_terms
-from service.engine.explain.effects import pool_without_units
+from service.operations.scoring import PROMPT, SPECIAL, pool_without_units
+from service.operations.similarity import Contributions, unit_terms
 
 SIZE = 5
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from attendant_client.types import HeadReduce, MapLayerReduce
 
 from model.artifact.manifest import Kind
 from model.encoder import Encoder
-from service.engine.explain.maps import AttentionOutput, Layer, LayerMaps, TokenMaps, token_maps
-from service.engine.schema.explain import AttentionMapSpec, HeadReduce, MapLayerReduce
+from service.engine.layers import AttentionOutput, Layer
+from service.operations.maps import AttentionMapSpec, LayerMaps, TokenMaps, token_maps
 from tests.random_encoders import (
     HandMadeLayer,
     TorchLayer,

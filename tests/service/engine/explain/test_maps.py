@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.explain.maps import LayerMaps
+from service.operations.maps import LayerMaps
 from tests.random_encoders import (
     TorchLayer,
     random_encoder,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.manifest import Architecture
-from service.engine.explain.memory import explain_bytes, max_explained_tokens
 from service.engine.model_loader import LoadedModel
+from service.operations.maps import explain_bytes, max_explained_tokens
 from tests.service.conftest import open_harness
 
 TEXT = "The bank raised its interest rates, and the river bank was flooded after the rain."

@@ -6,17 +6,17 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from attendant_client.types import AttendRequest, Input, Occurrence
 
 from model.artifact.tokenizer import TokenizerInput
-from service.engine.encode.response import LayerTask
 from service.engine.engine import Engine
-from service.engine.explain.compare import CompareTask, find_occurrence
-from service.engine.explain.units import word_units
 from service.engine.model_loader import LoadedModel
-from service.engine.operations.attend import check_attend, prepare
-from service.engine.schema.encode import Input
-from service.engine.schema.explain import AttendRequest, Occurrence
-from service.engine.schema.tasks import ExplainTask
+from service.engine.tasks import ExplainTask
+from service.operations.attend import check_attend, prepare
+from service.operations.call import Call
+from service.operations.compare import CompareTask, find_occurrence
+from service.operations.encode import LayerTask
+from service.operations.units import word_units
 from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, AttendFactory
 
 MAX_BYTES_PER_TOKEN = 1500
@@ -54,7 +54,7 @@ def test_task_gives_the_same_result_after_serialization(
 
 async def test_attend_tasks_do_not_contain_the_inputs_of_the_request(factory: AttendFactory, engine: Engine) -> None:
     """A request of many inputs has a task for each, which would otherwise all contain every text."""
-    request = AttendRequest(tuple(Input(TokenizerInput(f"{number} {CHEQUE}")) for number in range(20)))
-    tasks = prepare(engine, request, check_attend(request, factory.manifest))
+    request = AttendRequest(tuple(Input(f"{number} {CHEQUE}") for number in range(20)))
+    tasks = prepare(engine, request, Call(), check_attend(request, Call(), factory.manifest))
     assert len(tasks) == 20
     assert all(b"cashed" not in pickle.dumps(task.request) for task in tasks)

@@ -3,14 +3,14 @@ import time
 import numpy as np
 import pytest
 
-from service.engine.explain.text_similarity import MaxSim, SparseSimilarity
-from service.engine.schema.tasks import SparseVector
+from service.engine.tasks import SparseEntries
+from service.operations.scoring import MaxSim, SparseSimilarity
 
 
-def sparse(entries: dict[int, float]) -> SparseVector:
+def sparse(entries: dict[int, float]) -> SparseEntries:
     ids = sorted(entries)
     weights = np.array([entries[number] for number in ids], dtype=np.float32)
-    return SparseVector(np.array(ids, dtype=np.int32), weights)
+    return SparseEntries(np.array(ids, dtype=np.int32), weights)
 
 
 def test_maxsim_equals_its_formula() -> None:

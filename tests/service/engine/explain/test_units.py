@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
+from attendant_client.types import AttendRequest, Input, Segments, SpecialTokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.tokenizer import Offsets, Tokenizer, TokenizerInput
-from service.engine.encode.alignment import words_of
-from service.engine.explain.units import find_units, word_units
-from service.engine.schema.encode import Input
-from service.engine.schema.explain import AttendRequest, Segments, SpecialTokens
 from service.errors import InvalidArgument
+from service.operations.units import find_units, word_units, words_of
 from tests.service.engine.explain.unit_cases import CHEQUE, SPECIALS, TEXTS, make_units, random_probs
 
 
@@ -143,9 +141,9 @@ def test_word_without_tokens_is_not_a_unit(tokenizer: Tokenizer) -> None:
 
 
 def test_units_of_token_ids_are_vocabulary_entries(tokenizer: Tokenizer) -> None:
-    source = TokenizerInput(token_ids=tuple(make_units(tokenizer, "bank cashed").tokens.input_ids[1:-1]))
-    (tokens,) = tokenizer.encode([source])
-    request = AttendRequest((Input(source),), special_tokens="drop")
+    ids = tuple(make_units(tokenizer, "bank cashed").tokens.input_ids[1:-1])
+    (tokens,) = tokenizer.encode([TokenizerInput(token_ids=ids)])
+    request = AttendRequest((Input(token_ids=ids),), special_tokens="drop")
     units = find_units(request.inputs[0], tokens, tokenizer.token_texts(tokens), request, "inputs[0]")
     assert [(unit.text, unit.start, unit.end) for unit in units.units] == [
         ("bank", 0, 0),

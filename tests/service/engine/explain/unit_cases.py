@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from attendant_client.types import AttendRequest, Input, SpecialTokens
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from model.artifact.tokenizer import Offsets, TokenizedInput, Tokenizer, TokenizerInput
-from service.engine.explain.units import Units, find_units
-from service.engine.schema.encode import Input
-from service.engine.schema.explain import AttendRequest, SpecialTokens
+from model.artifact.tokenizer import Offsets, TokenizedInput, Tokenizer
+from service.operations.inputs import tokenizer_inputs
+from service.operations.units import Units, find_units
 
 Floats = NDArray[Any]
 CHEQUE = "He cashed a check at the bank."
@@ -40,8 +40,8 @@ def make_units(
     **fields: Any,
 ) -> TokensAndUnits:
     """Return a text's tokens and units, truncating it to `limit` tokens on the right."""
-    item = Input(TokenizerInput(text, pair), spans)
-    tokens = tokenizer.encode([item.source])[0]
+    item = Input(text, pair, spans)
+    tokens = tokenizer.encode(tokenizer_inputs([item]))[0]
     if limit is not None:
         tokens = tokens.truncate(limit, "right")
     request = AttendRequest((item,), **fields)

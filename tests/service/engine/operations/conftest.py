@@ -1,6 +1,5 @@
 import pytest
-
-from service.engine.schema.model import Limits
+from attendant_client.types import Limits
 
 
 @pytest.fixture

@@ -3,19 +3,17 @@
 from typing import Any
 
 import pytest
+from attendant_client.types import EncodeRequest, Input, Limits
 
 from model.artifact.manifest import Manifest
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.operations.encode import check_encode
-from service.engine.operations.inputs import select_prompt
-from service.engine.schema.encode import AppliedPrompt, EncodeRequest, Input
-from service.engine.schema.model import Limits
 from service.errors import InvalidArgument, NotFound, RequestTooLarge
+from service.operations.encode import check_encode
+from service.operations.inputs import AppliedPrompt, select_prompt
 from tests.manifests import with_prompts
 
-TEXT = Input(TokenizerInput("Sesame"))
-SPAN = Input(TokenizerInput("Sesame"), ((0, 1),))
-IDS = Input(TokenizerInput(token_ids=(1,)))
+TEXT = Input("Sesame")
+SPAN = Input("Sesame", spans=((0, 1),))
+IDS = Input(token_ids=(1,))
 
 
 def select(request: EncodeRequest, limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
@@ -37,7 +35,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"layers": (0, 3, -7)}, "layers: contains the same layer twice."),
     ({"layers": (0, 6), "dimensions": 769}, "dimensions: out of range (769). Use 1 to 768."),
     ({"layers": (0, 6), "layer_reduce": "mean", "dimensions": 385}, "dimensions: out of range (385)."),
-    ({"layers": None, "dimensions": 2689}, "dimensions: out of range (2689)."),
+    ({"layers": "all", "dimensions": 2689}, "dimensions: out of range (2689)."),
     ({"dimensions": 0}, "dimensions: out of range (0). Use 1 to 384."),
     ({"dimensions": 385}, "dimensions: out of range (385)."),
     ({"dimensions": -5}, "dimensions: out of range (-5)."),
@@ -66,7 +64,7 @@ def test_requests_are_rejected(fields: dict[str, Any], message: str, manifest: M
         {"layers": (-1,)},
         {"layers": (5,)},
         {"layers": (0, -1)},
-        {"layers": None},
+        {"layers": "all"},
         {"layers": (0, 6), "dimensions": 768},
         {"dimensions": 1},
         {"dimensions": 384},
@@ -81,7 +79,7 @@ def test_requests_at_the_limit_are_accepted(fields: dict[str, Any], manifest: Ma
 
 
 def test_all_layers_are_made_explicit(manifest: Manifest) -> None:
-    assert check_encode(EncodeRequest((TEXT,), layers=None), manifest).layers == (0, 1, 2, 3, 4, 5, 6)
+    assert check_encode(EncodeRequest((TEXT,), layers="all"), manifest).layers == (0, 1, 2, 3, 4, 5, 6)
 
 
 @pytest.fixture

@@ -3,21 +3,20 @@
 from typing import Any
 
 import pytest
+from attendant_client.types import AttendRequest, CompareRequest, Input, Limits, Occurrence
 
 from model.artifact.manifest import Attention, Manifest
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.operations.attend import check_attend
-from service.engine.operations.compare import check_compare
-from service.engine.schema.encode import Input
-from service.engine.schema.explain import AttendRequest, CompareRequest, Occurrence
-from service.engine.schema.model import Limits
 from service.errors import InvalidArgument, ServiceError, UnsupportedByModel
+from service.operations.attend import check_attend
+from service.operations.call import Call, Wire
+from service.operations.compare import check_compare
+from service.operations.maps import AttentionMapSpec
 from tests.manifests import with_kinds
 
-TEXT = Input(TokenizerInput("Sesame"))
-PAIR = Input(TokenizerInput("a", "b"))
-SPAN = Input(TokenizerInput("Sesame"), ((0, 1),))
-IDS = Input(TokenizerInput(token_ids=(1,)))
+TEXT = Input("Sesame")
+PAIR = Input("a", "b")
+SPAN = Input("Sesame", spans=((0, 1),))
+IDS = Input(token_ids=(1,))
 
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"layers": ()}, "layers: empty."),
@@ -45,7 +44,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"inputs": (IDS,), "unit": "word"}, 'unit: "word" is not supported for token_ids. Use "token".'),
     ({"segments": "a_to_b"}, 'inputs[0].pair: missing, but segments is "a_to_b".'),
     (
-        {"inputs": (Input(PAIR.source, ((0, 1),)),), "unit": "span", "segments": "a_to_a"},
+        {"inputs": (Input("a", "b", ((0, 1),)),), "unit": "span", "segments": "a_to_a"},
         'segments: "a_to_a" is not supported with unit "span" (spans are in the first text). Use "all".',
     ),
     (
@@ -65,10 +64,14 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def check(manifest: Manifest, wire: Wire = "json", **fields: Any) -> AttentionMapSpec:
+    return check_attend(AttendRequest(**{"inputs": (TEXT,), **fields}), Call(wire=wire), manifest)
+
+
 @pytest.mark.parametrize(("fields", "message"), INVALID, ids=[message[:60] for _, message in INVALID])
 def test_attend_requests_are_rejected(manifest: Manifest, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
-        check_attend(AttendRequest(**{"inputs": (TEXT,), **fields}), manifest)
+        check(manifest, **fields)
     assert raised.value.message.startswith(message)
     assert message.startswith(f"{raised.value.field}: ")
 
@@ -85,18 +88,18 @@ def test_attend_requests_are_rejected(manifest: Manifest, fields: dict[str, Any]
     ],
 )
 def test_attend_requests_at_the_limit_are_accepted(manifest: Manifest, fields: dict[str, Any]) -> None:
-    check_attend(AttendRequest(**{"inputs": (TEXT,), **fields}), manifest)
+    check(manifest, **fields)
 
 
 def test_negative_layers_count_from_the_end(manifest: Manifest) -> None:
-    assert check_attend(AttendRequest((TEXT,), layers=(-1, -6)), manifest).layers == (6, 1)
+    assert check(manifest, layers=(-1, -6)).layers == (6, 1)
 
 
 def test_kinds_that_the_model_lacks_are_unsupported(manifest: Manifest, limits: Limits) -> None:
     plain = with_kinds(manifest, "probs", "scores")
-    assert check_attend(AttendRequest((TEXT,)), plain).kind == "probs"
+    assert check(plain).kind == "probs"
     with pytest.raises(UnsupportedByModel) as raised:
-        check_attend(AttendRequest((TEXT,), kind="norm"), plain)
+        check(plain, kind="norm")
     assert raised.value.message == 'kind: "norm" is not supported for this model. Use "probs" or "scores".'
     assert raised.value.actual == "norm"
     occurrences = (Occurrence("a", word_index=0), Occurrence("b", word_index=0))
@@ -112,7 +115,7 @@ def test_unsupported_scores_name_the_reason(manifest: Manifest, attention: Atten
     plain = with_kinds(manifest, "probs", "norm")
     architecture = plain.architecture.model_copy(update={"attention": attention})
     with pytest.raises(UnsupportedByModel) as raised:
-        check_attend(AttendRequest((TEXT,), kind="scores"), plain.model_copy(update={"architecture": architecture}))
+        check(plain.model_copy(update={"architecture": architecture}), kind="scores")
     assert raised.value.message == (
         f'kind: "scores" is not supported for this model, because {reason}. Use "probs" or "norm".'
     )

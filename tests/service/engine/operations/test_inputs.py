@@ -3,24 +3,22 @@ input.
 """
 
 import pytest
+from attendant_client.types import Input, Limits
 
 from model.artifact.manifest import Manifest
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.operations.inputs import check_inputs
-from service.engine.schema.encode import Input
-from service.engine.schema.model import Limits
 from service.errors import ServiceError
+from service.operations.inputs import check_inputs
 from tests.manifests import with_architecture
 
 SECRET = "Sesame"
 
 
 def text(content: str = SECRET, pair: str | None = None, spans: tuple[tuple[int, int], ...] = ()) -> Input:
-    return Input(TokenizerInput(content, pair), spans)
+    return Input(content, pair, spans)
 
 
 def ids(*numbers: int, spans: tuple[tuple[int, int], ...] = ()) -> Input:
-    return Input(TokenizerInput(token_ids=numbers), spans)
+    return Input(spans=spans, token_ids=numbers)
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ INVALID: list[tuple[list[Input], str, str]] = [
 @pytest.mark.parametrize(("inputs", "reason", "message"), INVALID, ids=[message[:60] for _, _, message in INVALID])
 def test_inputs_are_rejected(small: Manifest, limits: Limits, inputs: list[Input], reason: str, message: str) -> None:
     with pytest.raises(ServiceError) as raised:
-        check_inputs(inputs, limits, small)
+        check_inputs(inputs, limits, small, spans=True)
     error = raised.value
     assert error.reason == reason
     assert error.message.startswith(message)
@@ -69,4 +67,4 @@ def test_inputs_are_rejected(small: Manifest, limits: Limits, inputs: list[Input
 
 def test_inputs_at_the_limit_are_accepted(small: Manifest, limits: Limits) -> None:
     inputs = [text("a" * 20, "b" * 20), text(spans=((0, 6),)), ids(*([0, 99] * 10)), text()]
-    check_inputs(inputs, limits, small)
+    check_inputs(inputs, limits, small, spans=True)

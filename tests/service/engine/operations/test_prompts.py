@@ -1,11 +1,13 @@
 """A request's prompt: selected by name, given as text, selected by role, or the model's default."""
 
+from typing import Any
+
 import pytest
 
-from model.artifact.manifest import Manifest, Role
+from model.artifact.manifest import Manifest
 from service.config import Settings
 from service.engine.model_info import limits_of
-from service.engine.operations.inputs import find_prompt
+from service.operations.inputs import find_prompt
 from tests.manifests import with_prompts
 
 LIMITS = limits_of(Settings(), 256)
@@ -27,7 +29,7 @@ LIMITS = limits_of(Settings(), 256)
     ],
 )
 def test_role_selects_its_prompt_and_never_the_default(
-    manifest: Manifest, prompts: dict[str, str], default: str | None, role: Role | None, expected: str | None
+    manifest: Manifest, prompts: dict[str, str], default: str | None, role: Any, expected: str | None
 ) -> None:
     changed = with_prompts(manifest, prompts, default)
     prompt = find_prompt(None, None, LIMITS, changed, role)

@@ -15,10 +15,10 @@ from service.engine.repository import ModelRepository
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.pb import inference_pb2 as pb
-from service.pb.inference_pb2_grpc import GRPCInferenceServiceStub
 from service.rest.app import make_admin_app, make_app
 from service.rpc.server import RpcServer
 from tests.keys import make_keys, named_key
+from tests.stubs import GRPCInferenceServiceStub
 
 ADMIN, CALLER = "admin-secret", "caller-secret"
 JSON = {"content-type": "application/json"}
@@ -56,7 +56,7 @@ async def serve(access: Access, artifact: Path, path: Path) -> AsyncIterator[Ser
     apps = make_admin_app(lifecycle, settings, metrics, access), make_app(lifecycle, settings, metrics, access)
     admin, rest = (httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") for app in apps)
     async with admin, rest, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Server(admin, rest, GRPCInferenceServiceStub(channel), path)  # type: ignore[no-untyped-call]
+        yield Server(admin, rest, GRPCInferenceServiceStub(channel), path)
     await rpc.stop(0)
     await repository._finish_retirements()
     await models.close()

@@ -13,8 +13,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.engine.backlog import Cost
 from service.engine.model_loader import LoadedModel
+from service.engine.scheduling import Cost
 from service.errors import Internal
 from tests.conftest import RunningServer
 from tests.manifests import with_manifest, with_prompts
@@ -239,10 +239,10 @@ async def test_deadlines(harness: ServiceHarness) -> None:
 
 
 async def test_internal_errors_reveal_nothing(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(request: object) -> None:
+    async def fail(*arguments: object) -> None:
         raise Internal from RuntimeError("secret")
 
-    monkeypatch.setattr(harness.engine, "encode", fail)
+    monkeypatch.setattr("service.oip.inference.encode", fail)
     response = await post(harness, text(GOLDEN))
     assert (response.status_code, "secret" in response.text) == (500, False)
     assert response.json() == {"error": "Internal error. See the server log for this request ID."}

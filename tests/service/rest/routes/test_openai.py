@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from service.errors import NonFiniteOutput
+from service.operations.table import OPERATIONS
 from tests.conftest import RunningServer
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, open_harness
 
@@ -100,10 +102,10 @@ async def test_truncate_drops_the_end_of_long_inputs(harness: ServiceHarness) ->
 async def test_permanent_errors_disable_retries(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this header, OpenAI clients retry every 5xx response."""
 
-    async def broken(request: object) -> None:
+    async def broken(*arguments: object) -> None:
         raise NonFiniteOutput
 
-    monkeypatch.setattr(harness.engine, "encode", broken)
+    monkeypatch.setitem(OPERATIONS, "encode", replace(OPERATIONS["encode"], run=broken))
     response = await harness.post("/v1/embeddings", {"model": MODEL, "input": GOLDEN})
     assert (response.status_code, response.headers["x-should-retry"]) == (500, "false")
 

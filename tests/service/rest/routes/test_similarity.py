@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from service.engine.model_loader import LoadedModel
-from service.engine.operations.occlusion import MAX_OCCLUDED_SEQUENCES
-from service.engine.operations.similarity import MAX_EXPLAINED_PAIRS
+from service.operations.inputs import MAX_OCCLUDED_SEQUENCES
+from service.operations.similarity import MAX_EXPLAINED_PAIRS
 from tests.service.conftest import ServiceHarness, open_harness
 
 QUERY = "how to open a bank account"

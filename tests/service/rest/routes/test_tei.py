@@ -9,9 +9,11 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
+from service.operations.call import Call
+from service.operations.encode import encode as encode_texts
 from tests.manifests import with_head, with_manifest, with_prompts
 from tests.response_contract import assert_close, to_array
-from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
+from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode_request, open_harness
 
 IDS = [2769, 2924, 7502]
 """Token ids of GOLDEN."""
@@ -282,7 +284,9 @@ async def test_headers_describe_the_computation(
 
 
 async def test_queue_time_is_part_of_the_run_time(harness: ServiceHarness) -> None:
-    timing = (await encode(harness.engine, *[GOLDEN] * 3)).timing
+    call = Call()
+    await encode_texts(harness.engine, encode_request(*[GOLDEN] * 3), call)
+    timing = call.timing
     assert 0 < timing.queue < timing.run
     observed = harness.sample("attendant_stage_duration_seconds_sum", stage="queue", lane="fast")
     assert timing.queue == pytest.approx(observed)

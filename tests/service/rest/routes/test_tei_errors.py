@@ -149,10 +149,10 @@ async def test_server_that_shuts_down_is_unhealthy(harness: ServiceHarness) -> N
 async def test_internal_error_has_status_500(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """This makes monitoring count it as a server error."""
 
-    async def broken(request: object) -> None:
+    async def broken(*arguments: object) -> None:
         raise Internal
 
-    monkeypatch.setattr(harness.engine, "encode", broken)
+    monkeypatch.setattr("service.tei.encode", broken)
     response = await harness.post("/embed", {"inputs": GOLDEN})
     assert (response.status_code, response.json()["error_type"]) == (500, "Backend")
 

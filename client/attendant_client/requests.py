@@ -1,0 +1,298 @@
+"""Requests: JSON bodies and gRPC messages from the arguments of a call, split to fit the server's limits."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from attendant_client import types
+from attendant_client.errors import invalid, wrong_type
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import Input, Limits, Occurrence
+from attendant_client.wire import allowed_values, enum_numbers, fields_of, item_type, present, strip
+
+Body = dict[str, Any]
+Inputs = str | Input | Sequence[str | Input]
+
+
+class InputChunk(NamedTuple):
+    """A body with consecutive inputs of a request; `first` is the index of the first one."""
+
+    first: int
+    body: Body
+
+
+FILL = 0.9
+"""Fraction of a byte limit to fill, because sizes are estimates."""
+INPUT_BYTES = 64
+"""Estimated size of an input, not counting its strings."""
+
+
+def make_body(inputs: Inputs, **options: Any) -> Body:
+    """Return a body, leaving out options that are None."""
+    items = [inputs] if isinstance(inputs, (str, Input)) else to_list(inputs, "inputs")
+    return {"inputs": [_input_body(item, f"inputs[{index}]") for index, item in enumerate(items)], **present(options)}
+
+
+def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
+    """Return the body of a comparison, leaving out options that are None."""
+    items = []
+    for index, occurrence in enumerate(to_list(occurrences, "occurrences")):
+        path = f"occurrences[{index}]"
+        if not isinstance(occurrence, Occurrence):
+            raise wrong_type(path, occurrence, "Send an Occurrence.")
+        place: Body = {} if occurrence.span is None else {"span": to_list(occurrence.span, f"{path}.span")}
+        if occurrence.word_index is not None:
+            place["word_index"] = occurrence.word_index
+        items.append({"text": occurrence.text, **place})
+    return {"occurrences": items, **present(options)}
+
+
+def make_similarity(queries: str | Sequence[str], documents: str | Sequence[str], **options: Any) -> Body:
+    """Return the body of a similarity request, leaving out options that are None."""
+    texts = {"queries": queries, "documents": documents}
+    lists = {name: [value] if isinstance(value, str) else to_list(value, name) for name, value in texts.items()}
+    return {**lists, **present(options)}
+
+
+def make_ranking(query: str, documents: Sequence[str], **options: Any) -> Body:
+    """Return the body of a rerank request, leaving out options that are None."""
+    items = to_list(documents, "documents")
+    for index, item in enumerate(items):
+        if not isinstance(item, str):  # REST would accept an object with `text`
+            raise wrong_type(f"documents[{index}]", item, "Send a string.")
+    return {"query": query, "documents": items, **present(options)}
+
+
+def make_model_query(name: str | None) -> Body:
+    """Return the fields of a model info request; None selects the default model."""
+    if name is None:
+        return {}
+    if not isinstance(name, str):
+        raise wrong_type("model", name, "Send a string.")
+    return {"model": name}
+
+
+def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChunk]:
+    """Yield the parts of a body. Each part is within the limits if its inputs are."""
+    part: list[Any] = []
+    first = size = spans = 0
+    for item in body["inputs"]:
+        item_size, item_spans = _size(item), len(item.get("spans", ())) if isinstance(item, dict) else 0
+        full = (
+            len(part) >= limits.max_inputs
+            or size + item_size > FILL * max_bytes
+            or spans + item_spans > limits.max_spans_per_request
+        )
+        if part and full:
+            yield InputChunk(first, {**body, "inputs": part})
+            first += len(part)
+            part, size, spans = [], 0, 0
+        part.append(item)
+        size += item_size
+        spans += item_spans
+    if part or not body["inputs"]:
+        yield InputChunk(first, {**body, "inputs": part})
+
+
+def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
+    first, body = part
+    middle = len(body["inputs"]) // 2
+    return (
+        InputChunk(first, {**body, "inputs": body["inputs"][:middle]}),
+        InputChunk(first + middle, {**body, "inputs": body["inputs"][middle:]}),
+    )
+
+
+def to_list(value: Any, path: str) -> list[Any]:
+    """Return the items as a list; raises `AttendantError` for a string or a value without items."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise wrong_type(path, value, "Send a list.")
+    return list(value)
+
+
+def find_surrogates(value: Any, path: str = "") -> str:
+    """Return the path of the first string in a body that is not valid Unicode, or ""."""
+    if isinstance(value, str):
+        return path if any("\ud800" <= character <= "\udfff" for character in value) else ""
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{path}.{name}" if path else name, item) for name, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    return next(filter(None, (find_surrogates(item, name) for name, item in items)), "")
+
+
+def _input_body(item: str | Input, path: str) -> str | Body:
+    if isinstance(item, str):
+        return item
+    if not isinstance(item, Input):
+        raise wrong_type(path, item, "Send a string or an Input.")
+    fields: Body = present({"text": item.text, "pair": item.pair})
+    if item.token_ids is not None:
+        fields["token_ids"] = to_list(item.token_ids, f"{path}.token_ids")
+    if item.spans:
+        spans = to_list(item.spans, f"{path}.spans")
+        fields["spans"] = [to_list(span, f"{path}.spans[{index}]") for index, span in enumerate(spans)]
+    return fields
+
+
+def _size(item: str | Body) -> int:
+    return INPUT_BYTES + len(json.dumps(item))
+
+
+REQUESTS: dict[str, Any] = {
+    "encode": pb.EncodeRequest,
+    "attend": pb.AttendRequest,
+    "compare": pb.CompareRequest,
+    "similarity": pb.SimilarityRequest,
+    "rerank": pb.RerankRequest,
+    "classify": pb.ClassifyRequest,
+    "token_classify": pb.TokenClassifyRequest,
+    "fill_mask": pb.FillMaskRequest,
+    "tokenize": pb.TokenizeRequest,
+    "model": pb.GetModelRequest,
+}
+PROMPTS = ("prompt", "query_prompt", "document_prompt")
+"""Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
+REMEDIES = {
+    FieldDescriptor.CPPTYPE_BOOL: "Send true or false.",
+    FieldDescriptor.CPPTYPE_DOUBLE: "Send a number.",
+    FieldDescriptor.CPPTYPE_INT32: "Send an integer.",
+    FieldDescriptor.CPPTYPE_STRING: "Send a string.",
+}
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+
+def to_message(operation: str, body: Body) -> Any:
+    """Return the request message for a body; raises `AttendantError` for values that do not fit into the message."""
+    for prompt in PROMPTS:
+        if prompt in body and f"{prompt}_name" in body:
+            raise invalid("CONFLICTING_FIELDS", f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
+    message = REQUESTS[operation]()
+    for name, value in body.items():
+        if name == "inputs":
+            for index, item in enumerate(value):
+                _set_input(message.inputs.add(), item, f"inputs[{index}]")
+        elif name == "occurrences":
+            for index, item in enumerate(value):
+                _set_occurrence(message.occurrences.add(), item, f"occurrences[{index}]")
+        else:
+            _set_option(message, operation, name, value)
+    return message
+
+
+def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
+    if name in ("layers", "heads") and isinstance(value, str):
+        if value != "all":
+            raise invalid("UNKNOWN_VALUE", name, "unknown value", 'Use "all".', actual=value[:64])
+        if operation in ("encode", "fill_mask"):
+            message.all_layers = True
+    elif labels := _enum_labels(operation, name):
+        _set_enum(message, name, value, labels)
+    else:
+        _set_field(message, name, value, name)
+
+
+@cache
+def _enum_labels(operation: str, name: str) -> dict[str, str]:
+    """Map each REST value of an enum option to its proto label; empty if the option is not an enum."""
+    message = REQUESTS[operation].DESCRIPTOR
+    target = message.fields_by_name.get(name)
+    if target is None or target.enum_type is None:
+        return {}
+    (field,) = (field for field in fields_of(getattr(types, message.name)) if field.name == name)
+    labels = {number: value.name for value in target.enum_type.values for number in (value.number,)}
+    numbers = enum_numbers(target.enum_type)
+    return {value: labels[numbers[value]] for value in allowed_values(strip(item_type(field.kind) or field.kind)[0])}
+
+
+def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> None:
+    """Set an enum or a list of enums from REST values or proto labels."""
+
+    def label(item: Any, path: str) -> str:
+        if isinstance(item, str) and (item in labels or item in labels.values()):
+            return labels.get(item, item)
+        *values, last = (f'"{value}"' for value in labels)
+        remedy = f"Use {', '.join(values)} or {last}."
+        if not isinstance(item, str):
+            raise wrong_type(path, item, remedy)
+        raise invalid("UNKNOWN_VALUE", path, "unknown value", remedy, actual=item[:64])
+
+    if message.DESCRIPTOR.fields_by_name[name].is_repeated:
+        items = to_list(value, name)
+        getattr(message, name).extend(label(item, f"{name}[{index}]") for index, item in enumerate(items))
+    else:
+        setattr(message, name, label(value, name))
+
+
+def _set_input(message: pb.Input, item: str | Body, path: str) -> None:
+    if isinstance(item, str):
+        _set_field(message, "text", item, path)
+        return
+    if "token_ids" in item:
+        for name in ("text", "pair"):
+            if name in item:
+                raise invalid("CONFLICTING_FIELDS", path, f"{name} and token_ids are both set", "Send one of them.")
+        message.token_ids.SetInParent()
+        _set_field(message.token_ids, "ids", item["token_ids"], f"{path}.token_ids", f"{path}.token_ids")
+    for name in ("text", "pair"):
+        if name in item:
+            _set_field(message, name, item[name], f"{path}.{name}")
+    for index, span in enumerate(item.get("spans", ())):
+        _set_span(message.spans.add(), span, f"{path}.spans[{index}]")
+
+
+def _set_occurrence(message: pb.Occurrence, item: Body, path: str) -> None:
+    if "span" in item and "word_index" in item:
+        raise invalid("CONFLICTING_FIELDS", path, "span and word_index are both set", "Send one of them.")
+    for name, value in item.items():
+        if name == "span":
+            _set_span(message.span, value, f"{path}.span")
+        else:
+            _set_field(message, name, value, f"{path}.{name}")
+
+
+def _set_span(message: pb.Span, span: list[Any], path: str) -> None:
+    if len(span) != 2:
+        raise invalid(
+            "WRONG_SHAPE", path, "wrong number of items", "Send [start, end].", actual=len(span), minimum=2, maximum=2
+        )
+    message.SetInParent()
+    for index, name in enumerate(("start", "end")):
+        _set_field(message, name, span[index], f"{path}[{index}]", path)
+
+
+def _set_field(message: Any, name: str, value: Any, path: str, range_path: str | None = None) -> None:
+    """Set a scalar or a list of scalars; `range_path` is the field named in range errors, by default `path`."""
+    field = message.DESCRIPTOR.fields_by_name.get(name)
+    if field is None:
+        raise invalid("UNKNOWN_FIELD", path, "unknown field", "Remove it.")
+    remedy = REMEDIES[field.cpp_type]
+    if not field.is_repeated:
+        _put(partial(setattr, message, name), value, path, remedy, range_path or path)
+        return
+    items, target = to_list(value, path), getattr(message, name)
+    try:
+        target.extend(items)
+    except (TypeError, ValueError):  # slower, but names the item
+        del target[:]
+        for index, item in enumerate(items):
+            item_path = f"{path}[{index}]"
+            _put(target.append, item, item_path, remedy, range_path or item_path)
+
+
+def _put(put: Callable[[Any], None], value: Any, path: str, remedy: str, range_path: str) -> None:
+    try:
+        put(value)
+    except TypeError:
+        raise wrong_type(path, value, remedy) from None
+    except UnicodeError:
+        raise invalid("INVALID_FORMAT", path, "not valid Unicode", "Remove surrogates.") from None
+    except ValueError:
+        problem, remedy = "out of range", "Use a 32-bit integer."
+        raise invalid(
+            "OUT_OF_RANGE", range_path, problem, remedy, actual=value, minimum=INT32_MIN, maximum=INT32_MAX
+        ) from None

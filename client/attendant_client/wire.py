@@ -1,0 +1,509 @@
+"""The contract on the wire: conversion of its types to and from JSON and messages of attendant.v1, field by field.
+
+Converters are built once per type from its fields. A field has the same name in JSON, in the proto and in Python.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, reduce
+from itertools import accumulate, pairwise
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from attendant_client.types import DTYPES, Alternative, Array, Encoding, Nullable, PresentWith, SparseMatrix, shortest
+
+T = TypeVar("T")
+Json = Any
+Message = Any
+Converter = Callable[[Any], Any]
+JsonWriter = Callable[[Any, bool], Any]
+"""Converts a value to what a JSON library renders; the flag selects base64 for arrays that can be encoded."""
+MessageWriter = Callable[[Message, Any], None]
+
+
+class InvalidEnum(ValueError):
+    """An enum field of a message has an unknown value, or one that this request does not support."""
+
+    def __init__(self, field: str, actual: int | str, allowed: Sequence[str]) -> None:
+        super().__init__(field)
+        self.field = field
+        self.actual = actual
+        self.allowed = allowed
+
+
+class ConflictingLayers(ValueError):
+    """A message has both `layers` and `all_layers`."""
+
+
+class Base64:
+    """The bytes of an array, to be rendered as a JSON string."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __str__(self) -> str:
+        return base64.b64encode(self.array.tobytes()).decode("ascii")
+
+
+# Types
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a contract type: its type without None and `Annotated`, and its markers."""
+
+    name: str
+    kind: Any
+    optional: bool
+    markers: tuple[Any, ...]
+    default: Any
+    """`MISSING` for a required field."""
+
+    def find(self, kind: type[T]) -> T | None:
+        """Return the marker of a kind, if any."""
+        return next((marker for marker in self.markers if isinstance(marker, kind)), None)
+
+    @property
+    def description(self) -> str | None:
+        """The description for people, if any."""
+        return self.find(str)
+
+    @property
+    def omitted(self) -> bool:
+        """True if JSON leaves the field out when it is None."""
+        return self.default is None and self.find(Nullable) is None
+
+
+@cache
+def fields_of(kind: Any) -> tuple[Field, ...]:
+    """Return the fields of a contract type."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(Field(item.name, *strip(hints[item.name]), item.default) for item in fields(kind))
+
+
+def strip(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """Return a type without `Annotated` and None, whether it may be None, and its markers."""
+    markers: tuple[Any, ...] = ()
+    optional = False
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *added = get_args(hint)
+            markers += tuple(added)
+        elif get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
+            optional = True
+            hint = reduce(or_, (item for item in get_args(hint) if item is not NoneType))
+        else:
+            return hint, optional, markers
+
+
+def item_type(kind: Any) -> Any:
+    """Return the type of the items of a list type, or None for another type."""
+    return get_args(kind)[0] if get_origin(kind) in (list, Sequence) else None
+
+
+def allowed_values(kind: Any) -> tuple[str, ...]:
+    """Return the values of a Literal type; empty for other types."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _is_array(kind: Any) -> bool:
+    return get_origin(kind) is np.ndarray
+
+
+def _element(kind: Any) -> Any:
+    """Return the dtype of an array type; float32 if it is open."""
+    (element,) = get_args(get_args(kind)[1])
+    return np.float32 if element is Any else element
+
+
+def dtype_name(array: Array, uint8: str) -> str:
+    """Return the name of an array's dtype in the contract."""
+    name = str(array.dtype)
+    return uint8 if name == "uint8" else name
+
+
+def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
+    """Decode an array; sqrt_uint8 becomes float32, `(value / 255) ** 2`."""
+    array: Array = np.frombuffer(data, DTYPES[dtype]).reshape(tuple(shape))
+    if dtype == "sqrt_uint8":
+        roots = array.astype(np.float32) / 255
+        return roots * roots
+    return array
+
+
+# To JSON
+
+
+@cache
+def json_writer(kind: Any, uint8: str = "") -> JsonWriter | None:
+    """Return the writer of a type, or None if JSON libraries render its values unchanged."""
+    if _is_array(kind):
+        return _array_writer(uint8) if uint8 else None
+    if (item := item_type(kind)) is not None:
+        write = json_writer(strip(item)[0])
+        return None if write is None else lambda values, encoded: [write(value, encoded) for value in values]
+    if kind is SparseMatrix:
+        return _write_sparse_matrix
+    return _object_writer(kind) if is_dataclass(kind) else None
+
+
+def _array_writer(uint8: str) -> JsonWriter:
+    def write(array: Array, encoded: bool) -> Json:
+        if not encoded:
+            return array
+        return {"shape": array.shape, "dtype": dtype_name(array, uint8), "data": Base64(array)}
+
+    return write
+
+
+def _object_writer(kind: Any) -> JsonWriter | None:
+    described = fields_of(kind)
+    table = [
+        (field.name, alternative.name if (alternative := field.find(Alternative)) else field.name, field.omitted, write)
+        for field in described
+        for encoding in (field.find(Encoding),)
+        for write in (json_writer(field.kind, encoding.uint8 if encoding else ""),)
+    ]
+    if all(name == key and write is None and not omitted for name, key, omitted, write in table):
+        return None
+
+    def write_object(value: Any, encoded: bool) -> Json:
+        document: dict[str, Any] = {}
+        for name, key, omitted, write in table:
+            item = getattr(value, name)
+            if item is None:
+                if not omitted:
+                    document.setdefault(key, None)
+            else:
+                document[key] = item if write is None else write(item, encoded)
+        return document
+
+    return write_object
+
+
+def _write_sparse_matrix(matrix: SparseMatrix, encoded: bool) -> Json:
+    """Return the entries per row; values in base64 are one array over all rows, in the order of the indices."""
+    bounds = matrix.indptr.tolist()
+    rows = [slice(start, end) for start, end in pairwise(bounds)]
+    values = _array_writer("sqrt_uint8")(matrix.values, True) if encoded else [matrix.values[row] for row in rows]
+    return {
+        "indices": [matrix.indices[row] for row in rows], "values": values, "dropped_mass": matrix.dropped_mass
+    }  # fmt: skip
+
+
+# From JSON
+
+
+def from_json(kind: type[T], document: Json) -> T:
+    """Return the value of a contract type that a JSON object describes; unknown fields are ignored."""
+    read: Converter = _json_reader(kind)  # type: ignore[arg-type]  # classes are hashable
+    value: T = read(document)
+    return value
+
+
+@cache
+def _json_reader(kind: Any) -> Converter:
+    if _is_array(kind):
+        element = _element(kind)
+        return lambda value: (
+            to_array(base64.b64decode(value["data"]), value["dtype"], value["shape"])
+            if isinstance(value, dict)
+            else np.asarray(value, element)
+        )
+    if (item := item_type(kind)) is not None:
+        read = _json_reader(strip(item)[0])
+        return lambda values: [read(value) for value in values]
+    if kind is SparseMatrix:
+        return _read_sparse_matrix
+    return _object_reader(kind) if is_dataclass(kind) else lambda value: value
+
+
+def _object_reader(kind: Any) -> Converter:
+    table = []
+    for field in fields_of(kind):
+        alternative = field.find(Alternative)
+        # Of two alternatives, the object has a name that the array, which may be an object too, lacks.
+        mark = "" if alternative is None or _is_array(field.kind) else fields_of(field.kind)[-1].name
+        excluded = _other_mark(kind, field, alternative) if alternative and not mark else ""
+        key = alternative.name if alternative else field.name
+        table.append((field.name, key, mark, excluded, _json_reader(field.kind)))
+
+    def read_object(document: Json) -> Any:
+        values = {}
+        for name, key, mark, excluded, read in table:
+            value = document.get(key)
+            names = value if isinstance(value, dict) else ()
+            present = value is not None and (not mark or mark in names) and (not excluded or excluded not in names)
+            values[name] = read(value) if present else None
+        return kind(**values)
+
+    return read_object
+
+
+def _other_mark(kind: Any, field: Field, alternative: Alternative) -> str:
+    other = next(item for item in fields_of(kind) if item is not field and item.find(Alternative) == alternative)
+    return fields_of(other.kind)[-1].name
+
+
+def _read_sparse_matrix(document: Json) -> SparseMatrix:
+    rows = document["indices"]
+    values = document["values"]
+    if not isinstance(values, dict):
+        values = [value for row in values for value in row]
+    return SparseMatrix(
+        indptr=np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1),
+        indices=np.asarray([index for row in rows for index in row], dtype=np.int32),
+        values=_json_reader(Array)(values),
+        dropped_mass=np.asarray(document["dropped_mass"], dtype=np.float32),
+    )
+
+
+# To messages
+
+
+def to_message(value: Any, message: Message) -> Message:
+    """Set the fields of a response message from a value of a contract type, and return the message."""
+    kind: Any = type(value)
+    message_writer(kind, message.DESCRIPTOR)(message, value)
+    return message
+
+
+@cache
+def message_writer(kind: Any, descriptor: Descriptor) -> MessageWriter:
+    """Return the writer from a type to messages of this descriptor. Fields that the proto lacks are left out."""
+    table = [
+        (field.name, _field_writer(field, target))
+        for field in fields_of(kind)
+        if (target := descriptor.fields_by_name.get(field.name)) is not None
+    ]
+
+    def write(message: Message, value: Any) -> None:
+        for name, write_field in table:
+            item = getattr(value, name)
+            if item is not None:
+                write_field(message, item)
+
+    return write
+
+
+def _field_writer(field: Field, target: FieldDescriptor) -> MessageWriter:
+    name = field.name
+    if target.is_repeated:
+        return _list_writer(field, target)
+    if (described := target.message_type) is None:
+        if target.enum_type is not None:
+            numbers = enum_numbers(target.enum_type)
+            return lambda message, value: setattr(message, name, numbers[value])
+        return lambda message, value: setattr(message, name, value)
+    encoding = field.find(Encoding)
+    if described.name == "Tensor":
+        uint8 = encoding.uint8 if encoding else ""
+        numbers = enum_numbers(described.fields_by_name["dtype"].enum_type)
+
+        def write_tensor(message: Message, array: Array) -> None:
+            tensor = getattr(message, name)
+            tensor.shape.extend(array.shape)
+            tensor.dtype = numbers[dtype_name(array, uint8)]
+            tensor.data = array.tobytes()
+
+        return write_tensor
+    write = message_writer(field.kind, described)
+
+    def write_message(message: Message, value: Any) -> None:
+        child = getattr(message, name)
+        child.SetInParent()
+        write(child, value)
+
+    return write_message
+
+
+def _list_writer(field: Field, target: FieldDescriptor) -> MessageWriter:
+    name = field.name
+    if target.message_type is not None and target.message_type.GetOptions().map_entry:
+        return lambda message, values: getattr(message, name).update(values)
+    if target.enum_type is not None:
+        numbers = enum_numbers(target.enum_type)
+        return lambda message, values: getattr(message, name).extend([numbers[value] for value in values])
+    if target.message_type is None:
+        if _is_array(field.kind):
+            return lambda message, values: getattr(message, name).extend(values.tolist())
+        return lambda message, values: getattr(message, name).extend(values)
+    write = message_writer(strip(item_type(field.kind))[0], target.message_type)
+
+    def write_messages(message: Message, values: Sequence[Any]) -> None:
+        children = getattr(message, name)
+        for value in values:
+            write(children.add(), value)
+
+    return write_messages
+
+
+def write_in_pieces(value: Any, message: Message, depth: int = 2) -> Iterator[None]:
+    """Do what `to_message` does, and yield after each item of a list, down to lists of lists with a `depth` of 2."""
+    for name, write, write_item in _pieces(value.__class__, message.DESCRIPTOR):
+        part = getattr(value, name)
+        if part is None:
+            continue
+        if write_item is None:
+            write(message, part)
+            continue
+        children = getattr(message, name)
+        for item in part:
+            if depth > 1:
+                yield from write_in_pieces(item, children.add(), depth - 1)
+            else:
+                write_item(children.add(), item)
+            yield
+
+
+@cache
+def _pieces(kind: Any, descriptor: Descriptor) -> list[tuple[str, MessageWriter, MessageWriter | None]]:
+    """Return the name of each field, its writer and, if it is a list of messages, the writer of an item."""
+    table = []
+    for field in fields_of(kind):
+        if (target := descriptor.fields_by_name.get(field.name)) is None:
+            continue
+        described, item = target.message_type, item_type(field.kind)
+        write_item = None if described is None or item is None else message_writer(strip(item)[0], described)
+        table.append((field.name, _field_writer(field, target), write_item))
+    return table
+
+
+@cache
+def enum_numbers(enum: EnumDescriptor) -> dict[str, int]:
+    """Return the number of each value of an enum in the contract's spelling: 1 for "float32"."""
+    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
+    return {value.name.removeprefix(prefix).lower(): value.number for value in enum.values}
+
+
+@cache
+def enum_names(enum: EnumDescriptor) -> dict[int, str]:
+    """Return the contract's spelling of each value of an enum except the unspecified one."""
+    return {number: name for name, number in enum_numbers(enum).items() if number}
+
+
+# From messages
+
+
+def from_message(kind: type[T], message: Message) -> T:
+    """Return the value of a contract type that a message describes.
+
+    Raises `InvalidEnum` for an unknown enum value, and `ConflictingLayers`.
+    """
+    read: Converter = _message_reader(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
+    value: T = read(message)
+    return value
+
+
+@cache
+def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
+    """Return the reader of messages. Unset fields get the default of the type, or the zero value of a required field.
+
+    `ListFields` yields what is set: scalars with presence, other scalars if they are not zero, and lists with items.
+    """
+    described = [(field, descriptor.fields_by_name.get(field.name)) for field in fields_of(kind)]
+    readers = {field.name: _field_reader(field, target) for field, target in described if target is not None}
+    zeros = {field.name: _zero(field) for field, _ in described if field.default is MISSING}
+    lists = [(field.name, other.field) for field, _ in described if (other := field.find(PresentWith)) is not None]
+    has_all_layers = "all_layers" in descriptor.fields_by_name
+
+    def read(message: Message) -> Any:
+        values = dict(zeros)
+        for target, value in message.ListFields():
+            reader = readers.get(target.name)
+            if reader is not None:
+                values[target.name] = reader(value)
+        if has_all_layers and message.all_layers:
+            if message.layers:
+                raise ConflictingLayers
+            values["layers"] = "all"
+        for name, companion in lists:
+            if name not in values and message.HasField(companion):
+                values[name] = []
+        return kind(**values)
+
+    return read
+
+
+def _zero(field: Field) -> Any:
+    """Return what proto3 means by an unset field."""
+    if field.optional or is_dataclass(field.kind):
+        return None
+    if item_type(field.kind) is not None:
+        return [] if get_origin(field.kind) is list else ()
+    if _is_array(field.kind):
+        return np.zeros(0, _element(field.kind))
+    origin = get_origin(field.kind)
+    return origin() if origin is dict else {str: "", bool: False, float: 0.0}.get(field.kind, 0)
+
+
+def _field_reader(field: Field, target: FieldDescriptor) -> Converter:
+    if target.enum_type is not None:
+        return _enum_reader(field, target)
+    if target.is_repeated:
+        return _list_reader(field, target)
+    if target.message_type is not None:
+        return _submessage_reader(field, target.message_type)
+    if target.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
+        return shortest
+    return (lambda value: value or None) if field.optional and not target.has_presence else (lambda value: value)
+
+
+def _submessage_reader(field: Field, described: Descriptor) -> Converter:
+    if described.name == "Tensor":
+        names = enum_names(described.fields_by_name["dtype"].enum_type)
+        return lambda tensor: to_array(tensor.data, names[tensor.dtype], tensor.shape)
+    if described.name == "Span":
+        return lambda span: (span.start, span.end)
+    if described.name == "TokenIds":
+        return lambda ids: tuple(ids.ids)
+    return _message_reader(field.kind, described)
+
+
+def _list_reader(field: Field, target: FieldDescriptor) -> Converter:
+    described = target.message_type
+    if described is None:
+        if _is_array(field.kind):
+            element = _element(field.kind)
+            return lambda values: np.asarray(values, element)
+        return list if get_origin(field.kind) is list else tuple
+    if described.GetOptions().map_entry:
+        return dict
+    if described.name == "Span":
+        return lambda spans: tuple((span.start, span.end) for span in spans)
+    read = _message_reader(strip(item_type(field.kind))[0], described)
+    return lambda messages: [read(message) for message in messages]
+
+
+def _enum_reader(field: Field, target: FieldDescriptor) -> Converter:
+    assert target.enum_type is not None
+    names = enum_names(target.enum_type)
+    allowed = allowed_values(strip(item_type(field.kind) or field.kind)[0]) or tuple(names.values())
+    prefix = target.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+
+    def read(number: int, path: str) -> str:
+        value = names.get(number, "")
+        if value not in allowed:
+            labels = [prefix + item.upper() for item in allowed]
+            raise InvalidEnum(path, prefix + value.upper() if value else number, labels)
+        return value
+
+    if not target.is_repeated:
+        return lambda number: read(number, field.name)
+    return lambda numbers: [
+        read(number, f"{field.name}[{index}]") if number else allowed[0] for index, number in enumerate(numbers)
+    ]
+
+
+def present(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set, with tuples and ranges as lists."""
+    return {
+        name: list(value) if isinstance(value, (range, tuple)) else value
+        for name, value in options.items()
+        if value is not None
+    }

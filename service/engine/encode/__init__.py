@@ -1,1 +1,0 @@
-"""From token vectors to the vectors of a response."""

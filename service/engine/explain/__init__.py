@@ -1,1 +1,0 @@
-"""Attention maps and comparisons."""

@@ -1,0 +1,852 @@
+"""Scheduling of a lane: what is admitted, in which order it runs, and which tasks share a batch.
+
+Admission rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline.
+
+The order is deficit round robin over callers, then over the requests of each, in microseconds of run time (Shreedhar
+and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995). Callers share the time by their weights, however
+many requests each has queued. Each queued request of a caller gets a quantum per round, so a request of 256 passages
+delays a short request by a few batches, not by its full duration, and a stream of short requests cannot starve it. A
+task larger than the quantum waits for several rounds. Tasks that do not fit in a batch are passed over, and are first
+in the next one.
+
+Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
+`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
+beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
+
+Nothing here is thread-safe: the workers hold their lock around every call.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
+
+from model.artifact.packing import BatchFill, TokenLimit
+from service.callers import ANONYMOUS, MAX_PAUSE_S, Caller
+from service.engine.backends.base import Backend, Task
+from service.errors import DeadlineExceeded, QueueFull, response_too_late
+
+SHARED_FOR_S = 1.0
+"""A client that waits for each response sends the next request within this time."""
+
+
+class Cost(NamedTuple):
+    """The size of a task or a request: tokens, which need memory, and microseconds of estimated run time."""
+
+    tokens: int
+    us: int
+
+    @classmethod
+    def total(cls, costs: Iterable["Cost"]) -> "Cost":
+        """Return the sum."""
+        tokens = us = 0
+        for cost in costs:
+            tokens += cost.tokens
+            us += cost.us
+        return cls(tokens, us)
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Return the sum."""
+        return Cost(self.tokens + other.tokens, self.us + other.us)
+
+    def minus(self, other: "Cost") -> "Cost":
+        """Return the difference."""
+        return Cost(self.tokens - other.tokens, self.us - other.us)
+
+
+class Backlog:
+    """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
+
+    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. While
+    `held` is over `near_held` or `us` over `near_us`, the next request may be rejected: `near` is True, and the backlog
+    is in the set `near_capacity`, which several may share.
+    """
+
+    BINS = 48
+
+    def __init__(self, slice_tokens: int | None = None) -> None:
+        self.slice_tokens = slice_tokens
+        self.near_capacity: set[Backlog] = set()
+        self.near_held = self.near_us = math.inf
+        self.tokens = self.us = self.held = 0
+        self.near = False
+        self._counts = [0] * self.BINS
+        self._sums = [0] * self.BINS
+
+    def add(self, cost: Cost, count: int = 1) -> None:
+        """Count a request of this cost; with `count=-1`, remove it again."""
+        tokens, us = cost
+        number = us.bit_length()
+        self._counts[number] += count
+        self._sums[number] += count * us
+        self.tokens += count * tokens
+        self.us += count * us
+        limit = self.slice_tokens
+        self.held += count * (tokens if limit is None or tokens < limit else limit)
+        near = self.held > self.near_held or self.us > self.near_us
+        if near != self.near:
+            self.near = near
+            (self.near_capacity.add if near else self.near_capacity.discard)(self)
+
+    def held_tokens(self, tokens: int) -> int:
+        """Return how many tokens of a request count against the limit of the queue."""
+        return tokens if self.slice_tokens is None else min(tokens, self.slice_tokens)
+
+    def us_ahead_of(self, us: int) -> int:
+        """Return an upper bound on the microseconds that run before a new request of `us` has finished.
+
+        The exact value is the sum over queued requests of min(their run time, `us`), which is what round robin gives
+        them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
+        """
+        own = us.bit_length()
+        smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
+        return smaller + larger * us + min(self._sums[own], self._counts[own] * us)
+
+    def count_above(self, us: int) -> int:
+        """Return the number of requests in bins above the bin of `us`."""
+        return sum(self._counts[us.bit_length() + 1 :])
+
+    def us_up_to(self, us: int) -> int:
+        """Return the microseconds of the requests in bins up to the bin of `us`."""
+        return sum(self._sums[: us.bit_length() + 1])
+
+
+class LaneBacklog(Backlog):
+    """The total backlog of a lane, and the backlog per named caller."""
+
+    def __init__(self, slice_tokens: int | None = None) -> None:
+        super().__init__(slice_tokens)
+        self._callers: dict[str, tuple[Caller, Backlog]] = {}
+        self._latest = ""
+        self._others_until = -math.inf
+
+    @property
+    def shared(self) -> bool:
+        """True while requests of more than one caller with a name are queued, or were within `SHARED_FOR_S`."""
+        return time.monotonic() < self._others_until
+
+    def count(self, cost: Cost, caller: Caller, count: int = 1) -> None:
+        """Count a request of a caller; with `count=-1`, remove it again."""
+        self.add(cost, count)
+        if caller is ANONYMOUS:  # no caller has a name
+            return
+        name = caller.name
+        if count > 0 and name != self._latest:
+            if self._latest:
+                self._others_until = time.monotonic() + SHARED_FOR_S
+            self._latest = name
+        if name not in self._callers:
+            own = Backlog(self.slice_tokens)
+            own.near_capacity, own.near_held = self.near_capacity, self.near_held / 2
+            self._callers[name] = caller, own
+        own = self._callers[name][1]
+        own.add(cost, count)
+        if not own.us:
+            del self._callers[name]
+
+    @property
+    def tokens_by_caller(self) -> dict[str, int]:
+        """The tokens of callers with a name."""
+        return {name: backlog.tokens for name, (_, backlog) in list(self._callers.items())}
+
+    def held_by(self, caller: Caller) -> int:
+        """Return how many tokens of a caller with a name count against the limit of the queue."""
+        entry = self._callers.get(caller.name)
+        return 0 if entry is None else entry[1].held
+
+    def us_ahead_for(self, caller: Caller, us: int, quantum: int) -> int:
+        """Return an upper bound on the microseconds that run before a new request of `us` of a caller has finished.
+
+        While the caller gets its share, each other one gets time in proportion to its weight, and at least one turn
+        of `quantum` microseconds.
+        """
+        ahead = self.us_ahead_of(us)
+        if caller is ANONYMOUS:
+            return ahead
+        entry = self._callers.get(caller.name)
+        own = 0 if entry is None else entry[1].us_ahead_of(us)
+        beside = 0
+        for name, (other, backlog) in self._callers.items():
+            if name != caller.name:
+                beside += min(backlog.us, max(quantum, (own + us) * other.weight // caller.weight))
+        return min(ahead, own + beside)
+
+
+Item = TypeVar("Item")
+
+LOOKAHEAD = 16
+"""Maximum number of tasks that a batch passes over because they do not fit."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest(Generic[Item]):
+    """A queued request: its pending tasks, their total cost, and its deficit in microseconds.
+
+    `in_turn`: its turn was cut short, by the end of the batch or of its caller's turn, and continues without a new
+    quantum.
+    """
+
+    entries: deque[tuple[Cost, Item]]
+    cost: Cost
+    is_stale: Callable[[], bool]
+    caller: Caller
+    deficit: int = 0
+    in_turn: bool = False
+
+
+class _Caller(Generic[Item]):
+    """The queued requests of one caller, served round robin, and the deficit of the caller in microseconds.
+
+    `in_turn`: its turn has begun. While a batch is selected, `passed` are its first requests, which have no turn in it,
+    and `cut_short` says that one of them did not fit.
+    """
+
+    __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests", "weight")
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.deficit = 0
+        self.in_turn = self.cut_short = False
+        self.requests: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
+        self.passed: list[WaitingRequest[Item]] = []
+
+    def pass_over(self, request: WaitingRequest[Item]) -> None:
+        """Keep a request for the next batch."""
+        self.passed.append(self.requests.pop(id(request)))
+
+    def restore(self) -> None:
+        """Return the requests that were passed over to their place, the head."""
+        self.cut_short = False
+        while self.passed:
+            request = self.passed.pop()
+            self.requests[id(request)] = request
+            self.requests.move_to_end(id(request), last=False)
+
+
+class FairQueue(Generic[Item]):
+    """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
+
+    `backlog` counts them, and others. The queue has `size` tasks, with `tokens` tokens and `us` microseconds.
+    `arrivals` requests were added so far.
+    """
+
+    def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
+        self.backlog = backlog or LaneBacklog()
+        self.size = self.tokens = self.us = self.arrivals = 0
+        self._quantum = quantum
+        self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
+
+    def __contains__(self, request: WaitingRequest[Item]) -> bool:
+        """Return whether tasks of a request are queued."""
+        caller = self._callers.get(request.caller.name)
+        return caller is not None and id(request) in caller.requests
+
+    def add(
+        self,
+        items: Sequence[Item],
+        costs: Sequence[Cost],
+        is_stale: Callable[[], bool] = lambda: False,
+        caller: Caller = ANONYMOUS,
+    ) -> WaitingRequest[Item]:
+        """Append a request at the tail of its caller's. If it `is_stale` when its turn comes, it is dropped."""
+        request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
+        name = caller.name
+        if name not in self._callers:
+            self._callers[name] = _Caller(caller.weight)
+        self._callers[name].requests[id(request)] = request
+        self.arrivals += 1
+        self.size += len(items)
+        self.tokens += request.cost.tokens
+        self.us += request.cost.us
+        self.backlog.count(request.cost, caller)
+        return request
+
+    def discard(self, request: WaitingRequest[Item]) -> list[Item]:
+        """Remove and return the tasks of a request that have not started."""
+        caller = self._callers.get(request.caller.name)
+        if caller is None or caller.requests.pop(id(request), None) is None:
+            return []
+        if not (caller.requests or caller.passed):
+            del self._callers[request.caller.name]
+        items = [item for _, item in request.entries]
+        request.entries.clear()
+        self._remove(request, len(items), request.cost)
+        return items
+
+    def clear(self) -> list[Item]:
+        """Remove and return every queued task."""
+        requests = [request for caller in self._callers.values() for request in caller.requests.values()]
+        return [item for request in requests for item in self.discard(request)]
+
+    def select_batch(
+        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
+    ) -> tuple[list[Item], int]:
+        """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
+
+        A task that does not fit is passed over, and is first in the next batch. `quantum` replaces the default.
+        Requests whose next task takes more than `max_us` keep their place.
+        """
+        quantum = self._quantum if quantum is None else quantum
+        selection: _Selection[Item] = _Selection(fill, max_size, max_us)
+        dropped = 0
+        top_weight = max((caller.weight for caller in self._callers.values()), default=1)
+        credit = 0  # once the batch has no room for a caller in its turn, others may fill the rest, on credit
+        passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
+        while self._callers and selection.open:
+            name, caller = next(iter(self._callers.items()))
+            if not caller.requests:
+                passing[name] = self._callers.pop(name)
+                continue
+            request = next(iter(caller.requests.values()))
+            if request.is_stale():
+                dropped += len(self.discard(request))
+                continue
+            on_credit = 0 if caller.cut_short else credit
+            if request.entries[0][0].us <= max_us:
+                # The largest weight gets the quantum, so that no turn is longer.
+                caller_quantum = max(1, quantum * caller.weight // top_weight)
+                self._take_turn(caller, request, selection, quantum, caller_quantum, on_credit)
+                credit = quantum if caller.cut_short else credit
+            else:
+                caller.pass_over(request)
+            if caller.passed:
+                passing[name] = caller
+            if not (caller.in_turn or on_credit) and name in self._callers:
+                self._callers.move_to_end(name)
+        for name, caller in reversed(passing.items()):
+            caller.restore()
+            if name not in self._callers:
+                self._callers[name] = caller
+                self._callers.move_to_end(name, last=False)
+        return selection.batch, dropped
+
+    def _take_turn(
+        self,
+        caller: _Caller[Item],
+        request: WaitingRequest[Item],
+        selection: "_Selection[Item]",
+        quantum: int,
+        caller_quantum: int,
+        credit: int,
+    ) -> None:
+        """Move tasks of a request to the batch, within its own deficit and the caller's deficit plus credit."""
+        first_us = request.entries[0][0].us
+        for turn, own_quantum in ((caller, caller_quantum), (request, quantum))[bool(credit) :]:
+            if not turn.in_turn:
+                turn.deficit += own_quantum
+                turn.in_turn = True
+            elif not caller.cut_short:  # a turn that continues in another batch may have begun with a larger quantum
+                turn.deficit = min(turn.deficit, own_quantum + first_us)
+        before = len(selection.batch)
+        taken = selection.take(request, caller.deficit + credit)
+        caller.deficit -= taken.us
+        self._remove(request, len(selection.batch) - before, taken)
+        if not request.entries:
+            del caller.requests[id(request)]
+            if not (caller.requests or caller.passed):
+                del self._callers[request.caller.name]
+            return
+        next_us = request.entries[0][0].us
+        if next_us > request.deficit:
+            request.in_turn = False
+            caller.requests.move_to_end(id(request))
+        elif next_us > caller.deficit and not (caller.cut_short or credit):
+            caller.in_turn = False
+        else:  # the batch is full before the turn of the request, and so that of its caller, is over
+            caller.pass_over(request)
+            caller.cut_short = True
+
+    def _remove(self, request: WaitingRequest[Item], tasks: int, cost: Cost) -> None:
+        """Update the counters after removing tasks of a request."""
+        self.size -= tasks
+        self.tokens -= cost.tokens
+        self.us -= cost.us
+        self.backlog.count(request.cost, request.caller, -1)
+        if request.entries:
+            request.cost = request.cost.minus(cost)
+            self.backlog.count(request.cost, request.caller)
+
+
+class _Selection(Generic[Item]):
+    """A batch while its tasks are selected. No task may take more than `max_us`."""
+
+    def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
+        self.batch: list[Item] = []
+        self.max_us = max_us
+        self._fill = fill
+        self._max_size = max_size
+        self._passed_over = 0
+
+    @property
+    def open(self) -> bool:
+        """True while the batch may have room."""
+        return self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
+
+    def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
+        """Move tasks of a request to the batch, as far as its deficit and `limit_us` go, and return their cost."""
+        entries, tokens, us = request.entries, 0, 0
+        skipped: list[tuple[Cost, Item]] = []
+        while entries and self.open:
+            cost, item = entries[0]
+            if cost.us > min(request.deficit, limit_us - us, self.max_us):
+                break  # the deficit is carried to the next round
+            entries.popleft()
+            if self._fill.add(cost.tokens):
+                self.batch.append(item)
+                request.deficit -= cost.us
+                tokens += cost.tokens
+                us += cost.us
+            else:
+                skipped.append((cost, item))
+                self._passed_over += 1
+        entries.extendleft(reversed(skipped))
+        return Cost(tokens, us)
+
+
+TaskT = TypeVar("TaskT", bound=Task)
+Result = TypeVar("Result")
+
+
+class Job(Generic[TaskT, Result]):
+    """One request's tasks.
+
+    The event loop changes it. Workers read `done`, `deadline` and `submitted`, and set `started`, `queue_s` and
+    `batch_size` under their lock.
+
+    Attributes:
+        request: Its tasks in the queue; None if it has no tasks.
+        results: One result per task, None until it is known.
+        pending: The number of tasks without a result.
+        done: True once all results are known, a task has failed, or nobody waits for the results any more.
+        error: Why the job failed.
+        on_done: Called when `done` becomes True.
+        queue_s: The time until the first batch with one of the tasks started, in seconds.
+        batch_size: The number of tasks in that batch.
+    """
+
+    __slots__ = (
+        "batch_size", "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "results", "started",
+        "submitted",
+    )  # fmt: skip
+
+    def __init__(self, count: int, deadline: float) -> None:
+        self.request: WaitingRequest[Entry[TaskT, Result]] | None = None
+        self.results: list[Result | None] = [None] * count
+        self.pending = count
+        self.deadline = deadline
+        self.done = not count
+        self.error: Exception | None = None
+        self.on_done: Callable[[], None] | None = None
+        self.started = False
+        self.submitted = time.perf_counter()
+        self.queue_s = 0.0
+        self.batch_size = 0
+
+    def set_result(self, index: int, result: Result) -> bool:
+        """Store the result of one task; return False if the job was done before, so that the result is unused."""
+        if self.done:
+            return False
+        self.results[index] = result
+        self.pending -= 1
+        if not self.pending:
+            self.finish()
+        return True
+
+    def finish(self, error: Exception | None = None) -> None:
+        """End the job, with an error if it failed, unless it is done."""
+        if self.done:
+            return
+        self.done, self.error = True, error
+        if self.on_done is not None:
+            self.on_done()
+
+    def expire(self) -> None:
+        """Fail the job because its deadline has passed."""
+        self.finish(response_too_late())
+
+    def is_stale(self) -> bool:
+        """Return whether tasks that have not started need not run."""
+        return self.done or self.deadline <= time.monotonic()
+
+
+@dataclass(slots=True)  # frozen ones take three times as long to create
+class Entry(Generic[TaskT, Result]):
+    """One task of a job in the queue; `index` is its place in the request."""
+
+    job: Job[TaskT, Result]
+    index: int
+    task: TaskT
+    cost: Cost
+
+
+SHORT_US = 25_000
+"""Run time of a short batch, and of the largest request for which batches are kept short."""
+SHORT_FOR_S = 1.0
+"""Batches stay short this long after the last short request: a client that waits for each response sends the next."""
+SHARED_US = 12_000
+"""Run time of a batch while several callers share the lane: each waits for about two batches of the others."""
+LONG_BATCHES = 2
+"""Tasks that run for longer than this many full batches leave one stream to shorter ones."""
+
+
+class BatchPolicy(Generic[TaskT, Result]):
+    """Takes batches from the queue of a lane. `full_us`: the run time of a full batch.
+
+    Of two or more streams, the last one is never occupied by a task of more than `LONG_BATCHES` full batches, even if
+    nothing else is queued: a short request that arrives next would wait for all of it. Such tasks still run one after
+    another on the other streams. With one stream, a short request has to wait for a long task that is running.
+    """
+
+    def __init__(self, queue: FairQueue[Entry[TaskT, Result]], backend: Backend[TaskT, Result], full_us: int) -> None:
+        self.running = 0
+        self._queue = queue
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._full_us = full_us
+        self._long_us = LONG_BATCHES * full_us
+        self._long_running: dict[int, tuple[float, float]] = {}  # start and estimated work in seconds, by batch
+        self._only_long_at = -1  # arrivals in the queue when no task was short enough for the last stream
+        self._short_until = 0.0
+
+    def expect(self, cost: Cost) -> None:
+        """Note a request that will be queued."""
+        if cost.us <= SHORT_US:
+            self._short_until = time.monotonic() + SHORT_FOR_S
+
+    def may_take(self) -> bool:
+        """Return whether a worker may take a batch.
+
+        Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
+        would run before a short request that arrives meanwhile.
+        """
+        queue = self._queue
+        if self._last_is_reserved and queue.arrivals == self._only_long_at:
+            return False
+        if queue.size and self.running < self._streams:
+            return True
+        return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
+
+    def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
+        """Return the next batch, which counts as running until `finish`, and the number of stale tasks dropped."""
+        quantum, max_size = self._quantum(), self._backend.max_batch_size
+        batch: list[Entry[TaskT, Result]] = []
+        dropped = 0
+        if 0 < len(self._long_running) >= self._streams - 1:
+            batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
+        if not batch and self._last_is_reserved:
+            self._only_long_at = self._queue.arrivals
+        elif not batch:
+            batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
+            dropped += stale
+        self.running += 1
+        if is_longer(batch, self._long_us):
+            self._long_running[id(batch)] = time.monotonic(), work_s(batch)
+        return batch, dropped
+
+    def finish(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        """Count a batch as finished."""
+        self.running -= 1
+        self._long_running.pop(id(batch), None)
+
+    def blocked_s(self, longest_us: int, seconds_per_work: float) -> float:
+        """Return how long running long tasks still occupy all streams that a new task of `longest_us` may use.
+
+        `seconds_per_work`: measured run time per estimated second of work.
+        """
+        streams = self._streams if longest_us <= self._long_us else max(1, self._streams - 1)
+        if not self._long_running or len(self._long_running) < streams:
+            return 0.0
+        first_end = min(started + seconds_per_work * work for started, work in self._long_running.values())
+        return max(0.0, first_end - time.monotonic())
+
+    @property
+    def _last_is_reserved(self) -> bool:
+        """True while long tasks occupy all streams but one."""
+        return 0 < len(self._long_running) >= self._streams - 1 > 0
+
+    def _quantum(self) -> int:
+        """Return the microseconds per turn and batch.
+
+        While several callers share the lane, batches take `SHARED_US`. Beside requests longer than a full batch, short
+        requests that are waiting or arrived within `SHORT_FOR_S` wait only for batches of `SHORT_US`, or for each
+        other's.
+        """
+        backlog = self._queue.backlog
+        if backlog.shared:
+            return min(self._full_us, SHARED_US)
+        if time.monotonic() >= self._short_until or not backlog.count_above(self._full_us):
+            return self._full_us
+        return min(self._full_us, max(SHORT_US, backlog.us_up_to(SHORT_US)))
+
+    def _fill(self, quantum: int) -> BatchFill:
+        """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
+        queue, free_streams = self._queue, max(1, self._streams - self.running)
+        short = quantum < self._full_us
+        # In a full batch every row is filled; otherwise waiting tasks are not passed over.
+        if short and queue.us >= free_streams * quantum:
+            return self._backend.full_batch_fill(quantum / 1e6)
+        if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
+            return self._backend.full_batch_fill(math.inf)
+        return TokenLimit(min(self._backend.max_batch_tokens, -(-queue.tokens // free_streams)))
+
+
+def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:
+    """Return whether a task of the batch takes more than `us` microseconds."""
+    for entry in batch:  # noqa: SIM110  # a generator costs a call per task
+        if entry.cost.us > us:
+            return True
+    return False
+
+
+def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
+    """Return the estimated run time of a batch on one stream, in seconds."""
+    total = 0
+    for entry in batch:  # as above
+        total += entry.cost.us
+    return total / 1e6
+
+
+SPEED_TIME_CONSTANT_S = 2.0
+"""Time constant of the moving average, in seconds."""
+MAX_SLOWDOWN = 4.0
+"""A batch counts as at most this many times slower than expected, so that one pause does not distort the speed."""
+SLICES = 4
+"""A large request counts as at most this fraction of the token limit, and the last slice is kept for small requests."""
+OVERESTIMATE = 2.0
+"""An idle lane rejects a request whose estimated run time is this many times its timeout.
+
+Run times that a busy machine measured during warm-up can be twice too high.
+"""
+NEAR_CAPACITY = 0.9
+"""Fraction of a limit above which requests are checked early."""
+TOKENIZER_RETRY_S = 1.0
+SMALL_REQUEST_TOKENS = 32
+"""Size of the request whose wait `queue_utilization` reports."""
+CHARACTERS_PER_TOKEN = 4
+"""Assumed characters per token, for admission before tokenization."""
+SPECIAL_TOKENS = 2
+"""Assumed special tokens per input."""
+
+
+class Speed:
+    """Estimated seconds of work that a saturated lane does per second, as an exponential moving average.
+
+    `initial` is its number of streams: each does one second of work per second if the estimates are correct. Batches
+    of an idle server are small and say nothing about its capacity.
+    """
+
+    def __init__(self, initial: float) -> None:
+        self.value = initial
+        self._work = initial * SPEED_TIME_CONSTANT_S
+        self._seconds = SPEED_TIME_CONSTANT_S
+        self._saturated_since: float | None = None
+
+    def scale(self, factor: float) -> None:
+        """Expect another speed: the machine is shared with more or fewer models."""
+        self.value *= factor
+        self._work *= factor
+
+    def observe(self, work_s: float, *, saturated: bool) -> None:
+        """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are queued now."""
+        now = time.perf_counter()
+        if self._saturated_since is not None:
+            seconds = min(now - self._saturated_since, MAX_SLOWDOWN * work_s / self.value)
+            keep = math.exp(-seconds / SPEED_TIME_CONSTANT_S)
+            self._work = self._work * keep + work_s
+            self._seconds = self._seconds * keep + seconds
+            self.value = self._work / self._seconds
+        self._saturated_since = now if saturated else None
+
+
+class Admission:
+    """The limits of one lane, and the cost of its requests.
+
+    `seconds` estimates the run time of a sequence of some tokens in a full batch, on one stream. `backlog` counts
+    queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a full batch.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[int], float],
+        speed: float,
+        max_queue_ms: int,
+        max_queue_tokens: int,
+        max_batch_tokens: int,
+    ) -> None:
+        @lru_cache(maxsize=8192)
+        def task_cost(tokens: int) -> Cost:
+            return Cost(tokens, max(1, round(1e6 * seconds(tokens))))
+
+        self.task_cost = task_cost
+        self.speed = Speed(speed)
+        self._streams = self._all_streams = speed
+        self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
+        self.quantum = max(1, round(max_batch_tokens * self._token_us))
+        self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
+        self.backlog = LaneBacklog(self._slice)
+        self.backlog.near_held = NEAR_CAPACITY * max_queue_tokens
+        self._max_wait_s = max_queue_ms / 1000
+        self._near_us = NEAR_CAPACITY * 1e6 * self._max_wait_s
+        self.backlog.near_us = self._near_us * speed
+        self._max_tokens = max_queue_tokens
+        self._max_batch_tokens = max_batch_tokens
+
+    def share(self, models: int) -> None:
+        """Estimate with a part of the streams: this many models share the machine."""
+        streams = self._all_streams / models
+        self.speed.scale(streams / self._streams)
+        self._streams = streams
+        self.backlog.near_us = self._near_us * self.speed.value
+
+    @property
+    def utilization(self) -> float:
+        """The estimated wait of a small request, as a fraction of the limit."""
+        return self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) / self._max_wait_s
+
+    def observe(self, work_s: float, *, saturated: bool) -> None:
+        """Record a finished batch; see `Speed.observe`."""
+        self.speed.observe(work_s, saturated=saturated)
+        # No wait is longer than the whole backlog.
+        self.backlog.near_us = self._near_us * self.speed.value
+
+    def cost(self, sizes: Iterable[int], more_tokens: int = 0) -> Cost:
+        """Return the cost of a request with tasks of these sizes in tokens, and of `more_tokens` in short tasks."""
+        cost = Cost.total(map(self.task_cost, sizes))
+        return cost.plus(Cost(more_tokens, round(more_tokens * self._token_us))) if more_tokens else cost
+
+    def run_s(self, us: int) -> float:
+        """Return the seconds in which the lane does `us` microseconds of work."""
+        return us / 1e6 / self.speed.value
+
+    def wait_s(self, cost: Cost, caller: Caller = ANONYMOUS) -> float:
+        """Return the estimated wait of a new request of a caller, in seconds.
+
+        Under round robin, each queued request gets at most as many turns as the new request needs.
+        """
+        us = -(-cost.us // self.quantum) * self.quantum
+        return self.run_s(self.backlog.us_ahead_for(caller, us, self.quantum))
+
+    def own_s(self, cost: Cost, longest_us: int) -> float:
+        """Return the seconds in which an idle lane runs a request, whose longest task occupies one stream."""
+        return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
+
+    def pause_s(self, caller: Caller) -> float:
+        """Return for how long not to read a connection of a rejected caller, in seconds.
+
+        A thousand connections of one caller would otherwise occupy the event loop with rejections, and delay others.
+        The time is random, so that they do not send their next requests all at once.
+        """
+        if caller is ANONYMOUS or not self.backlog.shared:
+            return 0.0
+        return random.uniform(MAX_PAUSE_S / 2, MAX_PAUSE_S)  # noqa: S311  # not a secret
+
+    def check(
+        self,
+        cost: Cost,
+        deadline: float,
+        longest_us: int = 0,
+        blocked_s: float = 0.0,
+        caller: Caller = ANONYMOUS,
+    ) -> None:
+        """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
+
+        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
+        would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
+        takes. A request of several batches counts against the token limit with one slice, and leaves one slice free, so
+        that no large request locks out small ones. The queued tokens of a caller with a name are at most as many as
+        are free, so that no caller locks out others (Choudhury and Hahne, Dynamic Queue Length Thresholds for
+        Shared-Memory Packet Switches, 1998).
+
+        Args:
+            cost: of the whole request.
+            deadline: a time.monotonic() reading.
+            longest_us: the run time of its longest task in microseconds.
+            blocked_s: until running long tasks leave a stream that the request may use, in seconds.
+            caller: who sent it.
+        """
+        remaining = remaining_s(deadline)
+        own = self.own_s(cost, longest_us)
+        if own > OVERESTIMATE * remaining and cost.us > self.quantum:  # of a smaller one, the estimate is too imprecise
+            raise DeadlineExceeded(
+                f"Request too large for the deadline (estimated run time {own * 1000:.0f} ms, "
+                f"remaining {remaining * 1000:.0f} ms)",
+                "Increase the timeout, or send fewer or shorter inputs.",
+            )
+        queued = self.backlog.held
+        if not (queued or blocked_s):
+            return
+        wait = self.run_s(self.backlog.us) + blocked_s
+        if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
+            wait = self.wait_s(cost, caller) + blocked_s
+        requested = self.backlog.held_tokens(cost.tokens)
+        limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
+        limit -= self.backlog.held_by(caller)
+        if queued + requested > limit:
+            raise QueueFull(
+                f"Queue full ({queued} tokens queued, {requested} requested, limit {limit})",
+                "Retry later.",
+                retry_after_s=self.run_s(round((queued + requested - limit) * self._token_us)),
+            )
+        if wait > self._max_wait_s + own:
+            raise QueueFull(
+                f"Queue full (estimated wait {wait * 1000:.0f} ms, limit {self._max_wait_s * 1000:.0f} ms)",
+                "Retry later.",
+                retry_after_s=wait - self._max_wait_s,
+            )
+        if wait + own > remaining:
+            raise QueueFull(
+                f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms)",
+                "Retry later, or increase the timeout.",
+                retry_after_s=wait,
+            )
+
+
+class TokenizerAdmission:
+    """The limit of requests that are tokenized but not run: they do not depend on the queue of a lane.
+
+    They have at most `max_tokens` estimated tokens unless there is only one. Not thread-safe.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._tokens = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def reserve(self, characters: int, deadline: float) -> Iterator[None]:
+        """Count a request of this many characters while it is tokenized. Raises as `Admission.check` does."""
+        remaining_s(deadline)
+        tokens = 1 + characters // CHARACTERS_PER_TOKEN
+        if self._tokens and self._tokens + tokens > self._max_tokens:
+            raise QueueFull(
+                f"Tokenizer busy ({self._tokens} tokens in progress, {tokens} requested, limit {self._max_tokens})",
+                "Retry later.",
+                retry_after_s=TOKENIZER_RETRY_S,
+            )
+        self._tokens += tokens
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._tokens -= tokens
+            if not self._tokens:
+                self._idle.set()
+
+    async def drain(self) -> None:
+        """Wait until no request is in tokenization."""
+        await self._idle.wait()
+
+
+def remaining_s(deadline: float) -> float:
+    """Return the seconds until a deadline, a time.monotonic() reading. Raises `DeadlineExceeded` after it."""
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise DeadlineExceeded("Deadline exceeded before the request was queued", "Increase the timeout.")
+    return remaining

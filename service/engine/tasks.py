@@ -1,0 +1,145 @@
+"""Tasks of the lanes: sequences and the requested results, and the vectors that a backend returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from attendant_client.types import Pooling, Role
+from numpy.typing import NDArray
+
+from model.artifact.tokenizer import TokenizedInput
+
+if TYPE_CHECKING:
+    from service.engine.layers import Layer
+
+Floats = NDArray[Any]
+HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
+"""The type of a head whose results a backend computes with each batch."""
+
+
+class ModelInput(Protocol):
+    """One sequence as the model reads it."""
+
+    @property
+    def input_ids(self) -> list[int]: ...
+    @property
+    def token_type_ids(self) -> list[int]: ...
+    @property
+    def unattended(self) -> int:
+        """The number of tokens at the end to which no token attends."""
+
+    @property
+    def skipped_ids(self) -> tuple[int, ...]:
+        """The ids of tokens that have no vector in the output of a multi-vector head."""
+
+    @property
+    def side(self) -> Role | None:
+        """Whether the text is a query or a document, for a model that distinguishes them."""
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OccludedSequence:
+    """The token ids of an input without one unit. Fields are as in `ModelInput`."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    unattended: int = 0
+    skipped_ids: tuple[int, ...] = ()
+    side: Role | None = None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class WordQuery:
+    """What a masked-LM head is asked: the `count` likeliest entries at each position, of `targets` or of all."""
+
+    positions: tuple[int, ...]
+    count: int
+    targets: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """One sequence of the fast lane.
+
+    Attributes:
+        tokens: The tokens.
+        pooling: The pooling to compute in the backend, which pools a whole batch at once; None if pooled vectors are
+            not requested.
+        hidden: Whether token vectors are needed.
+        pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
+        heads: The heads whose results are needed.
+        words: The query of the head "masked_lm".
+    """
+
+    tokens: ModelInput
+    pooling: Pooling | None
+    hidden: bool
+    pool_from: int = 0
+    heads: tuple[HeadName, ...] = ()
+    words: WordQuery | None = None
+
+
+class Predict(Protocol):
+    """Returns the words of a query, given the hidden states (T, D) of a layer."""
+
+    def __call__(self, hidden: Floats, query: WordQuery, *, last_layer: bool) -> "PredictedWords": ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What tasks of the explain lane need besides hidden states: the model's L layers, and its masked-LM head."""
+
+    layers: "Sequence[Layer]"
+    predict: Predict | None = None
+
+
+class ExplainTask(Protocol):
+    """One tokenized input of the explain lane: plain data, and the step from hidden states to its result."""
+
+    @property
+    def tokens(self) -> TokenizedInput: ...
+
+    def compute(self, hidden: Floats, model: ModelParts) -> Any:
+        """Return the result; `hidden` is (L+1, T, D)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextVectors:
+    """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
+
+    `logits` (C) are those of the classifier, `token_logits` (T, C) those of the token classifier, and `multi_vector`
+    (K, dimensions) has one vector of length 1 per token.
+    """
+
+    hidden: NDArray[np.float32] | None
+    pooled: NDArray[np.float32] | None
+    logits: NDArray[np.float32] | None = None
+    token_logits: NDArray[np.float32] | None = None
+    sparse: "SparseEntries | None" = None
+    multi_vector: NDArray[np.float32] | None = None
+    words: "PredictedWords | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedWords:
+    """The K likeliest entries of the vocabulary at P positions: `token_ids` and `probabilities` float32, (P, K) each.
+
+    The most probable is first; of equally probable ones, the one with the smaller id.
+    """
+
+    token_ids: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseEntries:
+    """The vocabulary entries with a positive weight: `token_ids` int32, ascending, and `weights` float32, (N) each."""
+
+    token_ids: NDArray[np.int32]
+    weights: NDArray[np.float32]

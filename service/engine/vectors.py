@@ -1,0 +1,231 @@
+"""Vectors of texts: pooling, dense layers, reductions, casts, and similarity functions."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from attendant_client.types import DTYPES, Dtype, LayerReduce, MapDtype, Pooling
+from numpy.typing import NDArray
+
+from model.artifact.files import Artifact
+from model.artifact.manifest import EmbeddingHead, Similarity
+from service.errors import InvalidArgument
+
+Floats = NDArray[Any]
+"""float32; numpy's type annotations widen the result of arithmetic."""
+
+
+def pool_batch(
+    hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling, pool_from: Sequence[int]
+) -> Floats:
+    """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D).
+
+    Each sum is over one sequence alone, so that an embedding does not depend on the batch composition. The first
+    `pool_from` tokens of a sequence are skipped, so that cls takes the first token after them, if there is one.
+    """
+    if pooling == "cls":
+        spans = zip(starts, lengths, pool_from, strict=True)
+        return hidden.take([start + min(first, length - 1) for start, length, first in spans], axis=0)
+    if pooling == "last":
+        return hidden.take([start + length - 1 for start, length in zip(starts, lengths, strict=True)], axis=0)
+    first = np.asarray(starts) + np.asarray(pool_from)
+    counts = np.asarray(lengths) - np.asarray(pool_from)
+    order = np.argsort(first)
+    bounds = np.stack([first[order], first[order] + counts[order]], axis=1).ravel()
+    if bounds[-1] == len(hidden):
+        bounds = bounds[:-1]
+    reduce = np.maximum.reduceat if pooling == "max" else np.add.reduceat
+    pooled = np.empty((len(first), hidden.shape[1]), dtype=hidden.dtype)
+    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # every other range is padding between two sequences
+    if pooling == "mean":
+        pooled /= counts.astype(np.float32)[:, None]
+    return pooled
+
+
+def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
+    """Return the mean of rows [first, last) of `hidden` (T, D) per range (S, 2); zeros for empty ranges."""
+    sums = np.zeros((len(hidden) + 1, hidden.shape[1]), dtype=np.float64)
+    np.cumsum(hidden, axis=0, dtype=np.float64, out=sums[1:])
+    counts = np.maximum(ranges[:, 1] - ranges[:, 0], 1)[:, None]
+    means: Floats = ((sums[ranges[:, 1]] - sums[ranges[:, 0]]) / counts).astype(np.float32)
+    return means
+
+
+def reduce_layers(vectors: NDArray[Any], reduce: LayerReduce) -> NDArray[Any]:
+    """Combine vectors of N layers (N, ..., D): concatenated (..., N * D), averaged (..., D), or stacked (N, ..., D)."""
+    if reduce == "stack":
+        return vectors
+    if reduce == "mean":
+        mean: NDArray[Any] = vectors.mean(axis=0)
+        return mean
+    return vectors[0] if len(vectors) == 1 else np.concatenate(list(vectors), axis=-1)
+
+
+def normalize(vectors: Floats) -> Floats:
+    """Return the vectors scaled to length 1; zero vectors stay zero."""
+    lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=-1, keepdims=True))  # np.linalg.norm takes twice as long
+    unit: Floats = vectors / np.maximum(lengths, np.float32(1e-12))
+    return unit
+
+
+def cast(vectors: Floats, dtype: Dtype) -> NDArray[Any]:
+    """Return float32 vectors (..., D) as `dtype`; int8 and ubinary expect normalized vectors.
+
+    Raises:
+        InvalidArgument: A value is out of range of float16.
+    """
+    if dtype == "int8":
+        rounded: NDArray[Any] = np.clip(np.rint(vectors * 127), -127, 127).astype(DTYPES[dtype])
+        return rounded
+    if dtype == "ubinary":
+        bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
+        return bits
+    return _to_float(vectors, dtype)
+
+
+def cast_map(values: Floats, dtype: MapDtype) -> NDArray[Any]:
+    """Return map values as `dtype`; sqrt_uint8 is `round(255 * sqrt(v))`, for values from 0 to 1.
+
+    Raises:
+        InvalidArgument: A value is out of range of float16.
+    """
+    if dtype == "sqrt_uint8":
+        roots: NDArray[Any] = np.rint(255 * np.sqrt(np.clip(values, 0, 1))).astype(DTYPES[dtype])
+        return roots
+    return _to_float(values, dtype)
+
+
+def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[Any]:
+    """Return values as `dtype`. Raises `InvalidArgument` on float16 overflow: JSON cannot represent infinity."""
+    if dtype == "float32":
+        return values.astype(DTYPES[dtype], copy=False)
+    with np.errstate(over="ignore"):
+        result: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
+    if not np.isfinite(result).all():
+        largest = float(np.abs(values).max())
+        raise InvalidArgument(
+            "float16 overflow",
+            "Use float32.",
+            field="dtype",
+            actual=round(largest),
+            maximum=65504,
+            reason="DTYPE_OVERFLOW",
+        )
+    return result
+
+
+def truncates(head: EmbeddingHead, dimensions: int | None) -> bool:
+    """Return whether an embedding gets the model's own truncation, which follows normalization."""
+    return head.truncate_dim is not None and (dimensions is None or dimensions >= head.dimensions)
+
+
+def finish_pooled(  # noqa: PLR0913  # the settings of pooled vectors
+    pooled: Floats,
+    head: EmbeddingHead,
+    dense_layers: "DenseLayers",
+    *,
+    last_layer_only: bool = True,
+    layer_reduce: LayerReduce = "concat",
+    dimensions: int | None = None,
+    normalize_vectors: bool | None = None,
+    dtype: Dtype = "float32",
+) -> NDArray[Any]:
+    """Return pooled vectors (layers, N, D) as one array per input, (N, ...).
+
+    The dense layers of the model and its own truncation apply only to its last layer. Then layers are combined, and
+    vectors truncated, normalized and cast. `normalize_vectors` None selects the model's setting.
+    """
+    scale = head.normalize if normalize_vectors is None else normalize_vectors
+    if last_layer_only:
+        pooled = dense_layers(pooled[0])[None]
+        if truncates(head, dimensions):
+            # As in sentence-transformers, the model normalizes before it truncates.
+            if scale:
+                pooled = normalize(pooled)
+            scale = normalize_vectors is True
+        pooled = pooled[..., : head.truncate_dim]
+    whole = reduce_layers(pooled, layer_reduce)[..., :dimensions]
+    if scale or dtype in ("int8", "ubinary"):
+        whole = normalize(whole)
+    if layer_reduce == "stack":
+        whole = whole.swapaxes(0, 1)
+    return np.ascontiguousarray(cast(whole, dtype))
+
+
+class DenseLayers:
+    """Dense layers of the model after pooling (LaBSE has one); empty for most models."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._layers = [
+            (
+                np.array(artifact.map(dense.weight)[:]),
+                None if dense.bias is None else np.array(artifact.map(dense.bias)[:]),
+                dense.activation,
+            )
+            for dense in artifact.manifest.embedding.dense
+        ]
+
+    @property
+    def linear(self) -> bool:
+        """True if no layer has an activation; true without layers."""
+        return all(activation == "identity" for _, _, activation in self._layers)
+
+    def map_linearly(self, vectors: Floats) -> Floats:
+        """Apply the weights without biases and activations to vectors (N, D); returns (N, dimensions)."""
+        for weight, _, _ in self._layers:
+            vectors = vectors @ weight.T
+        return vectors
+
+    def __call__(self, pooled: Floats) -> Floats:
+        """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
+        for weight, bias, activation in self._layers:
+            pooled = pooled @ weight.T
+            if bias is not None:
+                pooled = pooled + bias
+            if activation == "tanh":
+                pooled = np.tanh(pooled)
+        return pooled
+
+
+DISTANCES = ("euclidean", "manhattan")
+"""Functions that are the negative of a distance: their scores are at most 0."""
+CANCELLED = 1e-6
+"""Below this ratio to the squared lengths, a squared distance has too few correct digits, even in float64."""
+
+
+def compare_all(queries: Floats, documents: Floats, similarity: Similarity) -> Floats:
+    """Return the similarities of queries (Q, D) and documents (N, D), (Q, N).
+
+    For the cosine, vectors must have length 1. Distances are computed in float64.
+    """
+    if similarity not in DISTANCES:
+        products: Floats = queries @ documents.T
+        return products
+    own, other = queries.astype(np.float64), documents.astype(np.float64)
+    if similarity == "manhattan":
+        distances = np.empty((len(own), len(other)))
+        for row, vector in enumerate(own):
+            distances[row] = np.abs(other - vector).sum(axis=1)
+        return 0 - distances
+    return 0 - np.sqrt(_squared_distances(own, other))
+
+
+def compare_rows(left: Floats, right: Floats, similarity: Similarity) -> Floats:
+    """Return the similarities of corresponding rows of two arrays (N, D), (N); see `compare_all`."""
+    if similarity not in DISTANCES:
+        products: Floats = np.einsum("nd,nd->n", left, right)
+        return products
+    difference = left.astype(np.float64) - right
+    distances: Floats = np.linalg.norm(difference, ord=1 if similarity == "manhattan" else 2, axis=1)
+    return 0 - distances
+
+
+def _squared_distances(queries: Floats, documents: Floats) -> Floats:
+    """Return |q|² + |d|² - 2 q·d, one matrix product, except where almost all of it cancels."""
+    lengths = np.square(queries).sum(axis=1)[:, None] + np.square(documents).sum(axis=1)
+    squares: Floats = lengths - 2 * (queries @ documents.T)
+    cancelled = squares < CANCELLED * lengths
+    for row in np.flatnonzero(cancelled.any(axis=1)):
+        near = cancelled[row]
+        squares[row, near] = np.square(documents[near] - queries[row]).sum(axis=1)
+    return squares

@@ -1,0 +1,504 @@
+"""Encode: embeddings of inputs, from the checks of a request to its vectors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from attendant_client.types import (
+    EncodeRequest,
+    EncodeResponse,
+    EncodeResult,
+    Input,
+    Output,
+    Pooling,
+    Role,
+    SparseVector,
+    Token,
+    Word,
+)
+from numpy.typing import NDArray
+
+from model.artifact.manifest import Manifest, TensorRecord
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
+from service.engine.engine import Engine
+from service.engine.lane import Lane
+from service.engine.model_info import outputs_of
+from service.engine.sides import add_side, max_tokens
+from service.engine.tasks import EncodeTask, HeadName, ModelParts, TextVectors
+from service.engine.vectors import Floats, cast, finish_pooled, mean_ranges, pool_batch, reduce_layers
+from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
+from service.operations.call import Call, Wire
+from service.operations.inputs import (
+    DESCRIBED_CHARACTER,
+    ELEMENTS,
+    INPUT,
+    JSON_CHARACTER_BYTES,
+    NO_PROMPT,
+    OUTPUT,
+    RESULT_BYTES,
+    SPAN,
+    AppliedPrompt,
+    array_bytes,
+    check_inputs,
+    check_length,
+    count_characters,
+    count_prompt,
+    estimate_tokens,
+    listed_bytes,
+    require,
+    resolve_layers,
+    select_prompt,
+    tokenizer_inputs,
+    total_bytes,
+)
+from service.operations.maps import check_explain_size
+from service.operations.units import describe_tokens, empty_span, overlapping_tokens, words_of
+from service.spelling import Change, Remedy, join, named
+
+HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
+"""The outputs that heads compute."""
+SPARSE_ENTRY_BYTES = 16
+"""Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""
+
+
+async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
+    """Return embeddings of the inputs."""
+    deadline, manifest = call.start(engine), engine.manifest
+    check_inputs(request.inputs, engine.limits, manifest, call.max_inputs, spans=True)
+    request = check_encode(request, manifest)
+    prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
+    lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain
+    if lane.near_capacity:  # a permanent error takes precedence over one that asks to retry
+        least = least_response_bytes(request, call, manifest)
+        engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
+    prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
+    lengths = [count_characters(item) for item in request.inputs]
+    sizes = estimate_tokens(lengths, manifest.longest_input_tokens, prompt_tokens)
+    cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
+    with lane.admit(sizes, deadline) as admitted:
+        prepared = await engine.run(cost, deadline, prepare, engine, request, call, prompt)
+        usage = admitted.tokenized([item.tokens for item in prepared])
+        vectors = await admitted.run(encode_tasks(request, manifest, prepared))
+    results = await engine.run(cost, deadline, build_results, engine, request, call, prepared, vectors)
+    call.timing = admitted.finish()
+    applied = prompt or NO_PROMPT
+    return EncodeResponse(engine.name, lane.precision, results, usage, applied.name, applied.text or None)
+
+
+def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
+    """Check outputs, layers, dimensions and dtype; return the request with explicit layers."""
+    outputs = set(request.outputs)
+    if not outputs:
+        raise Empty("empty", "Leave it out or name at least one.", field="outputs")
+    if len(outputs) < len(request.outputs):
+        raise Duplicate("contains the same output twice", "Remove one.", field="outputs")
+    needs_spans, needs_words = "spans" in outputs, "words" in outputs
+    for index, item in enumerate(request.inputs):
+        if needs_spans != bool(item.spans):
+            field = f"inputs[{index}].spans"
+            if needs_spans:
+                raise MissingField("missing, but outputs contains {outputs.spans}", "Send spans.", field=field)
+            raise ConflictingFields("set, but {outputs.spans} is missing from outputs", "Add it.", field=field)
+        if needs_words and item.token_ids is not None:
+            raise ConflictingFields(
+                "{outputs.words} is not supported for token_ids",
+                f"Remove it or send text in {{inputs}}[{index}].",
+                field="outputs",
+            )
+    if request.layers == "all":
+        request = replace(request, layers=resolve_layers("all", manifest))
+    _check_parts(request, manifest)
+    if request.layers != (-1,):
+        resolve_layers(request.layers, manifest)
+    if "pooled" not in outputs:
+        _check_no_pooled_options(request)
+    _check_pooled(request, manifest, outputs)
+    return request
+
+
+def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
+    """Check that the model has what other layers and static vectors need."""
+    if request.layers != (-1,) and not needs_last_layer_only(request, manifest):
+        require(manifest.explain, "only the last layer is supported for this model", "layers")
+    if "static" in request.outputs:
+        require(manifest.static, "{outputs.static} is not supported for this model", "outputs")
+    for output in HEAD_OUTPUTS:
+        if output not in request.outputs:
+            continue
+        if output not in (supported := outputs_of(manifest)):
+            raise UnsupportedByModel(
+                "not supported for this model",
+                f"Use {join([named('outputs', name) for name in supported], 'or')}, or another model.",
+                field="outputs", actual=output,
+            )  # fmt: skip
+        if output == "multi_vector" and len(request.outputs) > 1 and side_of(request, manifest) is not None:
+            raise ConflictingFields(
+                "{outputs.multi_vector} of this model is supported alone (it reads other tokens)",
+                "Remove the other outputs.", field="outputs",
+            )  # fmt: skip
+        if not needs_last_layer_only(request, manifest):
+            raise ConflictingFields(
+                f"other layers are not supported for {named('outputs', output)}", "Leave layers out.", field="layers"
+            )
+
+
+def side_of(request: EncodeRequest, manifest: Manifest) -> Role | None:
+    """Return the side whose marker the inputs get: documents by default; None for models that have no sides."""
+    head = manifest.multi_vector
+    if "multi_vector" not in request.outputs or head is None or not head.has_sides:
+        return None
+    return request.role or "document"
+
+
+def _check_no_pooled_options(request: EncodeRequest) -> None:
+    for field in ("pooling", "normalize", "dimensions"):
+        if getattr(request, field) is not None:
+            raise ConflictingFields(
+                "set, but {outputs.pooled} is missing from outputs", f"Add it or leave {field} out.", field=field
+            )
+
+
+def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
+    dimensions = request.dimensions
+    if dimensions is None and request.dtype in ("float32", "float16"):
+        return
+    size = pooled_size(request, manifest)
+    if dimensions is not None and not 1 <= dimensions <= size:
+        raise OutOfRange(
+            "out of range", f"Use 1 to {size}.", field="dimensions", actual=dimensions, minimum=1, maximum=size
+        )
+    if request.dtype in ("int8", "ubinary"):
+        dtype = named("dtype", request.dtype)
+        if outputs != {"pooled"}:
+            raise ConflictingFields(
+                f"{dtype} is supported for pooled vectors only", "Remove the other outputs.", field="dtype"
+            )
+        if request.normalize is False:
+            raise ConflictingFields(f"{dtype} requires normalized vectors", "Leave normalize out.", field="dtype")
+        if request.dtype == "ubinary" and (dimensions or size) % 8:
+            raise ConflictingFields(
+                f"{dtype} requires a multiple of 8", "Change dimensions.", field="dimensions", actual=dimensions or size
+            )
+
+
+def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, lengths: Sequence[int]) -> int:
+    """Return the cost of preparing a request with explicit layers, or of building its results.
+
+    `lengths` are the numbers of characters of the inputs.
+    """
+    inputs, layers = request.inputs, len(request.layers)
+    characters = sum(lengths) + prompt_length * len(inputs)
+    cost = characters + INPUT * len(inputs)
+    if layers > 1 and "pooled" in request.outputs:
+        cost += layers * manifest.architecture.hidden_size * len(inputs) // ELEMENTS
+    if request.outputs == ("pooled",):
+        return cost
+    arrays = [output for output in request.outputs if output != "pooled"]
+    spans = sum(len(item.spans) for item in inputs)
+    means = layers * sum(output in ("words", "spans") for output in arrays)
+    tokens = sum(estimate_tokens((2 * (prompt_length + length) for length in lengths), manifest.longest_input_tokens))
+    elements = (tokens + spans) * manifest.architecture.hidden_size * layers * len(arrays) if layers > 1 else 0
+    cost += (DESCRIBED_CHARACTER - 1) * characters + OUTPUT * (len(arrays) + means) * len(inputs)
+    return cost + SPAN * spans + elements // ELEMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInput:
+    """The result of one input without its vectors."""
+
+    tokens: TokenizedInput
+    listed: NDArray[np.intp] | None
+    """The tokens with vectors of their own; None for all, else all but the prompt's."""
+    described: list[Token] | None
+    words: list[Word] | None
+    ranges: NDArray[np.intp] | None
+    """The tokens [first, last) of each word, then of each span; intp, (W + S, 2)."""
+    span_count: int
+    vector_tokens: list[Token] | None = None
+    """The tokens of the output `multi_vector`."""
+
+
+def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedPrompt | None) -> list[PreparedInput]:
+    """Tokenize the inputs; return their results without vectors."""
+    prepared, side = [], side_of(request, engine.manifest)
+    reads_roles = request.role is not None or side is not None
+    limit = max_tokens(engine.manifest, side, request.role) if reads_roles else engine.manifest.max_input_tokens
+    place = engine.tokenizer.leading_special_tokens
+    sources = tokenizer_inputs(request.inputs, prompt)
+    tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
+    for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
+        path = f"inputs[{index}]"
+        kept = check_length(tokens, engine.manifest, request.truncation, path, limit=limit)
+        if side is not None:
+            kept = add_side(kept, engine.manifest, side, place)
+        kept.side = request.role
+        prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
+    if not needs_last_layer_only(request, engine.manifest):
+        check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
+    size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes
+    engine.check_response_size(
+        size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, call, engine.manifest, limit)
+    )
+    return prepared
+
+
+def prepare_input(
+    item: Input, tokens: TokenizedInput, request: EncodeRequest, tokenizer: Tokenizer, manifest: Manifest, path: str
+) -> PreparedInput:
+    """Find the words and spans of an input; raises `InvalidArgument` for a span without tokens."""
+    outputs = request.outputs
+    with_tokens, with_vectors = "tokens" in outputs or "static" in outputs, "multi_vector" in outputs
+    words = words_of(tokens) if with_tokens or with_vectors or "words" in outputs else []
+    described = vector_tokens = listed = None
+    if with_tokens or with_vectors:
+        every = describe_tokens(tokens, tokenizer.token_texts(tokens), words)
+        described = [*every] if with_tokens else None
+        vector_tokens = _vector_tokens(every, tokens, manifest) if with_vectors else None
+    if described is not None and tokens.source.prompt:
+        first, last = tokens.prompt_range
+        listed = np.delete(np.arange(len(tokens)), slice(first, last))
+        del described[first:last]
+    if "words" not in outputs and "spans" not in outputs:
+        return PreparedInput(tokens, listed, described, None, None, 0, vector_tokens)
+    vector_words = words if "words" in outputs else []
+    ranges = overlapping_tokens(
+        tokens, [(word.segment, (word.start, word.end)) for word in vector_words] + [(0, span) for span in item.spans]
+    )
+    for number, (first, last) in enumerate(ranges[len(vector_words) :].tolist()):
+        if first == last:
+            raise empty_span(tokens, 0, item.spans[number], f"{path}.spans[{number}]")
+    own_words = words if "words" in outputs else None
+    return PreparedInput(tokens, listed, described, own_words, ranges, len(item.spans), vector_tokens)
+
+
+def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
+    """Return the tokens with a vector of their own in the output `multi_vector`."""
+    assert manifest.multi_vector is not None  # checked with the request
+    first = int(manifest.multi_vector.skips_first)
+    return [token for token in described[first:] if token.id not in tokens.skipped_ids]
+
+
+def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, call: Call, manifest: Manifest) -> int:
+    """Return the size of the response: exact for arrays in binary and base64, an upper bound in JSON."""
+    outputs = request.outputs
+    copies = 1 if request.layer_reduce == "mean" else len(request.layers)
+    width = manifest.architecture.hidden_size * copies
+    pooled_width = request.dimensions or pooled_size(request, manifest)
+    if request.layer_reduce == "stack":
+        pooled_width *= copies
+    sizes = []
+    for item in prepared:
+        count = len(item.tokens)
+        values = pooled_width if "pooled" in outputs else 0
+        values += count * width if "tokens" in outputs else 0
+        values += len(item.ranges) * width if item.ranges is not None else 0
+        values += count * _static_size(manifest) if "static" in outputs else 0
+        if item.vector_tokens is not None and manifest.multi_vector is not None:
+            values += len(item.vector_tokens) * manifest.multi_vector.dimensions
+        size = RESULT_BYTES + array_bytes(values, request.dtype, call.wire)
+        if not call.padded:
+            parts = (*(item.described or ()), *(item.words or ()), *(item.vector_tokens or ()))
+            size += listed_bytes(parts, call.wire)
+        sizes.append(size)
+    return total_bytes(sizes, padded=call.padded)
+
+
+def least_response_bytes(request: EncodeRequest, call: Call, manifest: Manifest) -> int:
+    """Return a lower bound on `response_bytes` before tokenization: each input has one token and no words."""
+    outputs, inputs = request.outputs, len(request.inputs)
+    copies = 1 if request.layer_reduce == "mean" else len(request.layers)
+    width = manifest.architecture.hidden_size * copies
+    values = 0
+    if "pooled" in outputs:
+        pooled = request.dimensions or pooled_size(request, manifest)
+        values += inputs * pooled * (copies if request.layer_reduce == "stack" else 1)
+    values += inputs * width if "tokens" in outputs else 0
+    values += inputs * _static_size(manifest) if "static" in outputs else 0
+    values += sum(len(item.spans) for item in request.inputs) * width if "spans" in outputs else 0
+    return inputs * RESULT_BYTES + array_bytes(values, request.dtype, call.wire)
+
+
+def suggest_smaller_vectors(
+    prepared: Sequence[PreparedInput], request: EncodeRequest, call: Call, manifest: Manifest, limit: int
+) -> Remedy:
+    """Return the remedy for a response over the limit."""
+
+    def fits(smaller: EncodeRequest, wire: Wire = call.wire) -> bool:
+        return response_bytes(prepared, smaller, replace(call, wire=wire), manifest) <= limit
+
+    layers = resolve_layers(request.layers, manifest)
+    changes: list[Change] = []
+    if call.wire == "json" and fits(request, "base64"):
+        changes.append({"encoding_format": "base64"})
+    if request.dtype == "float32" and fits(replace(request, dtype="float16")):
+        changes.append({"dtype": "float16"})
+    if len(layers) > 1 and fits(replace(request, layers=layers[:1])):
+        return Remedy("Request one layer", changes)
+    lists = (("inputs", prepared), ("layers", layers), ("outputs", request.outputs))
+    fewer = [name for name, values in lists if len(values) > 1]
+    return Remedy(f"Request fewer {' or '.join(fewer)}" if fewer else "Send a shorter text", changes)
+
+
+def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:
+    """Return whether the request needs only the last layer, which the fast lane computes."""
+    return request.layers == (-1,) or set(request.layers) <= {-1, manifest.architecture.num_hidden_layers}
+
+
+def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
+    """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
+    if needs_last_layer_only(request, manifest):
+        return manifest.embedding.dimensions
+    return manifest.architecture.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
+
+
+def _static_size(manifest: Manifest) -> int:
+    return manifest.static.shape[1] if isinstance(manifest.static, TensorRecord) else 0
+
+
+def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:
+    """Return the first token to pool: include_prompt=False of sentence-transformers excludes [CLS] too."""
+    return 0 if manifest.embedding.include_prompt else tokens.prompt_range[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTask:
+    """One tokenized input of the explain lane, for vectors of the layers `layers`, 0..L; see `EncodeTask`."""
+
+    tokens: TokenizedInput
+    pooling: Pooling | None
+    hidden: bool
+    pool_from: int
+    layers: tuple[int, ...]
+
+    def compute(self, hidden: Floats, model: ModelParts) -> TextVectors:
+        """Return the vectors of the layers; `hidden` is (L+1, T, D)."""
+        layers, pooled = hidden[list(self.layers)], None
+        if self.pooling is not None:
+            sizes = [len(self.tokens)]
+            pooled = np.concatenate([pool_batch(layer, [0], sizes, self.pooling, [self.pool_from]) for layer in layers])
+        return TextVectors(layers if self.hidden else None, pooled)
+
+
+def encode_tasks(
+    request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput]
+) -> list[EncodeTask] | list[LayerTask]:
+    """Return the tasks of the fast lane if only the last layer is needed, else of the explain lane."""
+    hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
+    pooling = (request.pooling or manifest.embedding.pooling) if "pooled" in request.outputs else None
+    heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
+    if not hidden and pooling is None and not heads:
+        return []
+    if needs_last_layer_only(request, manifest):
+        return [
+            EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), heads)
+            for item in prepared
+        ]
+    layers = resolve_layers(request.layers, manifest)
+    return [
+        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
+    ]
+
+
+def build_results(
+    engine: Engine,
+    request: EncodeRequest,
+    call: Call,
+    prepared: Sequence[PreparedInput],
+    vectors: Sequence[TextVectors],
+) -> list[EncodeResult]:
+    """Return the results. Raises `ResponseTooLarge` for sparse vectors, whose sizes are unknown before inference.
+
+    `vectors` is empty if only static vectors are requested.
+    """
+    manifest, outputs = engine.manifest, request.outputs
+    pooled: Any = [None] * len(prepared)
+    if "pooled" in outputs:
+        rows = [_present(item.pooled) for item in vectors]
+        pooled = finish_pooled(
+            rows[0][:, None] if len(rows) == 1 else np.stack(rows, axis=1),  # (layers, N, D)
+            manifest.embedding,
+            engine.dense_layers,
+            last_layer_only=needs_last_layer_only(request, manifest),
+            layer_reduce=request.layer_reduce,
+            dimensions=request.dimensions,
+            normalize_vectors=request.normalize,
+            dtype=request.dtype,
+        )
+    if outputs == ("pooled",):
+        return [
+            EncodeResult(len(item.tokens), item.tokens.truncated, pooled=vector)
+            for item, vector in zip(prepared, pooled, strict=True)
+        ]
+    of_inputs = vectors or [TextVectors(None, None)] * len(prepared)
+    results = [
+        EncodeResult(
+            len(item.tokens),
+            item.tokens.truncated,
+            item.described,
+            item.words,
+            vector,
+            **_token_outputs(engine, request, item, own),
+            **_head_outputs(engine, request, item, own),
+        )
+        for item, vector, own in zip(prepared, pooled, of_inputs, strict=True)
+    ]
+    if not set(HEAD_OUTPUTS).isdisjoint(outputs):
+        size = response_bytes(prepared, request, call, manifest) + sparse_bytes(results, request, call)
+        engine.check_response_size(size, len(results), lambda: Remedy("Request fewer inputs or outputs"))
+    return results
+
+
+def _token_outputs(engine: Engine, request: EncodeRequest, item: PreparedInput, own: TextVectors) -> dict[str, Any]:
+    """Return the vectors of tokens, words and spans of an input."""
+    found: dict[str, Any] = {}
+    listed = slice(None) if item.listed is None else item.listed
+    if "static" in request.outputs:
+        assert engine.static is not None
+        token_ids = np.asarray(item.tokens.input_ids)[listed]
+        found["static_vectors"] = cast(engine.static[token_ids], request.dtype)
+    if "tokens" in request.outputs:
+        found["token_vectors"] = _reduced(_present(own.hidden)[:, listed], request)
+    if item.ranges is not None:
+        means = np.stack([mean_ranges(layer, item.ranges) for layer in _present(own.hidden)])
+        word_count = len(item.ranges) - item.span_count
+        if "words" in request.outputs:
+            found["word_vectors"] = _reduced(means[:, :word_count], request)
+        if "spans" in request.outputs:
+            found["span_vectors"] = _reduced(means[:, word_count:], request)
+    return found
+
+
+def _head_outputs(engine: Engine, request: EncodeRequest, item: PreparedInput, own: TextVectors) -> dict[str, Any]:
+    """Return the sparse vector of an input, and its vectors for late interaction."""
+    found: dict[str, Any] = {}
+    if "sparse" in request.outputs:
+        assert own.sparse is not None
+        ids = own.sparse.token_ids
+        texts = engine.tokenizer.vocabulary_texts(ids.tolist())
+        found["sparse"] = SparseVector(ids, texts, cast(own.sparse.weights, request.dtype))
+    if "multi_vector" in request.outputs:
+        found["multi_vector"] = np.ascontiguousarray(cast(_present(own.multi_vector), request.dtype))
+        found["multi_vector_tokens"] = item.vector_tokens
+    return found
+
+
+def sparse_bytes(results: Sequence[EncodeResult], request: EncodeRequest, call: Call) -> int:
+    """Return the size of the sparse vectors of a response; in JSON an upper bound."""
+    sizes = [0]
+    for result in results:
+        if result.sparse is not None:
+            size = array_bytes(len(result.sparse.token_ids), request.dtype, call.wire)
+            texts = () if call.padded else result.sparse.tokens
+            size += SPARSE_ENTRY_BYTES * len(result.sparse.token_ids) + JSON_CHARACTER_BYTES * sum(map(len, texts))
+            sizes.append(size)
+    return len(results) * max(sizes) if call.padded else sum(sizes)
+
+
+def _reduced(vectors: Floats, request: EncodeRequest) -> NDArray[Any]:
+    return np.ascontiguousarray(cast(reduce_layers(vectors, request.layer_reduce), request.dtype))
+
+
+def _present(vectors: Floats | None) -> Floats:
+    assert vectors is not None
+    return vectors

@@ -1,0 +1,269 @@
+"""Scores of texts: tokenized texts with their units, effects of units, and the similarities by which models compare.
+
+The effect of a unit is how much a score falls if the text lacks the unit. `leave_one_out` pools the token vectors of
+the whole text without the unit's tokens. `occlusion` encodes the text again without the tokens of the unit, so that
+the other tokens do not attend to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from attendant_client.types import Pooling, SimilarityText, SimilarityUnit, Unit
+from numpy.typing import NDArray
+
+from model.artifact.manifest import EmbeddingHead, Manifest, Similarity
+from model.artifact.tokenizer import TokenizedInput, Tokenizer
+from service.engine.sides import SidedInput
+from service.engine.tasks import EncodeTask, ModelInput, OccludedSequence, SparseEntries, TextVectors
+from service.engine.vectors import DISTANCES, DenseLayers, compare_all, compare_rows, truncates
+from service.operations.encode import first_pooled_token
+from service.operations.units import token_units, word_units
+
+Floats = NDArray[Any]
+Scores = NDArray[np.float64]
+Vectors = NDArray[np.float64]
+
+SPECIAL, PROMPT = -1, -2
+"""Values of `unit_of_token` for tokens without a unit; a token outside of all words counts as a special token."""
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A tokenized text. Without an explanation, it has no units."""
+
+    tokens: TokenizedInput
+    pool_from: int
+    units: list[Unit]
+    unit_of_token: NDArray[np.intp]
+    """The unit of each token, `SPECIAL`, or `PROMPT`; (T)."""
+
+    @classmethod
+    def of(
+        cls, tokens: TokenizedInput, tokenizer: Tokenizer, manifest: Manifest, unit: SimilarityUnit | None
+    ) -> "TokenizedText":
+        """Find the units of a text; `unit` None finds none."""
+        pool_from = first_pooled_token(tokens, manifest)
+        if unit is None:
+            return cls(tokens, pool_from, [], np.zeros(0, dtype=np.intp))
+        texts = tokenizer.token_texts(tokens)
+        listed = token_units(tokens, texts) if unit == "token" else word_units(tokens, texts)
+        numbers = np.cumsum([not item.special for item in listed.units]) - 1
+        own = np.where([item.special for item in listed.units], SPECIAL, numbers)
+        unit_of_token = own[listed.membership.argmax(axis=0)]
+        first, last = tokens.prompt_range
+        unit_of_token[first:last] = PROMPT
+        return cls(tokens, pool_from, [item for item in listed.units if not item.special], unit_of_token)
+
+    @cached_property
+    def occluded(self) -> list[OccludedSequence]:
+        """The text without each of its units."""
+        return [occlude(self.tokens, np.flatnonzero(self.unit_of_token != unit)) for unit in range(len(self.units))]
+
+    @property
+    def occluded_sizes(self) -> list[int]:
+        """The number of tokens of the text without each of its units, without building the sequences."""
+        counts = np.bincount(self.unit_of_token[self.unit_of_token >= 0], minlength=len(self.units))
+        sizes: list[int] = np.maximum(len(self.tokens) - counts, self.tokens.least_tokens).tolist()
+        return sizes
+
+    def result(self, *, explain: bool) -> SimilarityText:
+        """Return the text as part of the response."""
+        return SimilarityText(len(self.tokens), self.tokens.truncated, self.units if explain else None)
+
+
+def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
+    """Return the tokens at the given indices."""
+    places = kept.tolist()
+    if isinstance(tokens, SidedInput):
+        return tokens.select(places)
+    ids, types = tokens.input_ids, tokens.token_type_ids
+    return OccludedSequence([ids[place] for place in places], [types[place] for place in places], side=tokens.side)
+
+
+def pool_without_units(
+    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+) -> NDArray[np.float64]:
+    """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
+
+    Arguments are as in `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
+    """
+    hidden = hidden[pool_from:].astype(np.float64)
+    unit_of_token = unit_of_token[pool_from:]
+    membership = unit_of_token == np.arange(units)[:, None]
+    counts = membership.sum(axis=1, keepdims=True)
+    remaining = len(hidden) - counts
+    if pooling == "mean":
+        sums = hidden.sum(axis=0) - membership.astype(np.float64) @ hidden
+        pooled: NDArray[np.float64] = sums / np.maximum(1, remaining)
+    else:
+        first = np.where(counts[:, 0] > 0, membership.argmax(axis=1), 0)
+        last = first + counts[:, 0]
+        lowest = np.full((1, hidden.shape[1]), -np.inf)
+        before = np.concatenate([lowest, np.maximum.accumulate(hidden)])
+        after = np.concatenate([np.maximum.accumulate(hidden[::-1])[::-1], lowest])
+        pooled = np.maximum(before[first], after[last])
+    pooled[remaining[:, 0] == 0] = 0
+    return pooled
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """The steps from pooled vectors to the embeddings that a similarity function compares."""
+
+    dense_layers: DenseLayers
+    dimensions: int | None
+    """The number of leading components to keep."""
+    divisor: Literal["none", "kept", "all"]
+    """What embeddings are divided by: nothing, or the length of the kept components or of all components."""
+
+    @classmethod
+    def of(
+        cls, dense_layers: DenseLayers, head: EmbeddingHead, similarity: str, dimensions: int | None = None
+    ) -> "Embedder":
+        """Return the steps of a model for a similarity function and the `dimensions` of a request."""
+        truncated = truncates(head, dimensions)
+        divisor: Literal["none", "kept", "all"] = "all" if head.normalize else "none"
+        if similarity == "cosine" or (head.normalize and not truncated):
+            divisor = "kept"
+        return cls(dense_layers, head.truncate_dim if dimensions is None else dimensions, divisor)
+
+    def embed(self, pooled: NDArray[Any]) -> Vectors:
+        """Return pooled vectors (N, D) as embeddings (N, dimensions)."""
+        vectors = self.dense_layers(pooled.astype(np.float64))
+        return self._finish(vectors, vectors)
+
+    def _finish(self, terms: Vectors, whole: Vectors) -> Vectors:
+        """Truncate terms (N, E) of vectors `whole` (N or 1, E), and divide them by the length of those vectors."""
+        kept: Vectors = terms[:, : self.dimensions]
+        if self.divisor == "none":
+            return kept
+        lengths = np.linalg.norm(whole if self.divisor == "all" else whole[:, : self.dimensions], axis=1, keepdims=True)
+        scaled: Vectors = kept / np.where(lengths > 0, lengths, 1)
+        return scaled
+
+    def terms(self, unit_terms: Vectors) -> Vectors:
+        """Return the terms of an embedding: those of the rows (N, D) of a pooled vector, and the bias as the last row.
+
+        Their sum (N + 1 rows) is the embedding. Requires linear dense layers.
+        """
+        mapped = self.dense_layers.map_linearly(unit_terms)
+        whole = self.dense_layers(unit_terms.sum(axis=0, keepdims=True))
+        bias = whole - mapped.sum(axis=0, keepdims=True)
+        return self._finish(np.concatenate([mapped, bias]), whole)
+
+
+class TextSimilarity(Protocol):
+    """A similarity of texts that are encoded one by one."""
+
+    def task(self, tokens: ModelInput, pool_from: int, /) -> EncodeTask:
+        """Return the task that encodes a text; `pool_from` is as in `EncodeTask`."""
+
+    def represent(self, vectors: TextVectors, /) -> Any:
+        """Return the representation of a text from the result of its task."""
+
+    def scores(self, query: Any, documents: Sequence[Any], /) -> Scores:
+        """Return the similarity of a query and each of N documents, (N)."""
+
+    def score_alone(self, text: Any, /) -> float:
+        """Return the similarity of a text and one of which no token remains."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSimilarity:
+    """A function of embeddings, which have length 1 for the cosine."""
+
+    embedder: Embedder
+    pooling: Pooling
+    function: Similarity
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        return EncodeTask(tokens, self.pooling, hidden=False, pool_from=pool_from)
+
+    def represent(self, vectors: TextVectors) -> Floats:
+        assert vectors.pooled is not None
+        embedding: Floats = self.embedder.embed(vectors.pooled)[0]
+        return embedding
+
+    def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
+        scores: Scores = compare_all(query[None], np.stack(documents), self.function)[0]
+        return scores
+
+    def score_alone(self, text: Floats) -> float:
+        return float(self.scores(np.zeros_like(text), [text])[0])
+
+
+@dataclass(frozen=True)
+class SparseSimilarity:
+    """A function of sparse vectors."""
+
+    function: Similarity
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        del pool_from  # sparse heads read all tokens
+        return EncodeTask(tokens, None, hidden=False, heads=("sparse",))
+
+    def represent(self, vectors: TextVectors) -> SparseEntries:
+        assert vectors.sparse is not None
+        return vectors.sparse
+
+    def scores(self, query: SparseEntries, documents: Sequence[SparseEntries]) -> Scores:
+        if self.function in DISTANCES:
+            pairs = [sparse_rows(query, document) for document in documents]
+            return np.array([compare_rows(*rows, self.function)[0] for rows in pairs])
+        return np.array([self.products(query, document)[1].sum() for document in documents])
+
+    def score_alone(self, text: SparseEntries) -> float:
+        return float(self.scores(SparseEntries(text.token_ids[:0], text.weights[:0]), [text])[0])
+
+    def products(self, query: SparseEntries, document: SparseEntries) -> tuple[NDArray[np.int32], Scores]:
+        """Return the ids that two sparse vectors share, ascending, and the terms of their dot product or cosine."""
+        ids, own, other = np.intersect1d(query.token_ids, document.token_ids, assume_unique=True, return_indices=True)
+        products = query.weights[own].astype(np.float64) * document.weights[other]
+        if self.function == "cosine":
+            products /= np.prod([np.linalg.norm(text.weights.astype(np.float64)) for text in (query, document)]) or 1
+        return ids, products
+
+
+def sparse_rows(query: SparseEntries, document: SparseEntries) -> tuple[Scores, Scores]:
+    """Return the weights of two sparse vectors for the M entries that either of them has, (1, M) each."""
+    ids, places = np.unique(np.concatenate([query.token_ids, document.token_ids]), return_inverse=True)
+    rows = np.zeros((2, len(ids)))
+    rows[0, places[: len(query.token_ids)]] = query.weights
+    rows[1, places[len(query.token_ids) :]] = document.weights
+    return rows[:1], rows[1:]
+
+
+@dataclass(frozen=True)
+class MaxSim:
+    """Late interaction (Khattab and Zaharia 2020): for each query vector, the largest dot product; their sum.
+
+    With `mean`, as in BGE-M3, their mean, which ranks the documents of a query in the same order.
+    """
+
+    mean: bool
+
+    def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        del pool_from  # multi-vector heads read all tokens
+        return EncodeTask(tokens, None, hidden=False, heads=("multi_vector",))
+
+    def represent(self, vectors: TextVectors) -> Floats:
+        assert vectors.multi_vector is not None
+        return vectors.multi_vector
+
+    def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
+        """Multiply the documents one by one, which takes less time than copying them to one array."""
+        columns = np.ascontiguousarray(query.T)
+        scores = np.array([_sum_of_largest(document @ columns) for document in documents], dtype=np.float64)
+        return scores / len(query) if self.mean and len(query) else scores
+
+    def score_alone(self, text: Floats) -> float:
+        del text  # the sum over no token vectors
+        return 0.0
+
+
+def _sum_of_largest(products: Floats) -> float:
+    """Return the sum of the largest product of each query vector, for products (K, Q); 0 without vectors."""
+    return float(products.max(axis=0).sum(dtype=np.float64)) if products.size else 0.0

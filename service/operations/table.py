@@ -1,0 +1,41 @@
+"""The operations by name: the types of requests and responses, and the function that runs them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attendant_client import types
+
+from service.engine.engine import Engine
+from service.operations.attend import attend
+from service.operations.call import Call
+from service.operations.classify import classify
+from service.operations.compare import compare
+from service.operations.encode import encode
+from service.operations.fill_mask import fill_mask
+from service.operations.rerank import rerank
+from service.operations.similarity import similarity
+from service.operations.token_classify import token_classify
+from service.operations.tokenize import tokenize
+
+
+@dataclass(frozen=True)
+class OperationEntry:
+    """One operation. `run` returns the response, or raises a `ServiceError`."""
+
+    request: Any
+    response: Any
+    run: Callable[[Engine, Any, Call], Awaitable[Any]]
+
+
+OPERATIONS: dict[types.Operation, OperationEntry] = {
+    "encode": OperationEntry(types.EncodeRequest, types.EncodeResponse, encode),
+    "attend": OperationEntry(types.AttendRequest, types.AttendResponse, attend),
+    "compare": OperationEntry(types.CompareRequest, types.CompareResponse, compare),
+    "similarity": OperationEntry(types.SimilarityRequest, types.SimilarityResponse, similarity),
+    "rerank": OperationEntry(types.RerankRequest, types.RerankResponse, rerank),
+    "classify": OperationEntry(types.ClassifyRequest, types.ClassifyResponse, classify),
+    "token_classify": OperationEntry(types.TokenClassifyRequest, types.TokenClassifyResponse, token_classify),
+    "fill_mask": OperationEntry(types.FillMaskRequest, types.FillMaskResponse, fill_mask),
+    "tokenize": OperationEntry(types.TokenizeRequest, types.TokenizeResponse, tokenize),
+}

@@ -1,0 +1,306 @@
+"""An API over REST: one row per route, one set of names in errors, one error format; and what all routes do alike.
+
+A route reads and validates its body, runs a handler, and renders the handler's document. apis.py lists all APIs.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+from attendant_client.types import Operation, RerankResponse, TokenizeResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from service.auth import Access
+from service.engine.engine import Engine
+from service.error_reasons import Reason
+from service.errors import InvalidArgument, MalformedRequest, ServiceError
+from service.lifecycle import Lifecycle
+from service.metrics import Metrics
+from service.operations.call import Call
+from service.operations.table import OPERATIONS
+from service.request_log import RequestRecord
+from service.rest.bodies import JSON, body_schema
+from service.rest.requests import RequestReader, reject_query
+from service.rest.responses import json_response
+from service.spelling import Spelling
+
+ERRORS = {
+    400: "Malformed request.",
+    401: "Missing or invalid API key.",
+    403: "Host not allowed.",
+    404: "Unknown model or prompt.",
+    408: "Request body not received in time.",
+    413: "Request or input too large.",
+    415: "Unsupported media type.",
+    422: "Invalid argument.",
+    424: "The model has no head for this route.",
+    429: "Queue full.",
+    500: "Internal error.",
+    501: "Not supported by this server.",
+    503: "Server is starting, draining or overloaded.",
+    504: "Deadline exceeded.",
+}
+"""Descriptions of the errors of a route."""
+STATUSES = tuple(status for status in ERRORS if status != 424)
+WITHOUT_422 = tuple(status for status in STATUSES if status != 422)
+"""The statuses of APIs that use 400 for all invalid content."""
+GET_STATUSES = (401, 403, 404, 500, 503)
+RETRIED = (429, 503)
+
+
+class ErrorDetail(BaseModel):
+    """One error."""
+
+    code: str = Field(description="Canonical gRPC code, such as INVALID_ARGUMENT.")
+    reason: Reason = Field(description="Stable name of the error for programs.")
+    message: str = Field(description="Message for people: field, problem, actual value, limit and remedy.")
+    field: str | None = Field(description="Path of the field, such as `inputs[3]`.")
+    minimum: int | float | None = Field(description="The least value allowed, if a range applies.")
+    maximum: int | float | None = Field(description="The greatest value allowed, if a range applies.")
+    actual: int | float | str | None = Field(
+        description="The rejected number or size, the type if it is wrong, or the rejected name or enum value."
+    )
+    request_id: str = Field(description="Request ID, as in the server log.")
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error of the native API."""
+
+    error: ErrorDetail
+
+
+def native_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return the error document of the native API."""
+    names = ("code", "reason", "message", "field", "minimum", "maximum", "actual")
+    return {"error": {name: getattr(error, name) for name in names} | {"request_id": request_id}}
+
+
+def same_status(error: ServiceError) -> int:
+    """Return the HTTP status of an error."""
+    return error.http_status
+
+
+def status_400(error: ServiceError) -> int:
+    """Return the HTTP status of an error in an API that uses 400 for all invalid content."""
+    return MalformedRequest.http_status if isinstance(error, InvalidArgument) else error.http_status
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What handlers use."""
+
+    lifecycle: Lifecycle
+    reader: RequestReader
+    metrics: Metrics
+    access: Access
+
+
+class Exchange:
+    """One request as a handler sees it. The handler may set `compress` and add `headers` of the response."""
+
+    def __init__(self, request: Request, services: Services) -> None:
+        self.request = request
+        self.services = services
+        self.lifecycle = services.lifecycle
+        self.compress = True
+        self.headers: dict[str, str] = {}
+        self.call = Call()
+
+    @property
+    def deadline(self) -> float | None:
+        """The deadline that the client set, a time.monotonic() reading. Raises `InvalidHeader`."""
+        return self.services.reader.deadline(self.request)
+
+    @property
+    def record(self) -> RequestRecord:
+        """The record of the request."""
+        record: RequestRecord = self.request.scope["record"]
+        return record
+
+    def find(self, name: str | None = None) -> Engine:
+        """Return the engine of a model; raises `NotFound`."""
+        return self.lifecycle.models.find(name)
+
+    async def run(self, operation: Operation, engine: Engine, request: Any, **options: Any) -> Any:
+        """Run an operation and return its response; `options` are fields of `Call`."""
+        self.call = Call(self.deadline, **options)
+        response = await OPERATIONS[operation].run(engine, request, self.call)
+        self.add_metadata(engine, response)
+        return response
+
+    def add_metadata(self, engine: Engine, response: Any) -> None:
+        """Add headers that name the model, its precision, the time of each stage, and what scored documents."""
+        if isinstance(response, TokenizeResponse):
+            return
+        self.headers |= {
+            "x-attendant-model": f"{response.model}@{engine.info.digest}",
+            "x-attendant-precision": response.precision,
+            "server-timing": self.call.timing.describe(),
+        }
+        if isinstance(response, RerankResponse):
+            self.headers["x-attendant-scored-by"] = response.scored_by
+
+
+Handler = Callable[[Exchange, Any], Awaitable[Any]]
+"""Returns the document of the response, or a response. Without a body, the second argument is None."""
+Select = Callable[[Request, Lifecycle, Any], type[BaseModel]]
+"""Returns which model a JSON value has."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of an API.
+
+    Attributes:
+        path: The path; parameters in braces.
+        operation_id: The name in OpenAPI.
+        handler: Returns the document of the response. Its docstring is the description in OpenAPI.
+        response: The schema of the response.
+        bodies: The models of the body. None: the route is read with GET.
+        select: Returns which of several `bodies` a JSON value has. None: the first.
+        summary: Overrides the title in OpenAPI.
+        statuses: The errors that the route can return.
+        errors: Schemas of errors; empty: that of the API.
+        headers: Whether each response names the model.
+        names_model: Whether requests belong to a model in metrics.
+        shed: Whether the load shedder may reject requests, because they use only the fast lane: always, unless the
+            body contains `layers`, or never.
+        limits: Overrides of list limits.
+        parameters: Parameters of the path, for OpenAPI.
+        requires_body: False if the body may be empty.
+        reads_body: False if the handler reads the body.
+        is_probe: Whether the route is a health check, which needs no key, and is neither counted nor logged.
+        is_public: Whether OpenAPI has the route.
+    """
+
+    path: str
+    operation_id: str
+    handler: Handler
+    response: Any
+    bodies: tuple[type[BaseModel], ...] | None = None
+    select: Select | None = None
+    summary: str | None = None
+    statuses: tuple[int, ...] = STATUSES
+    errors: tuple[type[BaseModel], ...] = ()
+    headers: bool = True
+    names_model: bool = True
+    shed: Literal["always", "without layers", "never"] = "never"
+    limits: Mapping[str, int] = field(default_factory=dict)
+    parameters: tuple[dict[str, Any], ...] = ()
+    requires_body: bool = True
+    reads_body: bool = True
+    is_probe: bool = False
+    is_public: bool = True
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.bodies is None else "POST"
+
+    @property
+    def template(self) -> str:
+        """The path as metrics name it."""
+        return self.path.replace(":path}", "}")
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API: its label in metrics, its routes, and its errors.
+
+    Attributes:
+        prefixes: How paths start that belong to the API, besides those of its routes.
+        spelling: The names in its errors; None if its handlers spell them.
+        error: The schema of its errors.
+        render: Returns the error document for an error and a request ID.
+        status: Returns the HTTP status of an error.
+        descriptions: Descriptions of its errors.
+        ignores_query: Whether routes without a body ignore parameters after `?`, which are an error otherwise.
+    """
+
+    name: str
+    tag: str
+    routes: Sequence[Route]
+    spelling: Spelling | None = None
+    prefixes: tuple[str, ...] = ()
+    error: type[BaseModel] = ErrorResponse
+    render: Callable[[ServiceError, str], Any] = native_error
+    status: Callable[[ServiceError], int] = same_status
+    descriptions: Mapping[int, str] = field(default_factory=lambda: ERRORS)
+    ignores_query: bool = False
+
+    def render_error(self, error: ServiceError, request_id: str) -> tuple[bytes, int]:
+        """Return the body and the HTTP status of an error."""
+        if self.spelling is not None:
+            error.spell(self.spelling)
+        return orjson.dumps(self.render(error, request_id)), self.status(error)
+
+
+def make_router(api: Api, services: Services) -> APIRouter:
+    """Return the routes of an API."""
+    router = APIRouter(tags=[api.tag])
+    for route in api.routes:
+        extra = {} if route.bodies is None else body_schema(*route.bodies, required=route.requires_body)
+        if route.parameters:
+            extra["parameters"] = [*route.parameters, *extra.get("parameters", [])]
+        router.add_api_route(
+            route.path,
+            make_endpoint(api, route, services),
+            methods=[route.method],
+            operation_id=route.operation_id,
+            summary=route.summary,
+            description=(route.handler.__doc__ or "").replace("\n    ", "\n"),
+            responses=describe_responses(route, api),
+            openapi_extra=extra or None,
+            include_in_schema=route.is_public,
+            response_model=None,
+            response_class=JSONResponse if route.response is not None else Response,
+        )
+    return router
+
+
+def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function that answers the requests of a route."""
+    bodies, select, handler, limits, reader = route.bodies, route.select, route.handler, route.limits, services.reader
+
+    async def respond(request: Request) -> Response:
+        body: Any = None
+        if bodies is None:
+            if not api.ignores_query:
+                reject_query(request)
+        elif select is not None:
+            choose = partial(select, request, services.lifecycle)
+            body = await reader.read_selected(request, choose, **limits)
+        elif route.reads_body:
+            read = reader.read if route.requires_body else reader.read_optional
+            body = await read(request, bodies[0], **limits)
+        exchange = Exchange(request, services)
+        document = await handler(exchange, body)
+        if isinstance(document, Response):
+            return document
+        return await json_response(request, document, exchange.headers, compress=exchange.compress)
+
+    return respond
+
+
+def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI responses of a route.
+
+    Errors refer to the schema of their body: FastAPI builds a serializer for each "model" of each route, 600 in all.
+    """
+    described: dict[int | str, dict[str, Any]] = {200: {"description": "Success."}}
+    if route.response is not None:
+        described[200]["model"] = route.response
+    references: list[dict[str, Any]] = [
+        {"$ref": f"#/components/schemas/{body.__name__}"} for body in route.errors or (api.error,)
+    ]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
+    for status in route.statuses:
+        described[status] = {"description": api.descriptions[status], "content": {JSON: {"schema": schema}}}
+        if status in RETRIED:
+            described[status]["headers"] = {
+                "Retry-After": {"description": "Seconds to wait before a retry.", "schema": {"type": "integer"}}
+            }
+    return described

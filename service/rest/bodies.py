@@ -1,0 +1,483 @@
+"""Request bodies: pydantic models derived from the contract, and validation errors as one message.
+
+A body is valid JSON without type coercion, NaN or unknown fields. Lists are counted before any item is validated, and
+validation stops at the first invalid item. An error names the first problem in document order, without input text.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import numpy as np
+from attendant_client.types import (
+    Above,
+    Alternative,
+    AtMost,
+    Encoding,
+    Input,
+    Items,
+    Nullable,
+    Range,
+    SparseMatrix,
+)
+from attendant_client.wire import Field as ContractField
+from attendant_client.wire import fields_of, item_type, strip
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidationInfo
+
+from service.errors import (
+    InvalidArgument,
+    MissingField,
+    OutOfRange,
+    RequestTooLarge,
+    UnknownField,
+    UnknownValue,
+    WrongShape,
+    WrongType,
+    echo,
+    json_type,
+)
+from service.operations.inputs import too_many
+
+JSON = "application/json"
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+TIMEOUT_PARAMETER = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "description": "Timeout of the request in milliseconds.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+ENCODING_DESCRIPTION = "How to encode arrays: numbers, or little-endian bytes in base64."
+MODEL_DESCRIPTION = "Name or alias of the served model."
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
+
+TOO_MANY = "too_many"
+"""The type of the error of a list over its limit."""
+OTHER_TAG, ITEM_TAG, LIST_TAG, NUMBERS_TAG = "<other>", "<item>", "<list>", "<numbers>"
+IDS_TAG, IDS_LIST_TAG = "<ids>", "<ids list>"
+"""Names of branches of unions. pydantic puts them into the path of an error."""
+_TAGS = frozenset((OTHER_TAG, ITEM_TAG, LIST_TAG, NUMBERS_TAG, IDS_TAG, IDS_LIST_TAG))
+
+
+def body_schema(*models: type[BaseModel], required: bool = True) -> dict[str, Any]:
+    """Return the OpenAPI of a route that parses its body itself; `complete_document` adds the referenced schema."""
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
+    return {"requestBody": {"required": required, "content": content}, "parameters": [TIMEOUT_PARAMETER]}
+
+
+# Building blocks of models
+
+
+class StrictModel(BaseModel):
+    """A JSON object that rejects type coercion, unknown fields and NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_at_unknown_field(cls, value: Any) -> Any:
+        """Drop the fields after the first unknown field, because pydantic makes one error object per unknown field."""
+        if not isinstance(value, dict) or value.keys() <= cls.model_fields.keys():
+            return value
+        kept = {}
+        for name, item in value.items():
+            kept[name] = item
+            if name not in cls.model_fields:
+                break
+        return kept
+
+
+class LenientModel(BaseModel):
+    """A JSON object that ignores unknown fields, as other servers do, and rejects type coercion and NaN."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+def at_most(name: str) -> BeforeValidator:
+    """Return a validator that counts the items of a list before any of them is validated."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, list):
+            check_count(name, len(value), info)
+        return value
+
+    return BeforeValidator(check)
+
+
+def check_count(name: str, actual: int, info: ValidationInfo) -> None:
+    """Raise a validation error if a list is over its limit; `item_limits` is the validation context."""
+    limit = (info.context or {})[name]
+    if actual > limit:
+        raise PydanticCustomError(TOO_MANY, "too many items", {"name": name, "actual": actual, "limit": limit})
+
+
+def count_inputs_or_ids(value: Any, info: ValidationInfo) -> Any:
+    """Check the number of inputs, or of token ids if the value is one list of ids."""
+    if isinstance(value, list):
+        check_count("token_ids" if value and isinstance(value[0], int) else "inputs", len(value), info)
+    return value
+
+
+def _check_inputs(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, list):
+        check_count("inputs", len(value), info)
+        spans = 0
+        for item in value:
+            if isinstance(item, dict) and isinstance(item.get("spans"), list):
+                spans += len(item["spans"])
+        if spans:
+            check_count("spans_per_request", spans, info)
+    return value
+
+
+class FirstError(FailFast):
+    """`FailFast` that may be part of a union: validation of a list stops at the first invalid item."""
+
+    __hash__ = object.__hash__
+
+
+def by_type(kind: type, tag: str, other: str) -> Discriminator:
+    """Select a branch of a union by the type of the value, so that only that branch reports errors."""
+
+    def select(value: Any) -> str:
+        return tag if isinstance(value, kind) else other
+
+    return Discriminator(select)
+
+
+def list_of(item: Any, limit: str) -> Any:
+    """Return the type of a list with at most as many items as the limit of this name."""
+    return Annotated[list[item], FirstError(), at_most(limit)]
+
+
+def text_or(item: Any, tag: str = ITEM_TAG) -> Any:
+    """Return the type of a text or another item."""
+    return Annotated[Annotated[str, Tag(OTHER_TAG)] | Annotated[item, Tag(tag)], by_type(str, OTHER_TAG, tag)]
+
+
+def _all_or_numbers(limit: str) -> Any:
+    numbers = Annotated[list[int], FirstError(), at_most(limit), Tag(NUMBERS_TAG)]
+    return Annotated[Annotated[Literal["all"], Tag(OTHER_TAG)] | numbers, by_type(str, OTHER_TAG, NUMBERS_TAG)]
+
+
+Texts = Annotated[
+    Annotated[str, Tag(OTHER_TAG)] | Annotated[list[str], FirstError(), Tag(LIST_TAG)],
+    by_type(str, OTHER_TAG, LIST_TAG),
+    at_most("inputs"),
+]
+TextList = Annotated[list[str], FirstError(), at_most("inputs")]
+Integers = Annotated[list[int], FirstError()]
+TokenIds = Annotated[list[int], FirstError(), at_most("token_ids")]
+Span = Annotated[list[int], FirstError(), Field(min_length=2, max_length=2)]
+
+
+# Models from the contract
+
+
+class ContractModel(StrictModel):
+    """The body of a request of the contract. REST may add fields that the request lacks."""
+
+
+@cache
+def model_of(kind: Any, base: type[BaseModel] = ContractModel) -> type[Any]:
+    """Return the model of the JSON object for a type of the contract, with the fields of `base`."""
+    definitions: dict[str, Any] = {}
+    for field in fields_of(kind):
+        if field.name not in base.model_fields:
+            hint = _body_type(field)
+            default = ... if field.default is MISSING else field.default
+            definitions[field.name] = (
+                hint | None if field.optional or field.find(Nullable) is not None else hint,
+                Field(default, description=field.description, json_schema_extra=_bounds(field) or None),
+            )
+    model: Any = create_model(kind.__name__, __base__=base, __module__=__name__, **definitions)
+    model.__doc__ = kind.__doc__
+    return model
+
+
+def _body_type(field: ContractField) -> Any:
+    """Return the type of a field in JSON."""
+    item, limit = item_type(field.kind), field.find(AtMost)
+    if item is Input:
+        text_or_object = text_or(model_of(Input, StrictModel))
+        listed = Annotated[list[text_or_object], FirstError(), Tag(LIST_TAG)]  # type: ignore[valid-type]
+        return Annotated[
+            Annotated[str, Tag(OTHER_TAG)] | listed, by_type(str, OTHER_TAG, LIST_TAG), BeforeValidator(_check_inputs)
+        ]
+    if field.kind == tuple[int, int]:
+        return Span
+    if limit is None:
+        return field.kind
+    if item is None:  # layers or heads
+        return _all_or_numbers(limit.limit)
+    if item is str and limit.limit == "inputs":
+        return Texts
+    if item == tuple[int, int]:
+        return list_of(Span, limit.limit)
+    return list_of(model_of(item, StrictModel) if hasattr(item, "__dataclass_fields__") else item, limit.limit)
+
+
+def _bounds(field: ContractField) -> dict[str, Any]:
+    """Return the bounds of a field in JSON Schema. Operations check them, so that every API has the same errors."""
+    if (between := field.find(Range)) is not None:
+        bounds = {"minimum": between.minimum, "maximum": between.maximum}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
+    if (above := field.find(Above)) is not None:
+        return {"exclusiveMinimum": above.minimum, "maximum": above.maximum}
+    if (items := field.find(Items)) is not None:
+        return {"minItems": items.minimum, "maxItems": items.maximum}
+    return {}
+
+
+def to_contract(kind: Any, body: BaseModel) -> Any:
+    """Return a validated body as a request of the contract, with tuples for lists."""
+    values = body.__dict__
+    return kind(
+        **{
+            name: values[name] if convert is None else convert(values[name])
+            for name, convert in _converters(kind)
+            if name in values
+        }
+    )
+
+
+@cache
+def _converters(kind: Any) -> list[tuple[str, Callable[[Any], Any] | None]]:
+    return [(field.name, _converter(field)) for field in fields_of(kind)]
+
+
+def _converter(field: ContractField) -> Callable[[Any], Any] | None:
+    """Return what converts the JSON value of a field, or None if it is the same."""
+    item = item_type(field.kind)
+    if item is Input:
+        return _to_inputs
+    if field.kind == tuple[int, int]:
+        return lambda span: None if span is None else tuple(span)
+    if item == tuple[int, int]:
+        return lambda spans: tuple(map(tuple, spans or ()))
+    if item is not None and hasattr(item, "__dataclass_fields__"):
+        return lambda bodies: tuple([to_contract(item, body) for body in bodies])
+    if item is not None or (get_origin(field.kind) is not None and field.find(AtMost) is not None):
+        return _to_tuple
+    return None
+
+
+def _to_tuple(value: Any) -> Any:
+    """Return a list as a tuple. One text is a list of it; `all` and null are themselves."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value if value is None or value == "all" or isinstance(value, tuple) else (value,)
+
+
+def _to_inputs(value: Any) -> tuple[Input, ...]:
+    if isinstance(value, str):
+        return (Input(value),)
+    return tuple([Input(item) if isinstance(item, str) else to_contract(Input, item) for item in value])
+
+
+# Schemas of responses, for the OpenAPI document only: routes render responses themselves, because that is faster
+
+
+class Tensor(BaseModel):
+    """A dense array in row-major order, with `encoding_format: "base64"`."""
+
+    shape: list[int] = Field(description="Sizes of the axes.")
+    dtype: Literal["float32", "float16", "int8", "ubinary", "sqrt_uint8"] = Field(description="Element type.")
+    data: str = Field(description="Elements, little-endian, in base64.")
+
+
+class SparseRows(BaseModel):
+    """The largest values of each row in descending order, with `top_p` or `top_k`."""
+
+    indices: list[list[int]] = Field(description="Columns of the entries of each row, as indices of `units`.")
+    values: list[list[float]] | Tensor = Field(
+        description="Values of the entries of each row; in base64 one array over all rows."
+    )
+    dropped_mass: list[float] = Field(description="Sum of the dropped values of each row, (R).")
+
+
+@cache
+def schema_of(kind: Any) -> type[BaseModel]:
+    """Return the schema of a response of the contract."""
+    definitions: dict[str, Any] = {}
+    alternatives: dict[str, list[ContractField]] = {}
+    for field in fields_of(kind):
+        alternative = field.find(Alternative)
+        alternatives.setdefault(alternative.name if alternative else field.name, []).append(field)
+    for name, (field, *others) in alternatives.items():
+        hint = _response_type(field)
+        for other in others:
+            hint = hint | _response_type(other)
+        default = None if field.default is None else ...
+        definitions[name] = (
+            hint | None if field.optional and not (name == "matrix" and others) else hint,
+            Field(default, description=field.description),
+        )
+    model = create_model(kind.__name__, __module__=__name__, **definitions)
+    model.__doc__ = kind.__doc__
+    return model
+
+
+def _response_type(field: ContractField) -> Any:
+    kind, encoding = field.kind, field.find(Encoding)
+    if get_origin(kind) is np.ndarray:
+        element = int if "int" in str(get_args(kind)[1]) else float
+        types: Any = None
+        for axes in encoding.axes if encoding else (1,):
+            nested: Any = element
+            for _ in range(axes):
+                nested = list[nested]
+            types = nested if types is None else types | nested
+        return types | Tensor if encoding and encoding.uint8 else types
+    if kind is SparseMatrix:
+        return SparseRows
+    if (item := item_type(kind)) is not None:
+        part: Any = strip(item)[0]
+        if hasattr(part, "__dataclass_fields__"):
+            part = schema_of(part)
+        return list[part]
+    return schema_of(kind) if hasattr(kind, "__dataclass_fields__") else kind
+
+
+# Validation errors
+
+
+_TAG_REMEDIES = {
+    IDS_TAG: "Send a string or an array of token ids.",
+    ITEM_TAG: "Send a string or an object.",
+    LIST_TAG: "Send a string or an array.",
+    NUMBERS_TAG: 'Send "all" or an array.',
+}
+_TYPE_REMEDIES = {
+    "bool_type": "Send true or false.",
+    "dict_type": "Send an object.",
+    "float_type": "Send a number.",
+    "int_from_float": "Send an integer.",
+    "int_type": "Send an integer.",
+    "list_type": "Send an array.",
+    "model_type": "Send an object.",
+    "string_type": "Send a string.",
+}
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+INT64_END = 2**63
+
+Step = int | str
+
+
+def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) -> InvalidArgument | RequestTooLarge:
+    """Return the first problem of a body in document order."""
+    problems = error.errors(include_url=False, include_input=False)
+    problem = min(problems, key=lambda problem: _position(_steps(problem), document))
+    steps, details = _steps(problem), problem.get("ctx", {})
+    path = _path(steps)
+    match problem["type"]:
+        case "extra_forbidden":
+            return _unknown_field(steps, document, model)
+        case "missing":
+            return MissingField("missing", "Send it.", field=path)
+        case "too_many":
+            return too_many(path, details["name"], details["actual"], details["limit"])
+        case "too_long" | "too_short":
+            size = details["actual_length"]
+            return WrongShape(
+                "wrong number of items", "Send [start, end].", field=path, actual=size, minimum=2, maximum=2
+            )
+        case "literal_error":
+            allowed = re.sub(r"'([^']*)'", r'"\1"', details["expected"])
+            return _unknown_value(path, _value(steps, document), f"Use {allowed}.")
+    return _wrong_type(problem, steps, document)
+
+
+def _unknown_value(path: str, value: Any, remedy: str) -> InvalidArgument:
+    if isinstance(value, str):
+        return UnknownValue("unknown value", remedy, field=path, actual=echo(value))
+    return WrongType("wrong type", remedy, field=path, actual=json_type(value))
+
+
+def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any) -> InvalidArgument:
+    path, value = _path(steps), _value(steps, document)
+    if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
+        return OutOfRange("out of range", "Send an integer of 64 bits.", field=path, actual=value)  # made a float
+    tag = str(problem["loc"][-1]) if problem["loc"] else ""
+    remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
+    return WrongType("wrong type", remedy, field=path, actual=json_type(value))
+
+
+def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:
+    name = str(steps[-1])
+    present = _value(steps[:-1], document)
+    known = [
+        field for field in (_nested_fields(model) if len(steps) > 1 else model.model_fields) if field not in present
+    ]
+    nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
+    remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
+    path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])
+    return UnknownField("unknown field", remedy, field=path)
+
+
+def _nested_fields(model: type[BaseModel]) -> Sequence[str]:
+    """Return the fields of the objects in a body."""
+    names: list[str] = []
+
+    def collect(schema: Any) -> None:
+        if isinstance(schema, dict):
+            names.extend(schema.get("properties", {}))
+            for value in schema.values():
+                collect(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                collect(value)
+
+    collect(model.model_json_schema().get("$defs", {}))
+    return names
+
+
+def _steps(problem: Mapping[str, Any]) -> list[Step]:
+    """Return the path of a problem in the document; an unknown field may have the name of a branch."""
+    *parents, last = problem["loc"] or (None,)
+    steps = [step for step in parents if step not in _TAGS]
+    if last is not None and (last not in _TAGS or problem["type"] == "extra_forbidden"):
+        steps.append(last)
+    return steps
+
+
+def _position(steps: Sequence[Step], document: Any) -> tuple[int, ...]:
+    """Return where a path is in the document; a missing field comes last in its object."""
+    position = []
+    for step in steps:
+        if isinstance(document, dict):
+            position.append(list(document).index(step) if step in document else len(document))
+            document = document.get(step)
+        elif isinstance(document, list) and isinstance(step, int):
+            position.append(step)
+            document = document[step]
+    return tuple(position)
+
+
+def _value(steps: Sequence[Step], document: Any) -> Any:
+    for step in steps:
+        document = document[step]
+    return document
+
+
+def _path(steps: Sequence[Step]) -> str:
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path or "Body"
