@@ -15,7 +15,7 @@ from torch import nn
 from model.export.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE, WORDPIECE_FAMILIES
+from tests.model.family_cases import HIDDEN_SIZE, WORDPIECE_FAMILIES
 
 PROMPTS = {"query": "find: ", "document": "text: "}
 MAX_TOKENS = 31

@@ -14,7 +14,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from model.export.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE, Publish
+from tests.model.conftest import Publish
+from tests.model.family_cases import HIDDEN_SIZE
 from tests.service.conftest import ServiceHarness, open_harness
 
 PROMPTS = {"query": "find: ", "document": "text: "}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from torch import nn
@@ -15,13 +14,10 @@ from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import load_checkpoint
 from model.export import graphs as onnx_graph
 from model.export.export import Variants, export, export_graph
-from tests.model.family_cases import FAMILY_CASES
+from tests.model.family_cases import FAMILY_CASES, HIDDEN_SIZE, bert_case
 from tests.model.shared_graphs import export_anew, export_shared
 from tests.model.tiny_tokenizers import BUILDERS, build_wordpiece
 from tests.model.tokenizer_inputs import KINDS
-
-HIDDEN_SIZE, HEADS, LAYERS, INTERMEDIATE_SIZE, POSITIONS = 24, 3, 2, 37, 41
-WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
 
 Publish = Callable[[str], Path]
 
@@ -58,62 +54,13 @@ def tokenizer(tokenizer_by_kind: dict[str, Tokenizer], request: pytest.FixtureRe
     return tokenizer_by_kind[kind]
 
 
-def family_config(family: str, vocab_size: int, causal: bool) -> transformers.PreTrainedConfig:
-    decoder: dict[str, Any] = {"is_decoder": causal}
-    if family == "distilbert":
-        return transformers.DistilBertConfig(
-            **decoder,  # not a declared field of the class
-            vocab_size=vocab_size,
-            dim=HIDDEN_SIZE,
-            n_heads=HEADS,
-            n_layers=LAYERS,
-            hidden_dim=INTERMEDIATE_SIZE,
-            max_position_embeddings=POSITIONS,
-        )
-    bert_like: dict[str, type[transformers.PreTrainedConfig]] = {
-        "bert": transformers.BertConfig,
-        "roberta": transformers.RobertaConfig,
-        "xlm-roberta": transformers.XLMRobertaConfig,
-        "camembert": transformers.CamembertConfig,
-        "electra": transformers.ElectraConfig,
-    }
-    sizes: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": HIDDEN_SIZE,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": INTERMEDIATE_SIZE,
-        "max_position_embeddings": POSITIONS,
-        **decoder,
-        "type_vocab_size": 2 if family in ("bert", "electra") else 1,
-    }
-    if family == "electra":
-        sizes["embedding_size"] = 13
-    return bert_like[family](**sizes)
-
-
-def random_model(family: str, architecture: str, vocab_size: int, causal: bool = False) -> transformers.PreTrainedModel:
-    """Return a model whose random weights are large enough to expose wrong names, order or scale."""
-    config = family_config(family, vocab_size, causal)
-    model: transformers.PreTrainedModel = getattr(transformers, architecture)(config).eval()
-    generator = torch.Generator().manual_seed(17)
-    with torch.no_grad():
-        for module in model.modules():
-            center = 1.0 if isinstance(module, nn.LayerNorm) else 0.0
-            for name, parameter in module.named_parameters(recurse=False):
-                mean = center if name == "weight" else 0.0
-                parameter.copy_(mean + 0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
 BASE_GRAPHS = Variants()
 
 
 def export_tiny(root: Path, variants: Variants = BASE_GRAPHS) -> Path:
     """Publish and export a tiny BERT under `root`; return the artifact."""
     tokenizer, published, artifact = build_wordpiece(), root / "tiny-bert", root / "artifact"
-    random_model("bert", "BertModel", tokenizer.get_vocab_size()).save_pretrained(published)
-    (published / "tokenizer.json").write_text(tokenizer.to_str())
+    bert_case("bert").publish(published, tokenizer.to_str().encode())
     export(str(published), artifact, variants=variants)
     return artifact
 
@@ -122,39 +69,17 @@ def export_tiny(root: Path, variants: Variants = BASE_GRAPHS) -> Path:
 def publish(definitions: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Publish:
     """Return a function that publishes a model and returns its directory.
 
-    It takes a name in `FAMILY_CASES`, a family of BERT, or "family/Architecture" with a task head. The prefix "causal-"
-    sets `is_decoder`.
+    It takes a name in `FAMILY_CASES` or a kind that `bert_case` accepts.
     """
     directories: dict[str, Path] = {}
 
     def publish_kind(kind: str) -> Path:
-        if kind in directories:
-            return directories[kind]
-        if kind in FAMILY_CASES:
-            case = FAMILY_CASES[kind]
-            directories[kind] = tmp_path_factory.mktemp("published") / f"tiny-{kind.replace(', ', '-')}"
+        if kind not in directories:
+            case = FAMILY_CASES.get(kind) or bert_case(kind)
+            name = kind.removeprefix("causal-").partition("/")[0].replace(", ", "-")
+            directories[kind] = tmp_path_factory.mktemp("published") / f"tiny-{name}"
             case.publish(directories[kind], definitions[case.tokenizer])
-            return directories[kind]
-        family, _, architecture = kind.removeprefix("causal-").partition("/")
-        if family in WORDPIECE_FAMILIES:
-            definition = definitions["wordpiece"]
-        else:
-            definition = definitions["bytelevel" if family == "roberta" else "metaspace"]
-        directory = tmp_path_factory.mktemp("published") / f"tiny-{family}"
-        names = {
-            "bert": "BertModel",
-            "roberta": "RobertaModel",
-            "xlm-roberta": "XLMRobertaModel",
-            "camembert": "CamembertModel",
-            "distilbert": "DistilBertModel",
-            "electra": "ElectraModel",
-        }
-        vocab_size = tokenizers.Tokenizer.from_str(definition.decode()).get_vocab_size()
-        causal = kind.startswith("causal-")
-        random_model(family, architecture or names[family], vocab_size, causal).save_pretrained(directory)
-        (directory / "tokenizer.json").write_bytes(definition)
-        directories[kind] = directory
-        return directory
+        return directories[kind]
 
     return publish_kind
 

@@ -25,7 +25,8 @@ from tests.model.published_families import (
     publish_nomic,
 )
 
-SIZES = {"hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 37}
+HIDDEN_SIZE = 24
+SIZES = {"hidden_size": HIDDEN_SIZE, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 37}
 GROUPED = SIZES | {"num_attention_heads": 6, "num_key_value_heads": 2}
 LONG = 1300
 """More positions than rows with masks of size T x T have."""
@@ -46,6 +47,7 @@ class FamilyCase:
     rename: Rename | None = None
     pooling: str | None = None
     deviation: float = 0.3
+    native_names: bool = True
 
     def publish(self, directory: Path, tokenizer: bytes) -> None:
         """Write config.json, weights and tokenizer. The directory `directory/oracle` has what transformers loads."""
@@ -58,7 +60,10 @@ class FamilyCase:
                 is_norm = name.endswith("weight") and parameter.dim() == 1 and "norm" in name.lower()
                 center = 1.0 if is_norm and "Gemma" not in self.architecture else 0.0
                 parameter.copy_(center + self.deviation * torch.randn(parameter.shape, generator=generator))
-        save_native(model, directory)
+        if self.native_names:
+            save_native(model, directory)
+        else:
+            model.save_pretrained(directory)
         if self.rename is not None:
             save_native(model, directory / "oracle")
             config_values = json.loads((directory / "config.json").read_text())
@@ -87,6 +92,28 @@ def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:
 def oracle_directory(directory: Path) -> Path:
     """Return the directory from which transformers loads the same weights."""
     return directory / "oracle" if (directory / "oracle").is_dir() else directory
+
+
+BERT_CLASSES = {
+    "bert": "Bert", "camembert": "Camembert", "distilbert": "DistilBert", "electra": "Electra", "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+}  # fmt: skip
+"""Model types of the families with BERT's parts, and the prefixes of their classes in transformers."""
+WORDPIECE_FAMILIES = ("bert", "distilbert", "electra")
+
+
+def bert_case(kind: str) -> FamilyCase:
+    """Return a case of `BERT_CLASSES`: "family" or "family/Architecture"; the prefix "causal-" sets `is_decoder`."""
+    family, _, architecture = kind.removeprefix("causal-").partition("/")
+    sizes = SIZES | {"num_hidden_layers": 2, "type_vocab_size": 2 if family in ("bert", "electra") else 1}
+    if family == "electra":
+        sizes["embedding_size"] = 13
+    if family == "distilbert":
+        sizes = {"dim": HIDDEN_SIZE, "n_layers": 2, "n_heads": 3, "hidden_dim": 37}
+    options = sizes | {"max_position_embeddings": 41, "is_decoder": kind.startswith("causal-")}
+    tokenizer = "wordpiece" if family in WORDPIECE_FAMILIES else "bytelevel" if family == "roberta" else "metaspace"
+    name = BERT_CLASSES[family]
+    return FamilyCase(architecture or f"{name}Model", f"{name}Config", options, tokenizer, native_names=False)
 
 
 IDS = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}

@@ -23,7 +23,8 @@ from model.checkpoint import load_checkpoint
 from model.export.export import check_tokenizer
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.model.conftest import HIDDEN_SIZE, Publish
+from tests.model.conftest import Publish
+from tests.model.family_cases import HIDDEN_SIZE
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model_records import add_records
 from tests.service.conftest import open_harness

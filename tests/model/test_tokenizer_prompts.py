@@ -17,7 +17,7 @@ from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
 from model.export.cuda import pool_sequences
 from model.export.parity import make_sequence
-from tests.model.conftest import HIDDEN_SIZE
+from tests.model.family_cases import HIDDEN_SIZE
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one, truncate_by_library
 
 Publish = Callable[[str], Path]

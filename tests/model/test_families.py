@@ -1,8 +1,9 @@
-"""Checkpoints of `FAMILY_CASES`, in the names of transformers and of published files, compared with transformers."""
+"""Checkpoints of every model family, as transformers writes them and as published, compared with transformers."""
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from model.export.parity import measure_parity
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
-from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, bert_case, oracle_directory
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
 
 Publish = Callable[[str], Path]
@@ -31,52 +32,136 @@ SCALED = ("nomic_bert, dynamic", "nomic_bert, published")
 WEAK = "a weak oracle (almost uniform attention): see the step about FAMILY_CASES in CONTRIBUTING.md"
 LONG_ROWS = (*SCALED, "modernbert, published", "jina_embeddings_v3, published", "qwen3, windows", "gemma3_text, causal")
 """Models whose inputs are so long that attention is computed in blocks."""
+BERT_KINDS = (
+    "bert",
+    "bert/BertForPreTraining",
+    "bert/BertForSequenceClassification",
+    "roberta",
+    "roberta/RobertaForMaskedLM",
+    "xlm-roberta",
+    "xlm-roberta/XLMRobertaForSequenceClassification",
+    "camembert",
+    "camembert/CamembertForMaskedLM",
+    "distilbert",
+    "distilbert/DistilBertForMaskedLM",
+    "electra",
+    "electra/ElectraForPreTraining",
+    "electra/ElectraForMaskedLM",
+    "causal-bert",
+    "causal-bert/BertLMHeadModel",
+    "causal-roberta",
+    "causal-xlm-roberta",
+    "causal-camembert",
+    "causal-distilbert",
+    "causal-electra",
+)
 FIRST_ORDINARY_ID = 5
 
 
-def random_ids(encoder: Encoder, length: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(length)
-    input_ids = torch.randint(FIRST_ORDINARY_ID, encoder.config.vocab_size, (1, length), generator=generator)
-    types = torch.randint(0, max(1, encoder.config.type_vocab_size), (1, length), generator=generator)
-    return input_ids, types
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
-def run_encoder(encoder: Encoder, input_ids: Tensor, token_type_ids: Tensor) -> EncoderOutput:
+def random_batch(encoder: Encoder, *lengths: int) -> Batch:
+    """Return padded input ids, token type ids and attention mask, (N, T) each; the padding id is 1."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    input_ids = torch.randint(FIRST_ORDINARY_ID, encoder.config.vocab_size, mask.shape, generator=generator)
+    types = torch.randint(0, max(1, encoder.config.type_vocab_size), mask.shape, generator=generator)
+    return torch.where(mask, input_ids, 1), types, mask.long()
+
+
+def run_encoder(encoder: Encoder, batch: Batch) -> EncoderOutput:
+    input_ids, token_type_ids, attention_mask = batch
     with torch.inference_mode():
-        positions = torch.arange(input_ids.shape[1])[None]
-        return encoder.encode(input_ids, positions, token_type_ids, torch.ones_like(input_ids))
+        positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return encoder.encode(input_ids, positions, token_type_ids, attention_mask)
 
 
-def run_transformers(encoder: Encoder, directory: Path, input_ids: Tensor, token_type_ids: Tensor) -> Any:
-    """Load the model anew for each length: dynamic scaling in transformers depends on earlier inputs."""
+def run_transformers(encoder: Encoder, directory: Path, batch: Batch) -> Any:
+    """Load the model anew for each batch: dynamic scaling in transformers depends on earlier inputs."""
     oracle = oracle_directory(directory)
     model = transformers.AutoModel.from_pretrained(oracle, attn_implementation="eager").eval()
+    input_ids, token_type_ids, mask = batch
     types = {"token_type_ids": token_type_ids} if encoder.config.type_vocab_size > 1 else {}
-    mask = torch.ones_like(input_ids)
     with torch.inference_mode():
         return model(input_ids, attention_mask=mask, **types, output_hidden_states=True, output_attentions=True)
 
 
+def assert_equal_to_transformers(directory: Path, *, length: int = 13, scaled: bool = False) -> EncoderOutput:
+    """Compare the last hidden state of a random input, relative to the largest value if `scaled`; return the output."""
+    encoder = load_checkpoint(directory).encoder
+    batch = random_batch(encoder, length)
+    output, expected = run_encoder(encoder, batch), run_transformers(encoder, directory, batch).last_hidden_state
+    scale = max(1.0, float(expected.abs().max())) if scaled else 1.0
+    assert float((output.hidden_states[-1] - expected).abs().max()) < 1e-5 * scale
+    return output
+
+
 @pytest.mark.parametrize(
-    ("kind", "length"),
+    ("kind", "lengths"),
     [
-        *((kind, length) for kind in FAMILY_CASES for length in LENGTHS),
-        *((kind, SCALED_FROM + 91) for kind in SCALED),
-        *((kind, MAX_DENSE_TOKENS + 91) for kind in LONG_ROWS),
+        *((kind, (length,)) for kind in FAMILY_CASES for length in LENGTHS),
+        *((kind, (SCALED_FROM + 91,)) for kind in SCALED),
+        *((kind, (MAX_DENSE_TOKENS + 91,)) for kind in LONG_ROWS),
+        *((kind, lengths) for kind in BERT_KINDS for lengths in ((1,), (23,), (2, 29, 11))),
     ],
 )
-def test_hidden_states_and_probs_equal_transformers(publish: Publish, kind: str, length: int) -> None:
+def test_hidden_states_and_probs_equal_transformers(publish: Publish, kind: str, lengths: tuple[int, ...]) -> None:
     encoder = load_checkpoint(publish(kind)).encoder
-    inputs = random_ids(encoder, length)
-    output, oracle = run_encoder(encoder, *inputs), run_transformers(encoder, publish(kind), *inputs)
-    assert len(output.hidden_states) == len(oracle.hidden_states) == 5
-    for hidden, expected in zip(output.hidden_states, oracle.hidden_states, strict=True):
-        assert float((hidden - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
-    assert len(output.probs) == (0 if length > MAX_DENSE_TOKENS else 4)
-    for probs, expected in zip(output.probs, oracle.attentions, strict=False):
-        assert float((probs - expected).abs().max()) < 1e-5
-        if length > 1:
-            assert float(expected.max(dim=-1).values.mean()) > 2 / length, WEAK
+    batch = random_batch(encoder, *lengths)
+    output, oracle = run_encoder(encoder, batch), run_transformers(encoder, publish(kind), batch)
+    layers = 4 if kind in FAMILY_CASES else 2
+    assert len(output.hidden_states) == len(oracle.hidden_states) == layers + 1
+    assert len(output.probs) == (0 if max(lengths) > MAX_DENSE_TOKENS else layers)
+    for index, length in enumerate(lengths):
+        for hidden, expected in zip(output.hidden_states, oracle.hidden_states, strict=True):
+            scale = max(1.0, float(expected.abs().max())) if kind in FAMILY_CASES else 1.0
+            assert float((hidden - expected)[index, :length].abs().max()) < 1e-5 * scale
+        for probs, attention in zip(output.probs, oracle.attentions, strict=False):
+            expected = attention[index, :, :length, :length]
+            assert float((probs[index, :, :length, :length] - expected).abs().max()) < 1e-5
+            if length > 1 and kind in FAMILY_CASES:
+                assert float(expected.max(dim=-1).values.mean()) > 2 / length, WEAK
+
+
+@pytest.mark.parametrize("kind", BERT_KINDS)
+def test_only_decoders_are_causal(publish: Publish, kind: str) -> None:
+    """transformers ignores `is_decoder` for DistilBERT."""
+    encoder = load_checkpoint(publish(kind)).encoder
+    assert encoder.config.causal == (kind.startswith("causal-") and kind != "causal-distilbert")
+    probs = run_encoder(encoder, random_batch(encoder, 9)).probs
+    assert [bool((layer.triu(1) == 0).all()) for layer in probs] == [encoder.config.causal] * 2
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"hidden_act": name} for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
+        {"layer_norm_eps": 0.5},  # large enough to change every value
+    ],
+)
+def test_changed_config_equals_transformers(source: Path, changes: dict[str, Any]) -> None:
+    change_config(source, **changes)
+    assert_equal_to_transformers(source)
+
+
+def test_roberta_positions_start_after_padding_id(publish: Publish, tmp_path: Path) -> None:
+    model = transformers.AutoModel.from_pretrained(publish("roberta"), pad_token_id=0)
+    model.save_pretrained(tmp_path)
+    shutil.copy(publish("roberta") / "tokenizer.json", tmp_path)
+    assert_equal_to_transformers(tmp_path)
+
+
+def test_causal_model_with_cls_pooling_is_an_error(publish: Publish, tmp_path: Path) -> None:
+    case = replace(bert_case("causal-bert"), pooling="cls")
+    case.publish(tmp_path, (publish("bert") / "tokenizer.json").read_bytes())
+    with pytest.raises(CheckpointError, match="cls pooling of a causal model"):
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("kind", mark_slow(*FAMILY_CASES, fast=("mpnet", "modernbert", "qwen3", "gemma3_text")))
@@ -141,8 +226,7 @@ def test_unsupported_config_is_rejected(
     publish: Publish, tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
     directory = shutil.copytree(publish(kind), tmp_path / "model")
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
+    change_config(directory, **changes)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
 
@@ -153,16 +237,10 @@ def test_rope_scaling_takes_precedence_over_rope_parameters_like_in_transformers
     publish: Publish, tmp_path: Path, kind: str, others: dict[str, Any]
 ) -> None:
     directory = shutil.copytree(publish(kind), tmp_path / "model")
-    config = json.loads((directory / "config.json").read_text())
-    assert config["rope_parameters"]
-    inputs = random_ids(load_checkpoint(directory).encoder, 17)
-    plain = run_encoder(load_checkpoint(directory).encoder, *inputs).hidden_states[-1]
-    changes = {"rope_scaling": {"rope_type": "linear", "factor": 3.0}} | others
-    (directory / "config.json").write_text(json.dumps(config | changes))
-    encoder = load_checkpoint(directory).encoder
-    hidden = run_encoder(encoder, *inputs).hidden_states[-1]
-    expected = run_transformers(encoder, directory, *inputs).hidden_states[-1]
-    assert float((hidden - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+    assert json.loads((directory / "config.json").read_text())["rope_parameters"]
+    plain = assert_equal_to_transformers(directory, length=17, scaled=True).hidden_states[-1]
+    change_config(directory, rope_scaling={"rope_type": "linear", "factor": 3.0}, **others)
+    hidden = assert_equal_to_transformers(directory, length=17, scaled=True).hidden_states[-1]
     assert float((hidden - plain).abs().max()) > 1e-2
 
 
@@ -204,8 +282,8 @@ def test_adapters_of_a_task_are_merged(publish: Publish, tmp_path: Path, task: s
     save_file(stored, adapted / "model.safetensors")
     save_file(tensors, plain / "model.safetensors")
     encoder = load_checkpoint(adapted, SettingOptions(task=task)).encoder
-    inputs = random_ids(encoder, 23)
-    difference = run_encoder(encoder, *inputs).hidden_states[-1] - run_transformers(encoder, plain, *inputs)[0]
+    batch = random_batch(encoder, 23)
+    difference = run_encoder(encoder, batch).hidden_states[-1] - run_transformers(encoder, plain, batch)[0]
     assert float(difference.abs().max()) < 1e-5
 
 
