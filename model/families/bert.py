@@ -49,7 +49,6 @@ def read_config(config: ConfigReader, first_position: int = 0, embedding_size: i
         config,
         max_position_embeddings=config.size("max_position_embeddings") - first_position,
         type_vocab_size=config.size("type_vocab_size", 2),
-        norm_eps=config.number("layer_norm_eps", 1e-12),
         hidden_act=config.activation("hidden_act"),
         embedding_size=embedding_size,
         causal=config.flag("is_decoder"),
@@ -190,8 +189,6 @@ def read_mpnet(config: ConfigReader) -> EncoderConfig:
         config,
         max_position_embeddings=config.size("max_position_embeddings") - MPNET_FIRST_POSITION,
         type_vocab_size=0,
-        norm_eps=config.number("layer_norm_eps", 1e-12),
-        hidden_act=config.activation("hidden_act", "gelu"),
         relative_bias=True,
     )
 

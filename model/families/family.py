@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, EncoderConfig, RotaryConfig
+from model.encoder import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
 from model.heads.classifiers import ClassifierLayout
 from model.heads.row_head import HeadLayout
 from model.heads.vocabulary import VocabularyLayout
@@ -103,20 +103,28 @@ class ConfigReader:
             raise CheckpointError(f"config.json: unknown key {key} ({value!r}), which may change the result.")
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
+USUAL_KEYS: dict[str, Callable[[ConfigReader], Any]] = {
+    "vocab_size": lambda config: config.size("vocab_size"),
+    "hidden_size": lambda config: config.size("hidden_size"),
+    "num_hidden_layers": lambda config: config.size("num_hidden_layers"),
+    "num_attention_heads": lambda config: config.size("num_attention_heads"),
+    "intermediate_size": lambda config: config.size("intermediate_size"),
+    "max_position_embeddings": lambda config: config.size("max_position_embeddings"),
+    "norm_eps": lambda config: config.number("layer_norm_eps", 1e-12),
+    "hidden_act": lambda config: config.activation("hidden_act", "gelu"),
+}
+"""Fields of `EncoderConfig` that most families read from the same key of config.json."""
 
 
-def make_config(config: ConfigReader, **parts: Any) -> EncoderConfig:
-    """Return an `EncoderConfig` of `parts`; sizes missing there come from the usual keys of config.json."""
-    sizes: dict[str, Any] = {name: config.size(name) for name in SIZES if name not in parts}
-    return EncoderConfig(**sizes, **parts)
+def make_config(config: ConfigReader, *, rotary: RotaryConfig | None = None, **parts: Any) -> EncoderConfig:
+    """Return an `EncoderConfig` of `parts`, and of `USUAL_KEYS` for fields missing there.
+
+    `rotary` gives every layer the same rotary position embeddings instead of a position table.
+    """
+    values = {name: read(config) for name, read in USUAL_KEYS.items() if name not in parts} | parts
+    if rotary is not None:
+        values |= {"position_table": False, "layers": (LayerConfig(rotary=rotary),) * values["num_hidden_layers"]}
+    return EncoderConfig(**values)
 
 
 SHARED_ROW_TOKENS = 512
@@ -180,10 +188,16 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def check_layer_types(types: list[str], layers: int) -> None:
-    """Raise CheckpointError unless there is one known type per layer."""
+def read_layer_types(config: ConfigReader, layers: int, is_sliding: Callable[[int], bool]) -> list[str]:
+    """Return the type of each layer; `is_sliding` tells those of a layer index in files without `layer_types`.
+
+    Raises:
+        CheckpointError: not one known type per layer.
+    """
+    types: list[str] = config.value("layer_types", [LAYER_TYPES[is_sliding(index)] for index in range(layers)])
     if len(types) != layers or not set(types) <= {*LAYER_TYPES}:
         raise unsupported(f"config.json: layer_types of {layers} layers", types, LAYER_TYPES)
+    return types
 
 
 # Task heads of language-model and classifier checkpoints, and buffers.

@@ -12,8 +12,8 @@ from model.families.family import (
     CAUSAL_TOKEN_CLASSIFIER,
     ConfigReader,
     Family,
-    check_layer_types,
     make_config,
+    read_layer_types,
     read_rotary,
     rotary_from,
 )
@@ -49,6 +49,20 @@ PARTS: dict[str, Any] = {
 }
 
 
+def _make_config(
+    config: ConfigReader, *, norm_eps: float, head_size: int, key_value_heads: int | None = None, **parts: Any
+) -> EncoderConfig:
+    """Return an `EncoderConfig` of `PARTS`, the keys that the three families share, and `parts`."""
+    key_value_heads = key_value_heads or config.size("num_attention_heads")
+    shared = {
+        "norm_eps": config.number("rms_norm_eps", norm_eps),
+        "num_key_value_heads": config.size("num_key_value_heads", key_value_heads),
+        "head_size": config.size("head_dim", head_size),
+        "attention_bias": config.flag("attention_bias"),
+    }
+    return make_config(config, **PARTS | shared | parts)
+
+
 # EuroBERT (Boizard et al. 2025): bidirectional.
 
 EUROBERT_POOLINGS: dict[str, ClassifierPooling] = {"bos": "cls", "mean": "mean", "late": "mean_logits"}
@@ -60,18 +74,16 @@ def read_eurobert(config: ConfigReader) -> EncoderConfig:
     config.value("clf_pooling", "late")
     hidden_size, heads = config.size("hidden_size"), config.size("num_attention_heads")
     positions, bias = config.size("max_position_embeddings", 8192), config.flag("mlp_bias")
-    parts = PARTS | {
-        "max_position_embeddings": positions,
-        "norm_eps": config.number("rms_norm_eps", 1e-5),
-        "hidden_act": config.activation("hidden_act", "silu"),
-        "num_key_value_heads": config.size("num_key_value_heads", heads),
-        "head_size": config.size("head_dim", hidden_size // heads),
-        "attention_bias": config.flag("attention_bias"),
-        "feed_forward_bias": bias,
-        "feed_forward_output_bias": bias,
-        "layers": (LayerConfig(rotary=read_rotary(config, 10_000.0, positions)),) * config.size("num_hidden_layers"),
-    }
-    return make_config(config, **parts)
+    return _make_config(
+        config,
+        rotary=read_rotary(config, 10_000.0, positions),
+        norm_eps=1e-5,
+        head_size=hidden_size // heads,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_act", "silu"),
+        feed_forward_bias=bias,
+        feed_forward_output_bias=bias,
+    )
 
 
 def read_eurobert_classifier(config: ConfigReader) -> ClassifierLayout:
@@ -99,26 +111,20 @@ def read_qwen3(config: ConfigReader) -> EncoderConfig:
     layers, positions = config.size("num_hidden_layers"), config.size("max_position_embeddings", 32_768)
     rotary = read_rotary(config, 10_000.0, positions)
     windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
-    types = config.value(
-        "layer_types",
-        ["sliding_attention" if windows and index >= first else "full_attention" for index in range(layers)],
-    )
-    check_layer_types(types, layers)
+    types = read_layer_types(config, layers, lambda index: windows and index >= first)
     window = config.size("sliding_window", 4096) - 1  # the key distance is less than the size
-    parts = PARTS | {
-        "max_position_embeddings": positions,
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "hidden_act": config.activation("hidden_act", "silu"),
-        "causal": config.flag("is_causal", True),
-        "num_key_value_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
-        "head_size": config.size("head_dim", 128),
-        "attention_bias": config.flag("attention_bias"),
-        "query_key_norm": True,
-        "layers": tuple(
+    return _make_config(
+        config,
+        norm_eps=1e-6,
+        head_size=128,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_act", "silu"),
+        causal=config.flag("is_causal", True),
+        query_key_norm=True,
+        layers=tuple(
             LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types
         ),
-    }
-    return make_config(config, **parts)
+    )
 
 
 QWEN3 = Family(
@@ -145,10 +151,7 @@ def read_gemma3(config: ConfigReader) -> EncoderConfig:
     bidirectional, sliding = config.flag("use_bidirectional_attention"), config.size("sliding_window", 4096)
     window = sliding // 2 if bidirectional else sliding - 1
     every = config.size("_sliding_window_pattern", config.size("sliding_window_pattern", 6))
-    types = config.value(
-        "layer_types", ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(layers)]
-    )
-    check_layer_types(types, layers)
+    types = read_layer_types(config, layers, lambda index: (index + 1) % every > 0)
     parameters, scaling = config.value("rope_parameters", {}), config.value("rope_scaling", {})
     rotary = {}
     for kind, (key, base) in GEMMA3_BASES.items():
@@ -156,21 +159,20 @@ def read_gemma3(config: ConfigReader) -> EncoderConfig:
         override = scaling if kind == "full_attention" else {}
         values = {"rope_theta": config.number(key, base), **(parameters.get(kind) or {}), **override}
         rotary[kind] = rotary_from(values, positions, "rope_scaling" if override else f"rope_parameters.{kind}")
-    parts = PARTS | {
-        "max_position_embeddings": positions,
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "hidden_act": config.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "causal": not bidirectional,
-        "block": "sandwich",
-        "embedding_scale": hidden_size**0.5,
-        "num_key_value_heads": config.size("num_key_value_heads", 4),
-        "head_size": config.size("head_dim", 256),
-        "attention_scale": config.number("query_pre_attn_scalar", 256) ** -0.5,
-        "attention_bias": config.flag("attention_bias"),
-        "query_key_norm": True,
-        "layers": tuple(LayerConfig(window if kind == "sliding_attention" else None, rotary[kind]) for kind in types),
-    }
-    return make_config(config, **parts)
+    return _make_config(
+        config,
+        norm_eps=1e-6,
+        head_size=256,
+        key_value_heads=4,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_activation", "gelu_pytorch_tanh"),
+        causal=not bidirectional,
+        block="sandwich",
+        embedding_scale=hidden_size**0.5,
+        attention_scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+        query_key_norm=True,
+        layers=tuple(LayerConfig(window if kind == "sliding_attention" else None, rotary[kind]) for kind in types),
+    )
 
 
 GEMMA3 = Family(

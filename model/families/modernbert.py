@@ -2,7 +2,7 @@
 
 from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
-from model.families.family import ConfigReader, Family, check_layer_types, make_config, rotary_from
+from model.families.family import ConfigReader, Family, make_config, read_layer_types, rotary_from
 from model.heads.classifiers import ClassifierLayout
 from model.heads.row_head import HeadLayout
 from model.heads.vocabulary import VocabularyLayout
@@ -35,9 +35,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     layers = config.size("num_hidden_layers", 22)
     positions = config.size("max_position_embeddings", 8192)
     every = config.size("global_attn_every_n_layers", 3)
-    types = config.value(
-        "layer_types", ["sliding_attention" if index % every else "full_attention" for index in range(layers)]
-    )
+    types = read_layer_types(config, layers, lambda index: index % every > 0)
     window = config.size("local_attention", 128) // 2
     parameters = config.value("rope_parameters", {})
     rotary = {
@@ -48,7 +46,6 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         )
         for kind, (key, base) in BASES.items()
     }
-    check_layer_types(types, layers)
     return make_config(
         config,
         vocab_size=config.size("vocab_size", 50_368),

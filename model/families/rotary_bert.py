@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder import EncoderConfig, RotaryConfig
 from model.families.family import (
     ROBERTA_CLASSIFIER,
     ConfigReader,
@@ -50,7 +50,6 @@ NOMIC_RENAMES = (
 )
 """Names of the published checkpoints."""
 NOMIC_PARTS: dict[str, Any] = {
-    "position_table": False,
     "attention_bias": False,
     "gated": True,
     "feed_forward_bias": False,
@@ -67,19 +66,18 @@ def _read_native_nomic(config: ConfigReader) -> EncoderConfig:
     positions = config.size("max_position_embeddings", 2048)
     rotary = read_rotary(config, 1000.0, positions)
     hidden_size, heads = config.size("hidden_size", 768), config.size("num_attention_heads", 12)
-    layers = config.size("num_hidden_layers", 12)
-    return EncoderConfig(
+    return make_config(
+        config,
+        rotary=rotary,
         vocab_size=config.size("vocab_size", 30_528),
         hidden_size=hidden_size,
-        num_hidden_layers=layers,
+        num_hidden_layers=config.size("num_hidden_layers", 12),
         num_attention_heads=heads,
         intermediate_size=config.size("intermediate_size", 3072),
         max_position_embeddings=positions if rotary.dynamic is None else int(positions * rotary.dynamic[0]),
         type_vocab_size=config.size("type_vocab_size", 2),
-        norm_eps=config.number("layer_norm_eps", 1e-12),
         hidden_act=config.activation("hidden_act", "silu"),
         head_size=config.size("head_dim", hidden_size // heads),
-        layers=(LayerConfig(rotary=rotary),) * layers,
         **NOMIC_PARTS,
     )
 
@@ -96,21 +94,20 @@ def _read_published_nomic(config: ConfigReader) -> EncoderConfig:
     if "num_experts" in config and config.size("num_experts", least=0):
         raise CheckpointError("config.json: num_experts: expert layers are not supported. Use nomic-embed-text-v1.5.")
     config.check_heads("n_embd", "n_head")
-    layers, trained = config.size("n_layer"), config.size("max_trained_positions", 2048)
+    trained = config.size("max_trained_positions", 2048)
     factor = config.number("rotary_scaling_factor", 1.0)
     dynamic = None if factor == 1.0 else (factor, check_scaled_length(trained))
-    rotary = RotaryConfig(config.number("rotary_emb_base", 10_000.0), dynamic=dynamic)
-    return EncoderConfig(
-        vocab_size=config.size("vocab_size"),
+    return make_config(
+        config,
+        rotary=RotaryConfig(config.number("rotary_emb_base", 10_000.0), dynamic=dynamic),
         hidden_size=config.size("n_embd"),
-        num_hidden_layers=layers,
+        num_hidden_layers=config.size("n_layer"),
         num_attention_heads=config.size("n_head"),
         intermediate_size=config.size("n_inner"),
         max_position_embeddings=config.size("n_positions"),
         type_vocab_size=config.size("type_vocab_size", 2, least=0),
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         hidden_act="silu",
-        layers=(LayerConfig(rotary=rotary),) * layers,
         **NOMIC_PARTS,
     )
 
@@ -160,14 +157,11 @@ def read_gte(config: ConfigReader) -> EncoderConfig:
     positions = config.size("max_position_embeddings", 8192)
     return make_config(
         config,
+        rotary=_read_gte_rotary(config, positions),
         max_position_embeddings=positions,
         type_vocab_size=config.size("type_vocab_size", 1, least=0),
-        norm_eps=config.number("layer_norm_eps", 1e-12),
-        hidden_act=config.activation("hidden_act", "gelu"),
-        position_table=False,
         gated=True,
         feed_forward_bias=False,
-        layers=(LayerConfig(rotary=_read_gte_rotary(config, positions)),) * config.size("num_hidden_layers"),
     )
 
 
@@ -219,15 +213,12 @@ def read_jina(config: ConfigReader) -> EncoderConfig:
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rotary")
     positions, base = config.size("max_position_embeddings", 8194), config.number("rotary_emb_base", 20_000.0)
-    rotary = read_rotary(config, base, positions)
     return make_config(
         config,
+        rotary=read_rotary(config, base, positions),
         max_position_embeddings=positions,
         type_vocab_size=config.size("type_vocab_size", 1),
         norm_eps=config.number("layer_norm_eps", 1e-5),
-        hidden_act=config.activation("hidden_act", "gelu"),
-        position_table=False,
-        layers=(LayerConfig(rotary=rotary),) * config.size("num_hidden_layers"),
     )
 
 
