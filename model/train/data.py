@@ -31,7 +31,7 @@ class Example(NamedTuple):
 
 Reader = Callable[[Path], Iterator[Example]]
 Record = tuple[str, dict[str, Any]]
-"""The place of a record in its file, for errors, and its fields."""
+"""The file and line of a record, for errors, and its fields."""
 
 
 def read_texts(path: Path, field: str) -> Iterator[str]:
@@ -40,7 +40,7 @@ def read_texts(path: Path, field: str) -> Iterator[str]:
         texts = _read_lines(path)
     else:
         records = _read_records(path, (field,), (), "Use .txt, .jsonl or .parquet.")
-        texts = (_text(path, place, field, record.get(field)) for place, record in records)
+        texts = (_text(place, field, record.get(field)) for place, record in records)
     return (stripped for text in texts if (stripped := text.strip()))
 
 
@@ -51,8 +51,8 @@ def read_pairs(path: Path) -> Iterator[Example]:
     """
     records = _read_records(path, ("query", "positive"), ("negatives", "spans"), "Use .jsonl or .parquet.")
     for place, record in records:
-        texts = _pair_texts(path, place, record, ("query", "positive"))
-        yield Example(texts, _spans(path, place, record.get("spans"), texts))
+        texts = _pair_texts(place, record, ("query", "positive"))
+        yield Example(texts, _spans(place, record.get("spans"), texts))
 
 
 def read_labeled_pairs(path: Path) -> Iterator[Example]:
@@ -64,62 +64,62 @@ def read_labeled_pairs(path: Path) -> Iterator[Example]:
     optional = ("document", "label", "positive", "negatives")
     for place, record in _read_records(path, ("query",), optional, "Use .jsonl or .parquet."):
         if record.get("document") is None:
-            query, *documents = _pair_texts(path, place, record, ("query", "positive"))
+            query, *documents = _pair_texts(place, record, ("query", "positive"))
             for index, document in enumerate(documents):
                 yield Example((query, document), label=0.0 if index else 1.0)
         elif record.get("positive") is None and record.get("negatives") is None:
-            texts = _pair_texts(path, place, record, ("query", "document"))
-            yield Example(texts, label=_label(path, place, record.get("label")))
+            texts = _pair_texts(place, record, ("query", "document"))
+            yield Example(texts, label=_label(place, record.get("label")))
         else:
-            raise DataError(f"{path}: {place}: document: set together with positive or negatives. Remove one of them.")
+            raise DataError(f"{place}: document: set together with positive or negatives. Remove one of them.")
 
 
-def _pair_texts(path: Path, place: str, record: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+def _pair_texts(place: str, record: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
     """Return the texts of the fields `names`, and the negatives."""
     negatives = record.get("negatives")
     if negatives is not None and not isinstance(negatives, list):
-        raise DataError(f"{path}: {place}: negatives: not an array. Use an array of strings.")
+        raise DataError(f"{place}: negatives: not an array. Use an array of strings.")
     fields = [(name, record.get(name)) for name in names]
     fields += [(f"negatives[{index}]", text) for index, text in enumerate(negatives or ())]
-    texts = tuple(_text(path, place, field, value) for field, value in fields)
+    texts = tuple(_text(place, field, value) for field, value in fields)
     for (field, _), text in zip(fields, texts, strict=True):
         if not text.strip():
-            raise DataError(f"{path}: {place}: {field}: blank. Add text or remove the record.")
+            raise DataError(f"{place}: {field}: blank. Add text or remove the record.")
     return texts
 
 
-def _label(path: Path, place: str, label: object) -> float:
+def _label(place: str, label: object) -> float:
     if isinstance(label, bool) or not isinstance(label, int | float):
         problem = "missing" if label is None else "not a number"
-        raise DataError(f"{path}: {place}: label: {problem}. Use a number from 0 to 1.")
+        raise DataError(f"{place}: label: {problem}. Use a number from 0 to 1.")
     if not 0 <= label <= 1:
-        raise DataError(f"{path}: {place}: label: out of range ({label}). Use a number from 0 to 1.")
+        raise DataError(f"{place}: label: out of range ({label}). Use a number from 0 to 1.")
     return float(label)
 
 
-def _spans(path: Path, place: str, spans: object, texts: Sequence[str]) -> tuple[Span, ...]:
+def _spans(place: str, spans: object, texts: Sequence[str]) -> tuple[Span, ...]:
     if spans is None:
         return ()
     if not isinstance(spans, list) or len(spans) != len(texts):
         actual = len(spans) if isinstance(spans, list) else "not an array"
-        raise DataError(f"{path}: {place}: spans: {actual} of {len(texts)} texts. Add [start, end].")
+        raise DataError(f"{place}: spans: {actual} of {len(texts)} texts. Add [start, end].")
     for index, (span, text) in enumerate(zip(spans, texts, strict=True)):
         is_pair = isinstance(span, list) and [type(value) for value in span] == [int, int]
         if not is_pair or not 0 <= span[0] < span[1] <= len(text):
-            raise DataError(f"{path}: {place}: spans[{index}]: outside of the text ({span}, length {len(text)}).")
+            raise DataError(f"{place}: spans[{index}]: outside of the text ({span}, length {len(text)}).")
         if not text[span[0] : span[1]].strip():
-            raise DataError(f"{path}: {place}: spans[{index}]: blank ({span}). Use the characters of a word.")
+            raise DataError(f"{place}: spans[{index}]: blank ({span}). Use the characters of a word.")
     return tuple((start, end) for start, end in spans)
 
 
-def _text(path: Path, place: str, field: str, value: object) -> str:
+def _text(place: str, field: str, value: object) -> str:
     if not isinstance(value, str):
         problem = "missing" if value is None else "not a string"
-        raise DataError(f"{path}: {place}: {field}: {problem}. Use a string.")
+        raise DataError(f"{place}: {field}: {problem}. Use a string.")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise DataError(f"{path}: {place}: {field}: has a lone surrogate, which is no character. Remove it.") from None
+        raise DataError(f"{place}: {field}: has a lone surrogate, which is no character. Remove it.") from None
     return value
 
 
@@ -154,7 +154,7 @@ def _read_json_lines(path: Path) -> Iterator[Record]:
             record = None
         if not isinstance(record, dict):
             raise DataError(f"{path}: line {number}: not a JSON object. Write one per line.")
-        yield f"line {number}", record
+        yield f"{path}: line {number}", record
 
 
 def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) -> Iterator[Record]:
@@ -174,7 +174,7 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) 
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 for record in batch.to_pylist():
                     number += 1
-                    yield f"row {number}", record
+                    yield f"{path}: row {number}", record
     except ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file ({error}). Check it.") from None
     except OSError as error:
@@ -286,6 +286,16 @@ class TrainingBatch:
     texts: tuple[str, ...]
     count: int
     tokens: int
+
+    @classmethod
+    def from_items(
+        cls, items: Sequence["Item"], shape: BatchShape, starts: Sequence[int], targets: dict[str, Tensor],
+        texts: tuple[str, ...] = (),
+    ) -> "TrainingBatch":  # fmt: skip
+        """Return a batch with one prediction per item."""
+        sequences = [ids for item in items for ids in item.sequences]
+        types = [type_ids for item in items for type_ids in item.token_type_ids] or None
+        return cls(pack(sequences, shape, starts, types), targets, texts, len(items), sum(map(len, sequences)))
 
     def to(self, device: torch.device) -> "TrainingBatch":
         inputs, targets = (

@@ -156,7 +156,6 @@ def collate_pairs(
     are not negatives of a query, because they are its text, or a positive of the same query elsewhere in the batch.
     Pairs with spans are compared by their spans: `span_ids` (R, T) are then 1 to N + M, and 0 outside of spans.
     """
-    sequences = [ids for item in items for ids in item.sequences]
     queries = [item.texts[0] for item in items]
     documents = [text for item in items for text in item.texts[1:]]
     positives, position = [], 0
@@ -174,13 +173,13 @@ def collate_pairs(
     }
     ranges = [token_range for item in items for token_range in item.ranges]
     if ranges:
-        if len(ranges) < len(sequences):
+        if len(ranges) < len(starts):
             raise TrainError("data: only some pairs have spans. Add spans to all pairs, or to none.")
         span_ids = torch.zeros(shape.tokens, dtype=torch.int64)
         for number, (start, (first, last)) in enumerate(zip(starts, ranges, strict=True), start=1):
             span_ids[start + first : start + last] = number
         targets["span_ids"] = span_ids.view(shape.rows, shape.length)
-    return TrainingBatch(pack(sequences, shape, starts), targets, (), len(items), sum(map(len, sequences)))
+    return TrainingBatch.from_items(items, shape, starts, targets)
 
 
 class CrossEncoder(nn.Module):
@@ -234,11 +233,8 @@ def collate_labeled_pairs(
     items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random
 ) -> TrainingBatch:
     """Return a batch of N pairs with the target `labels` (N,), float32."""
-    sequences = [ids for item in items for ids in item.sequences]
-    types = [type_ids for item in items for type_ids in item.token_type_ids]
     targets = {"labels": torch.tensor([item.label for item in items])}
-    inputs = pack(sequences, shape, starts, types)
-    return TrainingBatch(inputs, targets, (), len(items), sum(map(len, sequences)))
+    return TrainingBatch.from_items(items, shape, starts, targets)
 
 
 def publish_classifier(
@@ -350,9 +346,7 @@ class DistillationModel(nn.Module):
 def collate_texts(
     items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random
 ) -> TrainingBatch:
-    sequences = [ids for item in items for ids in item.sequences]
-    texts = tuple(item.texts[0] for item in items)
-    return TrainingBatch(pack(sequences, shape, starts), {}, texts, len(texts), sum(map(len, sequences)))
+    return TrainingBatch.from_items(items, shape, starts, {}, tuple(item.texts[0] for item in items))
 
 
 @dataclass(frozen=True)

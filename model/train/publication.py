@@ -29,6 +29,11 @@ HEAD_NAMES = {
     "norm.bias": "cls.predictions.transform.LayerNorm.bias",
     "bias": "cls.predictions.bias",
 }
+BERT_KEYS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
+"""Fields of `EncoderConfig` with the same key in BERT's config.json."""
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Type in which transformers loads the weights."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
@@ -141,13 +146,7 @@ def _bert_values(objective: Objective) -> dict[str, Any]:
     return {
         "architectures": [architecture],
         "model_type": "bert",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "type_vocab_size": config.type_vocab_size,
+        **{name: getattr(config, name) for name in BERT_KEYS},
         "layer_norm_eps": config.norm_eps,
         "hidden_act": config.hidden_act,
         "hidden_dropout_prob": 0.0,
