@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.model_files import change_json, read_json, write_chain, write_json
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, bert_masked_lm
 from tests.model.tiny_tokenizers import BUILDERS
 
@@ -43,8 +44,8 @@ class ColbertCase:
         self.case.publish(directory, self.tokenizer())
         (directory / "modules.json").unlink(missing_ok=True)
         options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **self.special}
-        (directory / "tokenizer_config.json").write_text(json.dumps(options))
-        size = json.loads((directory / "config.json").read_text())["hidden_size"]
+        write_json(directory / "tokenizer_config.json", options)
+        size = read_json(directory / "config.json")["hidden_size"]
         weight = torch.randn(MULTI_VECTOR_SIZE, size, generator=torch.Generator().manual_seed(3))
         self.add_files(directory, weight)
 
@@ -71,25 +72,19 @@ def add_stanford(directory: Path, weight: torch.Tensor) -> None:
     """Write the format of Stanford's ColBERTv2."""
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(directory / "model.safetensors").items()}
     save_file(tensors | {"linear.weight": weight}, directory / "model.safetensors", {"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    change_json(directory / "config.json", architectures=["HF_ColBERT"])
     options = {"query_maxlen": 14, "doc_maxlen": 20, "mask_punctuation": True, "attend_to_mask_tokens": False}
-    (directory / "artifact.metadata").write_text(json.dumps(options))
+    write_json(directory / "artifact.metadata", options)
 
 
 def add_chain(directory: Path, weight: torch.Tensor, kinds: dict[str, str]) -> None:
     """Write modules.json and a dense layer."""
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": kind}
-        for index, (path, kind) in enumerate(kinds.items())
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "1_Dense").mkdir()
+    write_chain(directory, kinds)
     options = {
         "in_features": weight.shape[1], "out_features": weight.shape[0], "bias": False,
         "activation_function": "torch.nn.modules.linear.Identity",
     }  # fmt: skip
-    (directory / "1_Dense" / "config.json").write_text(json.dumps(options))
+    write_json(directory / "1_Dense" / "config.json", options)
     save_file({"linear.weight": weight}, directory / "1_Dense" / "model.safetensors")
 
 
@@ -104,8 +99,8 @@ def pylate(**changes: Any) -> Callable[[Path, torch.Tensor], None]:
             "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 14, "document_length": 20,
             "attend_to_expansion_tokens": False, "skiplist_words": list(string.punctuation),
         }  # fmt: skip
-        (directory / "config_sentence_transformers.json").write_text(json.dumps(options | changes))
-        (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 19, "do_lower_case": False}))
+        write_json(directory / "config_sentence_transformers.json", options | changes)
+        write_json(directory / "sentence_bert_config.json", {"max_seq_length": 19, "do_lower_case": False})
 
     return add_files
 
@@ -121,19 +116,15 @@ def native(similarity: str, prompts: dict[str, str], **options: Any) -> Callable
             "3_Normalize": f"{base}.normalize.Normalize",
         }  # fmt: skip
         add_chain(directory, weight, kinds)
-        dense = json.loads((directory / "1_Dense" / "config.json").read_text())
-        (directory / "1_Dense" / "config.json").write_text(
-            json.dumps(dense | {"module_input_name": "token_embeddings"})
-        )
+        change_json(directory / "1_Dense" / "config.json", module_input_name="token_embeddings")
         for name, values in (
             ("2_MultiVectorMask", {"skiplist_words": [",", "a"]}),
             ("3_Normalize", {"module_input_name": "token_embeddings"}),
         ):
-            (directory / name).mkdir()
-            (directory / name / "config.json").write_text(json.dumps(values))
+            write_json(directory / name / "config.json", values)
         config = {"model_type": "MultiVectorEncoder", "prompts": prompts, "similarity_fn_name": similarity}
-        (directory / "config_sentence_transformers.json").write_text(json.dumps(config))
-        (directory / "sentence_bert_config.json").write_text(json.dumps(options))
+        write_json(directory / "config_sentence_transformers.json", config)
+        write_json(directory / "sentence_bert_config.json", options)
 
     return add_files
 

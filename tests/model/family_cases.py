@@ -5,7 +5,6 @@ keys and tensors have the names that transformers writes. In "published" cases, 
 on the Hugging Face Hub.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.model.model_files import read_json, write_chain, write_json
 from tests.model.published_families import (
     SCALED_FROM,
     Rename,
@@ -66,17 +66,15 @@ class FamilyCase:
             model.save_pretrained(directory)
         if self.rename is not None:
             save_native(model, directory / "oracle")
-            config_values = json.loads((directory / "config.json").read_text())
+            config_values = read_json(directory / "config.json")
             values, tensors = self.rename(config_values, load_file(directory / "model.safetensors"))
             values |= {key: config_values[key] for key in ("architectures", "id2label") if key in config_values}
-            (directory / "config.json").write_text(json.dumps(values))
+            write_json(directory / "config.json", values)
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
         (directory / "tokenizer.json").write_bytes(tokenizer)
         if self.pooling is not None:
-            modules = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling", "path": "1_Pooling"}]
-            (directory / "modules.json").write_text(json.dumps(modules))
-            (directory / "1_Pooling").mkdir()
-            (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": self.pooling}))
+            write_chain(directory, {"": "models.Transformer", "1_Pooling": "models.Pooling"})
+            write_json(directory / "1_Pooling" / "config.json", {"pooling_mode": self.pooling})
 
 
 def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:

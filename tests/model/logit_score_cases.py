@@ -1,12 +1,12 @@
 """A tiny reranker in the format of Qwen3-Reranker: a causal language model, a chat template and two token ids."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.model_files import write_chain, write_json
 from tests.model.tiny_tokenizers import BUILDERS
 
 LOGIT_SCORE = "logit-score"
@@ -43,19 +43,15 @@ def publish_logit_score(directory: Path, template: str = TEMPLATE, **score: Any)
     FamilyCase("Qwen3ForCausalLM", own.config, options).publish(directory, tokenizer.to_str().encode())
     special = {"pad_token": "<pad>", "eos_token": "<|im_end|>"}
     values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
-    (directory / "tokenizer_config.json").write_text(json.dumps(values))
+    write_json(directory / "tokenizer_config.json", values)
     (directory / "chat_template.jinja").write_text(template)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
-        {
-            "idx": 1, "name": "1", "path": "1_LogitScore",
-            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
-        },
-    ]  # fmt: skip
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "1_LogitScore").mkdir()
+    kinds = {
+        "": "sentence_transformers.base.modules.transformer.Transformer",
+        "1_LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+    }
+    write_chain(directory, kinds)
     ids = {"true_token_id": 17, "false_token_id": 23, "module_input_name": "causal_logits"}
-    (directory / "1_LogitScore" / "config.json").write_text(json.dumps(ids | score))
+    write_json(directory / "1_LogitScore" / "config.json", ids | score)
     options = {
         "transformer_task": "text-generation",
         "modality_config": {
@@ -64,6 +60,6 @@ def publish_logit_score(directory: Path, template: str = TEMPLATE, **score: Any)
         },
         "module_output_name": "causal_logits",
     }
-    (directory / "sentence_bert_config.json").write_text(json.dumps(options))
+    write_json(directory / "sentence_bert_config.json", options)
     config = {"model_type": "CrossEncoder", "prompts": {"web": "Judge the document"}, "default_prompt_name": "web"}
-    (directory / "config_sentence_transformers.json").write_text(json.dumps(config))
+    write_json(directory / "config_sentence_transformers.json", config)

@@ -1,6 +1,5 @@
 """Tiny sparse and multi-vector models: SPLADE models of every architecture with a masked-LM head, and BGE-M3."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 
 from tests.model.classifier_cases import DISTILBERT, bert_classifier
 from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
+from tests.model.model_files import read_json, write_chain, write_json
 
 BGE_M3 = "bge-m3"
 MULTI_VECTOR_SIZE = 20
@@ -54,19 +54,12 @@ def publish_splade(
 ) -> None:
     """Write a SPLADE model as sentence-transformers does."""
     case.publish(directory, tokenizer)
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.sparse_encoder.models.MLMTransformer"},
-        {
-            "idx": 1, "name": "1", "path": "1_SpladePooling",
-            "type": "sentence_transformers.sparse_encoder.models.SpladePooling",
-        },
-    ]  # fmt: skip
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
-    (directory / "1_SpladePooling").mkdir()
-    size = json.loads((directory / "config.json").read_text())["vocab_size"]
+    base = "sentence_transformers.sparse_encoder.models"
+    write_chain(directory, {"": f"{base}.MLMTransformer", "1_SpladePooling": f"{base}.SpladePooling"})
+    write_json(directory / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+    size = read_json(directory / "config.json")["vocab_size"]
     options = {"pooling_strategy": strategy, "activation_function": activation, "word_embedding_dimension": size}
-    (directory / "1_SpladePooling" / "config.json").write_text(json.dumps(options))
+    write_json(directory / "1_SpladePooling" / "config.json", options)
 
 
 def publish_bge_m3(directory: Path, tokenizer: bytes) -> None:
@@ -93,8 +86,7 @@ def publish_inference_free(directory: Path, tokenizer: bytes) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (directory / name).rename(directory / document / name)
     (directory / "1_SpladePooling").rename(directory / "document_1_SpladePooling")
-    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.router.Router"}
-    (directory / "modules.json").write_text(json.dumps([module]))
+    write_chain(directory, {"": "sentence_transformers.base.modules.router.Router"})
     base = "sentence_transformers.sparse_encoder.modules"
     routes = {
         "types": {
@@ -105,15 +97,15 @@ def publish_inference_free(directory: Path, tokenizer: bytes) -> None:
         "structure": {"query": [query], "document": [document, "document_1_SpladePooling"]},
         "parameters": {"default_route": "document", "allow_empty_key": True},
     }
-    (directory / "router_config.json").write_text(json.dumps(routes))
-    size = json.loads((directory / document / "config.json").read_text())["vocab_size"]
+    write_json(directory / "router_config.json", routes)
+    size = read_json(directory / document / "config.json")["vocab_size"]
     (directory / query).mkdir()
     weights = torch.rand(size, generator=torch.Generator().manual_seed(8))
     save_file({"weight": weights}, directory / query / "model.safetensors")
-    (directory / query / "config.json").write_text(json.dumps({"frozen": False}))
+    write_json(directory / query / "config.json", {"frozen": False})
     (directory / query / "tokenizer.json").write_bytes(tokenizer)
     forward = {"method": "forward", "method_output_name": "logits"}
     transformer = {
         "transformer_task": "fill-mask", "modality_config": {"text": forward}, "module_output_name": "token_embeddings",
     }  # fmt: skip
-    (directory / document / "sentence_bert_config.json").write_text(json.dumps(transformer))
+    write_json(directory / document / "sentence_bert_config.json", transformer)

@@ -1,7 +1,6 @@
 """Loading and validating published checkpoints."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +15,10 @@ from torch import Tensor
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import EmbeddingConfig
+from tests.model.model_files import change_json, write_json
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; None removes a key."""
-    value = {**(json.loads(path.read_text()) if path.exists() else {}), **changes}
-    path.write_text(json.dumps({key: item for key, item in value.items() if item is not None}))
 
 
 def rewrite_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
@@ -90,7 +84,7 @@ def test_shards_equal_single_file(published: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../tiny-bert/model.safetensors", "/etc/hostname", "none.safetensors", "..", "", 7])
 def test_shard_outside_of_directory_is_rejected(source: Path, name: str | int) -> None:
-    rewrite(source / "model.safetensors.index.json", weight_map={"embeddings.word_embeddings.weight": name})
+    change_json(source / "model.safetensors.index.json", weight_map={"embeddings.word_embeddings.weight": name})
     with pytest.raises(CheckpointError):
         load_checkpoint(source)
 
@@ -167,7 +161,7 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
     ],
 )
 def test_unsupported_config_value_is_named(source: Path, changes: dict[str, Any], message: str) -> None:
-    rewrite(source / "config.json", **changes)
+    change_json(source / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(source)
 
@@ -196,6 +190,6 @@ def test_training_record_is_read(source: Path) -> None:
     ],
 )
 def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, Any], field: str) -> None:
-    (source / "training.json").write_text(json.dumps(TRAINING.model_dump(mode="json") | changes))
+    write_json(source / "training.json", TRAINING.model_dump(mode="json") | changes)
     with pytest.raises(CheckpointError, match=rf"^training\.json: invalid at {field}\. Correct or"):
         load_checkpoint(source)

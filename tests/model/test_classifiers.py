@@ -1,6 +1,5 @@
 """Classifiers of every architecture, compared with transformers and with sentence-transformers' CrossEncoder."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import oracle_directory
+from tests.model.model_files import change_json
 
 Publish = Callable[[str], Path]
 FIRST_ORDINARY_ID = 5
@@ -84,8 +84,7 @@ def test_last_token_is_the_last_one_that_is_not_padding(publish_classifier: Publ
 def load_changed(source: Path, directory: Path, **changes: Any) -> Classifier:
     """Return the classifier of a copy of the files with other values in config.json."""
     shutil.copytree(source, directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
+    change_json(directory / "config.json", **changes)
     classifier = load_checkpoint(directory).classifier
     assert classifier is not None
     return classifier

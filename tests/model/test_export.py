@@ -1,7 +1,6 @@
 """What an export writes: the same files each time, manifest, weights and graphs."""
 
 import getpass
-import json
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from model.export.graphs import GraphSet
 from model.export.layers import LayerAttention, write_layer_graphs
 from model.source.hub import locate
 from tests.manifests import static_record
+from tests.model.model_files import change_json, write_json
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
@@ -77,8 +77,7 @@ def test_manifest_of_model_without_sentence_transformers_files(published: Path, 
 @pytest.mark.slow
 def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) -> None:
     """Only the graphs and the assumed pooling may differ from a bidirectional model with the same weights."""
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    change_json(source / "config.json", is_decoder=True)
     causal = export_model(source, tmp_path / "out")
     bidirectional = Artifact.open(exported).manifest
     assert bidirectional.architecture.attention == "bidirectional"
@@ -212,7 +211,7 @@ def test_artifact_reproduces_sentence_transformers_embedding(labse: Path, export
 def test_manifest_has_prompts_license_and_name(source: Path, tmp_path: Path) -> None:
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
     config = {"prompts": {"query": "find: "}, "default_prompt_name": "query"}
-    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    write_json(source / "config_sentence_transformers.json", config)
     manifest = export_model(source, tmp_path / "deep" / "out", name="mine")
     assert (manifest.name, manifest.source) == ("mine", "tiny-bert")
     assert (manifest.license, manifest.prompts) == ("mit", {"query": "find: "})
@@ -233,7 +232,7 @@ def test_license_and_notice_files_are_copied(source: Path, tmp_path: Path) -> No
 
 def test_roles_are_resolved_at_export(source: Path, tmp_path: Path) -> None:
     prompts = {"query": "q: ", "passage": "p: ", "other": "o: "}
-    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    write_json(source / "config_sentence_transformers.json", {"prompts": prompts})
     manifest = export_model(source, tmp_path / "out")
     assert manifest.roles == {"query": "query", "document": "passage", "passage": "passage"}
 

@@ -1,6 +1,5 @@
 """What an export replaces, what it refuses, and what it leaves as it was."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from model.export.export import export
 from model.export.graphs import ParityError
 from model.source.hub import SourceError, check_free_space
 from model.source.published import CheckpointError
+from tests.model.model_files import change_json
 from tests.model.test_export import export_model, read_files
 
 Publish = Callable[[str], Path]
@@ -86,8 +86,7 @@ def test_export_keeps_artifact_of_another_model(
 def test_export_may_replace_artifact_of_same_source(source: Path, artifact: Path, format_version: int) -> None:
     """This includes artifacts in an older format. The invalid tokenizer stops the export right after the check."""
     (source / "tokenizer.json").write_text("{}")
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    (artifact / "manifest.json").write_text(json.dumps(manifest | {"format_version": format_version}))
+    change_json(artifact / "manifest.json", format_version=format_version)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         export_model(source, artifact)
 

@@ -1,6 +1,5 @@
 """Checkpoints of every model family, as transformers writes them and as published, compared with transformers."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
 from tests.model.family_cases import FAMILY_CASES, bert_case, oracle_directory
+from tests.model.model_files import change_json, read_json
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
 
 Publish = Callable[[str], Path]
@@ -133,11 +133,6 @@ def test_only_decoders_are_causal(publish: Publish, kind: str) -> None:
     assert [bool((layer.triu(1) == 0).all()) for layer in probs] == [encoder.config.causal] * 2
 
 
-def change_config(directory: Path, **changes: Any) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -146,7 +141,7 @@ def change_config(directory: Path, **changes: Any) -> None:
     ],
 )
 def test_changed_config_equals_transformers(source: Path, changes: dict[str, Any]) -> None:
-    change_config(source, **changes)
+    change_json(source / "config.json", **changes)
     assert_equal_to_transformers(source)
 
 
@@ -226,7 +221,7 @@ def test_unsupported_config_is_rejected(
     publish: Publish, tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
     directory = shutil.copytree(publish(kind), tmp_path / "model")
-    change_config(directory, **changes)
+    change_json(directory / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
 
@@ -237,9 +232,9 @@ def test_rope_scaling_takes_precedence_over_rope_parameters_like_in_transformers
     publish: Publish, tmp_path: Path, kind: str, others: dict[str, Any]
 ) -> None:
     directory = shutil.copytree(publish(kind), tmp_path / "model")
-    assert json.loads((directory / "config.json").read_text())["rope_parameters"]
+    assert read_json(directory / "config.json")["rope_parameters"]
     plain = assert_equal_to_transformers(directory, length=17, scaled=True).hidden_states[-1]
-    change_config(directory, rope_scaling={"rope_type": "linear", "factor": 3.0}, **others)
+    change_json(directory / "config.json", rope_scaling={"rope_type": "linear", "factor": 3.0}, **others)
     hidden = assert_equal_to_transformers(directory, length=17, scaled=True).hidden_states[-1]
     assert float((hidden - plain).abs().max()) > 1e-2
 

@@ -1,6 +1,5 @@
 """The files of ColBERT models: what is not supported is an error."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from model.checkpoint import load_checkpoint
 from model.export.cuda import check_cuda, unsupported_part
 from model.source.published import CheckpointError
 from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
+from tests.model.model_files import read_json, write_json
 
 
 def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
@@ -17,12 +17,12 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
     COLBERT_CASES[kind].publish(directory)
     if name:
         path = directory / name
-        values = json.loads(path.read_text())
+        values = read_json(path)
         if isinstance(values, list):  # modules.json
             values = [entry for entry in values if entry["type"].rpartition(".")[2] not in changes]
         else:
             values |= changes
-        path.write_text(json.dumps(values))
+        write_json(path, values)
     return directory
 
 
@@ -81,10 +81,10 @@ def test_cuda_graph_has_no_unattended_tokens(tmp_path: Path) -> None:
 def test_side_without_a_limit_has_that_of_the_tokenizer(tmp_path: Path, side: str, expected: tuple[int, int]) -> None:
     publish(tmp_path, "native, minimum", "sentence_bert_config.json", max_seq_length=12)
     path = tmp_path / "sentence_bert_config.json"
-    options = json.loads(path.read_text())
+    options = read_json(path)
     assert (options["query_length"], options["document_length"]) == (18, 20)
     del options[f"{side}_length"]
-    path.write_text(json.dumps(options))
+    write_json(path, options)
     head = load_checkpoint(tmp_path).multi_vector
     assert head is not None
     assert (head.record.query.max_tokens, head.record.document.max_tokens) == expected

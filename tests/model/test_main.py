@@ -1,6 +1,5 @@
 """The attendant-model command: output, errors and exit status."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import Publish
 from tests.model.family_cases import HIDDEN_SIZE
+from tests.model.model_files import read_json, write_json
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model_records import add_records
 from tests.service.conftest import open_harness
@@ -218,10 +218,10 @@ def end_beyond_the_table(definition: dict[str, Any], number: int) -> str:
 def test_export_rejects_a_token_without_a_row_in_the_embedding_table(
     source: Path, change: Callable[[dict[str, Any], int], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size = json.loads((source / "config.json").read_text())["vocab_size"]
-    definition = json.loads((source / "tokenizer.json").read_text())
+    size = read_json(source / "config.json")["vocab_size"]
+    definition = read_json(source / "tokenizer.json")
     token = change(definition, size)
-    (source / "tokenizer.json").write_text(json.dumps(definition))
+    write_json(source / "tokenizer.json", definition)
     assert main(["export", str(source), "-o", str(source.parent / "out")]) == 65
     assert error_line(capsys) == (
         f"attendant-model: tokenizer.json: token {token!r} is not in the embedding table (id {size}, "
@@ -233,17 +233,17 @@ def test_special_tokens_of_texts_need_rows_in_the_embedding_table(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without that option, a special token that no text and no prompt contains may lie beyond the table."""
-    size = json.loads((source / "config.json").read_text())["vocab_size"]
-    definition = json.loads((source / "tokenizer.json").read_text())
+    size = read_json(source / "config.json")["vocab_size"]
+    definition = read_json(source / "tokenizer.json")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     definition["added_tokens"].append({"id": size, "content": "[IMG]", "special": True, **flags})
-    (source / "tokenizer.json").write_text(json.dumps(definition))
+    write_json(source / "tokenizer.json", definition)
     arguments = ["export", str(source), "-o", str(tmp_path / "out"), "--no-explain"]
     assert main(arguments) == 0
     problem = f"token '[IMG]' is not in the embedding table (id {size}, limit {size - 1})"
     assert main([*arguments, "--special-tokens-in-text"]) == 65
     assert problem in error_line(capsys)
-    (source / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "[IMG] find: "}}))
+    write_json(source / "config_sentence_transformers.json", {"prompts": {"query": "[IMG] find: "}})
     assert main(arguments) == 65
     assert problem in error_line(capsys)
 

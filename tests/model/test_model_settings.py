@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import re
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads.multi_vector import PYLATE_KEYS
 from model.source.published import HARMLESS, TRANSFORMER_CONFIGS, CheckpointError
 from model.source.sentence_transformers import SIMILARITIES
+from tests.model.model_files import write_json
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import SENTENCES
 
@@ -118,9 +118,9 @@ def test_settings_equal_sentence_transformers(published: Path, data: st.DataObje
         shutil.copytree(published, root)
         write_modules(root, "Pooling", *(["Normalize"] if data.draw(FLAGS) else []))
         for name in names:
-            (root / name).write_text(json.dumps(transformer if name == names[0] else {"max_seq_length": 7}))
-        (root / "config_sentence_transformers.json").write_text(json.dumps(config))
-        (root / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **tokenizer}))
+            write_json(root / name, transformer if name == names[0] else {"max_seq_length": 7})
+        write_json(root / "config_sentence_transformers.json", config)
+        write_json(root / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **tokenizer})
         oracle = sentence_transformers.SentenceTransformer(str(root), device="cpu")
         checkpoint = load_checkpoint(root)
         for role in (None, "query", "document"):
@@ -192,7 +192,7 @@ def test_every_key_of_a_model_is_known(source: Path) -> None:
     keys |= keys_in(BaseModel._get_model_type, "config") | PYLATE_KEYS
     assert {"truncate_dim", "activation_fn", "max_active_dims", "skiplist_words", "model_type"} <= keys
     write_modules(source, "Pooling")
-    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    write_json(source / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
     path = source / "config_sentence_transformers.json"
     assert [key for key in sorted(keys - ONLY_IN_KINDS) if not is_known(source, path, key)] == []
 
@@ -244,7 +244,7 @@ def vars_with_files(module: Any) -> set[str]:
 
 def is_known(source: Path, file: Path, key: str) -> bool:
     """Return whether an arbitrary value of a key is an error that names it, or known not to change the results."""
-    file.write_text(json.dumps({key: "sentinel"}))
+    write_json(file, {key: "sentinel"})
     try:
         warnings = load_checkpoint(source).warnings
     except CheckpointError as error:

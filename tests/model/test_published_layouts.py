@@ -22,6 +22,7 @@ from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES, bert_classifier
 from tests.model.colbert_cases import BERT, SPECIAL, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.model_files import read_json, write_chain, write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.retriever_cases import SPLADE_CASES, publish_inference_free
 from tests.model.test_retriever_heads import compare_logits, random_ids, run
@@ -47,10 +48,8 @@ def save(case: FamilyCase, directory: Path) -> Any:
 @pytest.mark.parametrize("kind", SPLADE_CASES)
 def test_masked_lm_heads_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
     save(SPLADE_CASES[kind], tmp_path)
-    modules = ("Transformer", ""), ("SpladePooling", "1_SpladePooling")
-    (tmp_path / "modules.json").write_text(json.dumps([{"type": f"x.{name}", "path": path} for name, path in modules]))
-    (tmp_path / "1_SpladePooling").mkdir()
-    (tmp_path / "1_SpladePooling" / "config.json").write_text("{}")
+    write_chain(tmp_path, {"": "x.Transformer", "1_SpladePooling": "x.SpladePooling"})
+    write_json(tmp_path / "1_SpladePooling" / "config.json", {})
     compare_logits(tmp_path, 17)
     assert load_checkpoint(tmp_path).masked_lm is not None
 
@@ -112,9 +111,9 @@ def test_skiplist_of_pylate_without_model_type(tmp_path: Path, words: list[str] 
     case = ColbertCase(BERT, SPECIAL, lambda: with_added_markers("wordpiece", special=False), pylate())
     case.publish(tmp_path)
     path = tmp_path / "config_sentence_transformers.json"
-    config = json.loads(path.read_text())
+    config = read_json(path)
     del config["model_type"], config["skiplist_words"]
-    path.write_text(json.dumps(config | ({} if words is None else {"skiplist_words": words})))
+    write_json(path, config | ({} if words is None else {"skiplist_words": words}))
     checkpoint = load_checkpoint(tmp_path)
     head = checkpoint.multi_vector
     assert head is not None
@@ -131,7 +130,7 @@ def test_router_with_two_encoders_is_refused(source: Path, tmp_path: Path) -> No
         return [bert, Pooling(bert.get_embedding_dimension())]
 
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
-    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}))
+    write_json(source / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
     shared = encoder()
     for query, is_shared in ((encoder(), False), (shared, True)):
         router = Router.for_query_document(query_modules=query, document_modules=shared)
@@ -150,7 +149,7 @@ def test_chat_template_for_every_text_is_refused(source: Path) -> None:
     forward = {"method": "forward", "method_output_name": "last_hidden_state"}
     options = {"modality_config": {"text": forward, "message": {**forward, "format": "flat"}}}
     write_modules(source, "Pooling")
-    (source / "sentence_bert_config.json").write_text(json.dumps({**options, "module_output_name": "token_embeddings"}))
+    write_json(source / "sentence_bert_config.json", {**options, "module_output_name": "token_embeddings"})
     with pytest.raises(CheckpointError, match=r"modality_config renders each text through the chat template"):
         load_checkpoint(source)
 
@@ -159,9 +158,9 @@ def test_transformer_in_a_directory_of_its_own(source: Path, tmp_path: Path) -> 
     """sentence-transformers 0 and 1 save the encoder so."""
     expected = load_checkpoint(source)
     write_modules(source, "Pooling")
-    modules = json.loads((source / "modules.json").read_text())
+    modules = read_json(source / "modules.json")
     modules[0]["path"] = "0_Transformer"
-    (source / "modules.json").write_text(json.dumps(modules))
+    write_json(source / "modules.json", modules)
     (source / "0_Transformer").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         shutil.move(source / name, source / "0_Transformer" / name)
@@ -182,7 +181,7 @@ def test_code_of_a_model_is_named(source: Path) -> None:
 
 def test_settings_without_modules_apply(source: Path) -> None:
     config = {"truncate_dim": 7, "similarity_fn_name": "dot", "prompts": {"query": "find: "}}
-    (source / "config_sentence_transformers.json").write_text(json.dumps(config))
+    write_json(source / "config_sentence_transformers.json", config)
     checkpoint = load_checkpoint(source)
     embedding = checkpoint.embedding_config
     assert (embedding.truncate_dim, embedding.similarity, embedding.prompts["query"]) == (7, "dot", "find: ")
@@ -190,8 +189,7 @@ def test_settings_without_modules_apply(source: Path) -> None:
 
 
 def test_static_embedding_is_refused(tmp_path: Path) -> None:
-    module = {"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}
-    (tmp_path / "modules.json").write_text(json.dumps([module]))
+    write_chain(tmp_path, {"0_StaticEmbedding": "sentence_transformers.models.StaticEmbedding"})
     with pytest.raises(CheckpointError, match=r"StaticEmbedding is not supported: it has no encoder"):
         load_checkpoint(locate(str(tmp_path)).directory)
 
@@ -220,7 +218,7 @@ def test_unknown_words_of_a_query_have_the_weight_of_the_table(tmp_path: Path) -
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **names}
     for path in (tmp_path, *tmp_path.glob("*_0_*")):
-        (path / "tokenizer_config.json").write_text(json.dumps(options))
+        write_json(path / "tokenizer_config.json", options)
     table = load_file(tmp_path / "query_0_SparseStaticEmbedding" / "model.safetensors")["weight"]
     expected = SparseEncoder(str(tmp_path), device="cpu").encode_query(["the \u4e00 bank"])[0].to_dense()
     unknown = BUILDERS["wordpiece"]().token_to_id("[UNK]")
@@ -237,26 +235,26 @@ def test_unknown_words_of_a_query_have_the_weight_of_the_table(tmp_path: Path) -
 def test_queries_with_another_tokenizer_are_refused(tmp_path: Path) -> None:
     publish_inference_free(tmp_path, BUILDERS["wordpiece"]().to_str().encode())
     path = tmp_path / "query_0_SparseStaticEmbedding" / "tokenizer.json"
-    values = json.loads(path.read_text())
+    values = read_json(path)
     values["normalizer"]["lowercase"] = False
-    path.write_text(json.dumps(values))
+    write_json(path, values)
     with pytest.raises(CheckpointError, match=r"query_0_.*: tokenizer differs .*\(normalizer\)"):
         load_checkpoint(tmp_path)
     shutil.copy(next(tmp_path.glob("document_0_*")) / "tokenizer.json", path)
     load_checkpoint(tmp_path)
-    path.with_name("tokenizer_config.json").write_text(json.dumps({"model_max_length": 5, "do_lower_case": False}))
+    write_json(path.with_name("tokenizer_config.json"), {"model_max_length": 5, "do_lower_case": False})
     with pytest.raises(CheckpointError, match=r"\(do_lower_case, model_max_length\)"):
         load_checkpoint(tmp_path)
 
 
 def test_lower_casing_of_sentence_transformers(source: Path) -> None:
-    values = json.loads((source / "tokenizer.json").read_text())
+    values = read_json(source / "tokenizer.json")
     values["normalizer"]["lowercase"] = False
-    (source / "tokenizer.json").write_text(json.dumps(values))
-    (source / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    write_json(source / "tokenizer.json", values)
+    write_json(source / "tokenizer_config.json", {"do_lower_case": False})
     write_modules(source, "Pooling")
     cased = load_tokenizer(source).definition
-    (source / "sentence_distilbert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    write_json(source / "sentence_distilbert_config.json", {"do_lower_case": True})
     lowered = load_tokenizer(source).definition
     assert json.loads(cased)["normalizer"]["type"] == "BertNormalizer"
     assert json.loads(lowered)["normalizer"]["normalizers"][0] == {"type": "Lowercase"}

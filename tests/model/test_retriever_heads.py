@@ -1,6 +1,5 @@
 """Sparse and multi-vector heads, compared with transformers and the published formulas."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from model.families import FAMILIES
 from model.families.family import ConfigReader
 from model.source.published import CheckpointError
 from tests.model.family_cases import oracle_directory
+from tests.model.model_files import change_json, read_json
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
 
 FIRST_ORDINARY_ID = 5
@@ -66,7 +66,7 @@ def test_untied_projection_that_is_missing_is_an_error(
 ) -> None:
     case = UNTIED_CASES[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = read_json(tmp_path / "config.json")
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.family.masked_lm is not None
     name = f"{checkpoint.family.masked_lm(ConfigReader(config)).decoder}.weight"
@@ -85,7 +85,7 @@ def test_own_tensors_of_a_tied_projection_take_precedence(
     case = UNTIED_CASES[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    change_json(path, tie_word_embeddings=True)
     compare_logits(tmp_path, 17)
 
 

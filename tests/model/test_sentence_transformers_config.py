@@ -1,6 +1,5 @@
 """Reading the sentence-transformers configuration, and rejecting unsupported settings."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,22 @@ from safetensors.torch import save_file
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions, assume_pooling
+from tests.model.model_files import change_json, write_chain, write_json
 
 
 def write_modules(directory: Path, *names: str) -> None:
     """Write modules.json with the encoder, then each named module in its own directory."""
-    entries = [{"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for index, name in enumerate(names, 1):
-        kind = f"sentence_transformers.models.{name}"
-        entries.append({"name": str(index), "path": f"{index}_{name}", "type": kind})
-    (directory / "modules.json").write_text(json.dumps(entries))
-    for module in entries:
-        (directory / module["path"]).mkdir(exist_ok=True)
+    paths = {"": "Transformer"} | {f"{index}_{name}": name for index, name in enumerate(names, 1)}
+    write_chain(directory, {path: f"sentence_transformers.models.{name}" for path, name in paths.items()})
+    for path in paths:
+        (directory / path).mkdir(exist_ok=True)
     if names[:1] == ("Pooling",):
         options = {"embedding_dimension": 24, "pooling_mode": "mean"}
-        (directory / "1_Pooling" / "config.json").write_text(json.dumps(options))
+        write_json(directory / "1_Pooling" / "config.json", options)
 
 
 def write_dense(directory: Path, shape: tuple[int, int] = (19, 24), **config: Any) -> None:
-    (directory / "config.json").write_text(json.dumps(config))
+    write_json(directory / "config.json", config)
     save_file({"linear.weight": torch.ones(shape)}, directory / "model.safetensors")
 
 
@@ -55,7 +52,7 @@ def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
 def test_pooling_is_read_from_legacy_and_current_config(source: Path, config: dict[str, Any], expected: str) -> None:
     """Older versions have one flag per mode, newer ones the name of the mode."""
     write_modules(source, "Pooling", "Normalize")
-    (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    write_json(source / "1_Pooling" / "config.json", config)
     embedding = load_checkpoint(source).embedding_config
     assert (embedding.pooling, embedding.normalize) == (expected, True)
 
@@ -100,7 +97,7 @@ def test_include_prompt_is_read_from_pooling_config(
 ) -> None:
     write_modules(source, "Pooling")
     pooling: dict[str, Any] = legacy_pooling_config("cls_token") if legacy else {"pooling_mode": "cls"}
-    (source / "1_Pooling" / "config.json").write_text(json.dumps(pooling | config))
+    write_json(source / "1_Pooling" / "config.json", pooling | config)
     embedding = load_checkpoint(source).embedding_config
     assert (embedding.pooling, embedding.include_prompt) == ("cls", expected)
 
@@ -139,7 +136,7 @@ def test_origins_name_the_file_of_each_setting(labse: Path) -> None:
 def test_maximum_length_has_an_origin(source: Path, limits: dict[str, int], expected: tuple[int, str]) -> None:
     keys = {"sentence_bert_config": "max_seq_length", "tokenizer_config": "model_max_length"}
     for name, limit in limits.items():
-        (source / f"{name}.json").write_text(json.dumps({keys[name]: limit}))
+        write_json(source / f"{name}.json", {keys[name]: limit})
     checkpoint = load_checkpoint(source)
     assert (checkpoint.max_input_tokens, checkpoint.embedding_config.origins["max_input_tokens"]) == expected
 
@@ -160,8 +157,7 @@ def test_maximum_length_beyond_the_position_table_is_rejected(source: Path, limi
 
 
 def test_cls_option_is_rejected_for_a_causal_model(source: Path) -> None:
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    change_json(source / "config.json", is_decoder=True)
     with pytest.raises(CheckpointError, match="--pooling: cls pooling of a causal model"):
         load_checkpoint(source, SettingOptions(pooling="cls"))
 
@@ -218,7 +214,7 @@ def test_invalid_or_unsupported_setting_is_named(source: Path, order: str, name:
     for path in source.glob("*_Dense"):
         write_dense(path)
     (source / name).parent.mkdir(exist_ok=True)
-    (source / name).write_text(json.dumps(body))
+    write_json(source / name, body)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(source)
 

@@ -15,6 +15,7 @@ import transformers
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from tests.model.conftest import Publish
+from tests.model.model_files import change_json, read_json, write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import SENTENCES
 
@@ -58,7 +59,7 @@ def vocabulary(published: Path, tmp_path: Path) -> Path:
 
 
 def configure(directory: Path, **settings: Any) -> None:
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_json(directory / "tokenizer_config.json", settings)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_texts_reach_the_vocabulary_in_every_script(vocabulary: Path) -> None:
 def test_other_special_tokens_are_read_from_special_tokens_map(vocabulary: Path) -> None:
     text = (vocabulary / "vocab.txt").read_text()
     (vocabulary / "vocab.txt").write_text(text.replace("[CLS]", "<s>").replace("[UNK]", "<unk>"))
-    (vocabulary / "special_tokens_map.json").write_text(json.dumps({"cls_token": "<s>", "unk_token": "<unk>"}))
+    write_json(vocabulary / "special_tokens_map.json", {"cls_token": "<s>", "unk_token": "<unk>"})
     configure(vocabulary, cls_token="<s>", unk_token="<unk>")
     expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
     (vocabulary / "tokenizer_config.json").unlink()
@@ -152,8 +153,7 @@ def test_missing_vocabulary_is_named_without_a_command(
 ) -> None:
     """transformers 5 would write a tokenizer of 5 special tokens, which turns every word into [UNK]."""
     (vocabulary / "vocab.txt").unlink()
-    config = json.loads((vocabulary / "config.json").read_text())
-    (vocabulary / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    change_json(vocabulary / "config.json", model_type=model_type)
     for name in others:
         (vocabulary / name).write_text("{}")
     with pytest.raises(CheckpointError) as raised:
@@ -181,9 +181,9 @@ def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path
     directory = tmp_path / "it's tiny"
     directory.mkdir()
     published = publish("roberta")
-    definition = json.loads((published / "tokenizer.json").read_text())["model"]
+    definition = read_json(published / "tokenizer.json")["model"]
     (directory / "config.json").write_bytes((published / "config.json").read_bytes())
-    (directory / "vocab.json").write_text(json.dumps(definition["vocab"]))
+    write_json(directory / "vocab.json", definition["vocab"])
     (directory / "merges.txt").write_text("\n".join(" ".join(merge) for merge in definition["merges"]))
     with pytest.raises(CheckpointError, match=r"only tokenizers of BERT are converted here \(not roberta\)") as raised:
         load_tokenizer(directory)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
+from tests.model.model_files import write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import BUILDERS, SENTENCES
 
@@ -102,10 +103,10 @@ def publish(directory: Path, style: str, model_type: str, flags: dict[str, Any],
     if (values["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         values["pre_tokenizer"]["add_prefix_space"] = flags["prefix"]
     values["truncation"] = values["padding"] = None
-    (directory / "tokenizer.json").write_text(json.dumps(values))
-    (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
+    write_json(directory / "tokenizer.json", values)
+    write_json(directory / "config.json", {"model_type": model_type})
     for name, content in files.items():
-        (directory / f"{name}.json").write_text(json.dumps(content))
+        write_json(directory / f"{name}.json", content)
 
 
 def check_equal(directory: Path) -> None:

@@ -1,6 +1,5 @@
 """The command with a conflicting run directory, damaged files or signals: one line of error, nothing lost."""
 
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from model.train.command import ARTIFACT, OPTIONS, TOKENIZER
 from model.train.loop import CHECKPOINT
 from model.train.tokenizers import MAX_WORD_CHARACTERS, without_long_words
 from tests.conftest import ROOT
+from tests.model.model_files import read_json, write_json
 from tests.model.train.conftest import to_toml
 
 Document = dict[str, dict[str, Any]]
@@ -53,10 +53,10 @@ def test_run_of_an_older_version_has_the_default_parts(
     (tmp_path / "validation.txt").write_text("")
     assert "empty" in train(document, tmp_path, capsys)
     path = tmp_path / "run" / OPTIONS
-    options = json.loads(path.read_text())
+    options = read_json(path)
     for name in ("block", "gated", "window", "rope_theta", "global_attn_every_n_layers"):
         del options[f"model.{name}"]
-    path.write_text(json.dumps(options))
+    write_json(path, options)
     assert "empty" in train(document, tmp_path, capsys)
     document["model"]["block"] = "pre"
     assert "another model.block ('post', now 'pre')" in train(document, tmp_path, capsys)

@@ -1,6 +1,5 @@
 """Fine-tuning of every family: the result has the format of the initial model and the weights of the encoder."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from model.train.command import load_init
 from model.train.config import TrainConfig, TrainError, load_config
 from model.train.objectives import CrossEncoder, Objective, make_objective
 from tests.model.family_cases import FAMILY_CASES
+from tests.model.model_files import change_json, read_json
 from tests.model.published_families import SCALED_FROM
 from tests.model.train.conftest import to_toml
 from tests.model.train.test_objectives import write_pairs
@@ -105,7 +105,7 @@ def test_tuned_encoder_is_published_in_the_format_of_its_source(publish: Publish
     assert {name: tensor.shape for name, tensor in tuned.items()}.items() <= {
         name: tensor.shape for name, tensor in source.items()
     }.items()
-    values = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("published", "tuned")]
+    values = [read_json(tmp_path / name / "config.json") for name in ("published", "tuned")]
     assert values[1] == values[0] | {"_name_or_path": "tuned"}
 
 
@@ -174,7 +174,7 @@ def test_tuned_weights_are_declared_as_float32(publish: Publish, tmp_path: Path)
     """transformers would round them to the type of the initial model."""
     config = configure(publish, "modernbert", tmp_path)
     path = tmp_path / "published" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    change_json(path, dtype="bfloat16", torch_dtype="bfloat16")
     tune(config, tmp_path)
-    values = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    values = read_json(tmp_path / "tuned" / "config.json")
     assert (values["dtype"], values["torch_dtype"]) == ("float32", "float32")
