@@ -3,8 +3,8 @@
 Each ambiguous noun belongs to two topics. The deciding noun of its sentence belongs to one of them, and stands near or
 far, before or after. All other nouns are neutral, or belong to topics that the ambiguous noun does not have.
 
-The texts for language modeling are easier: they have further nouns of the deciding topic, and adjectives that agree
-with the topic of their noun. A language model learns from them which words belong together.
+The texts for language modeling are easier: they add nouns of the deciding topic, and adjectives that match their noun's
+topic. From them a language model learns which words belong together.
 """
 
 import random
@@ -49,7 +49,7 @@ SAME_TOPIC_SHARE, UNRELATED_SHARE = 0.5, 0.3
 TOPIC_ADJECTIVE_SHARE, ADJECTIVE_SHARE = 0.7, 0.3
 
 SENTENCES, PAIRS, TEST_PAIRS, TEST_SENTENCES, VALIDATION = 20_000, 10_000, 1_000, 500, 500
-"""Numbers of examples in the files."""
+"""Examples per file."""
 
 
 @dataclass(frozen=True)

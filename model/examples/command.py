@@ -13,7 +13,7 @@ EXAMPLES: dict[str, Callable[[Path], None]] = {
 
 
 def write_example(name: str, directory: Path) -> list[Path]:
-    """Write an example to a directory, which is made if necessary; return its configurations. Raises OSError."""
+    """Write an example to a directory, creating it if necessary; return its configurations. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     EXAMPLES[name](directory)
     sources = sorted((Path(__file__).parent / name).glob("*.toml"))

@@ -1,8 +1,7 @@
 """Pairs of sentences with the same meaning and converse verbs: "A lent the drill to B", "B borrowed the drill from A".
 
-The negatives exchange the persons. They have the same words as one sentence of the pair, but not its meaning, so a
-model that compares words instead of roles ranks them first. Persons and things of the held-out sentences are not in
-the sentences for training.
+The negatives swap the people. They reuse the words of one sentence of the pair with another meaning, so a model that
+compares words instead of roles ranks them first. The people and objects of held-out sentences never occur in training.
 """
 
 import random
@@ -30,12 +29,12 @@ THINGS = (
 )  # fmt: skip
 HELD_OUT_PERSONS, HELD_OUT_THINGS = 12, 8
 PAIRS, VALIDATION, QUERIES = 10_000, 300, 300
-"""Numbers of examples in the files."""
+"""Examples per file."""
 
 
 @dataclass(frozen=True)
 class Paraphrase:
-    """A sentence, another one with the same meaning, and two with the persons exchanged."""
+    """A sentence, a paraphrase, and two negatives with the people swapped."""
 
     query: str
     positive: str
@@ -43,7 +42,7 @@ class Paraphrase:
 
 
 def make_paraphrase(draw: random.Random, *, held_out: bool) -> Paraphrase:
-    """Return a random pair, with the persons and things for training, or with the held-out ones."""
+    """Return a random pair that uses the training vocabulary, or the held-out one."""
     people = PERSONS[-HELD_OUT_PERSONS:] if held_out else PERSONS[:-HELD_OUT_PERSONS]
     things = THINGS[-HELD_OUT_THINGS:] if held_out else THINGS[:-HELD_OUT_THINGS]
     giver, receiver = draw.sample(people, 2)

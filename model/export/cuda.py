@@ -1,4 +1,4 @@
-"""The varlen graph for CUDA: T tokens of B sequences end to end, in float16 as far as accuracy allows."""
+"""The varlen graph for CUDA: B sequences packed into T tokens, in float16 where accuracy allows."""
 
 import copy
 from bisect import bisect_left
@@ -66,8 +66,8 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: Sequence
 def unsupported_part(config: EncoderConfig) -> str | None:
     """Return the first part of an encoder that the varlen encoder lacks; None if it has all.
 
-    The operator has no causal mode and no windows. Rotary positions would fit in front of it, but have not been run on
-    a GPU.
+    The operator supports neither causal attention nor windows. Rotary positions would fit in front of it, but have not
+    been run on a GPU.
     """
     unsupported = {
         "causal attention": config.causal,

@@ -43,7 +43,7 @@ CHUNK = 2**20
 def compact_weights(model: onnx_ir.Model) -> None:
     """Store each float32 matrix in bfloat16 or float16 if all its values fit exactly, with a Cast to float32.
 
-    Vectors stay in float32: they are small.
+    Vectors remain float32: they are small.
     """
     for value in list(model.graph.initializers.values()):
         tensor = value.const_value

@@ -124,8 +124,7 @@ def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
     """Return the kinds of map that a model has.
 
-    Scores of tokens that do not attend to each other, because of causality or windows, are the lowest float32, which
-    says nothing.
+    Causal attention and windows mask scores with the lowest float32, so a map of scores would be meaningless.
     """
     masked = config.causal or any(layer.window is not None for layer in config.layers)
     return tuple(kind for kind in KINDS if not (masked and kind == "scores"))

@@ -1,6 +1,6 @@
-"""The format of encoders that `attendant-model train` builds from parts which no published architecture combines.
+"""The format of encoders that `attendant-model train` builds from parts that no published architecture combines.
 
-The keys of config.json are the fields of `EncoderConfig`, and tensors have the names of `Encoder`.
+The keys of config.json are the fields of `EncoderConfig`; tensors are named as in `Encoder`.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 
 def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
-    """Return the value of a field, checked by its type. A size with a default may be 0, and so may the token types."""
+    """Return a field's value, checked by its type. Sizes with a default may be 0, and so may `type_vocab_size`."""
     key, has_default = field.name, field.default is not MISSING
     if key not in config:
         return field.default if has_default else config.value(key)

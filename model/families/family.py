@@ -20,7 +20,7 @@ DECISIVE = re.compile(
 )
 """Keys that may select another architecture. One that was not read is an error, unless it is off or `HARMLESS`."""
 MAX_SIZE = 2**24
-"""Larger sizes are mistakes, for which there is no memory."""
+"""Larger sizes are mistakes; reject them before they exhaust memory."""
 HARMLESS = re.compile(
     r"dropout|_pdrop$|attn_implementation|flash_attn|memory_efficient_attention|_attention_heads$|^attentions?$|^output_attentions$"
     r"|^final_logit_softcapping$|^max_window_layers$|^sliding_window_pattern$|^cross_attention_hidden_size$|^attention_type$"
@@ -28,7 +28,7 @@ HARMLESS = re.compile(
 
 
 class ConfigReader:
-    """The values of config.json. `None` as a default makes a key required."""
+    """Typed access to config.json. A key without a default is required."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -77,7 +77,7 @@ class ConfigReader:
         return found
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
-        """Return what a value stands for in `choices`."""
+        """Return the entry of `choices` that a value selects."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in choices:
             raise unsupported(f"config.json: {key}", found, choices)
@@ -189,7 +189,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def read_layer_types(config: ConfigReader, layers: int, is_sliding: Callable[[int], bool]) -> list[str]:
-    """Return the type of each layer; `is_sliding` tells those of a layer index in files without `layer_types`.
+    """Return the type of each layer; without `layer_types`, `is_sliding(index)` decides.
 
     Raises:
         CheckpointError: not one known type per layer.
@@ -228,13 +228,13 @@ class Family:
     Attributes:
         name: `model_type` in config.json.
         read_config: Returns the configuration. It reads every key that can change the result.
-        names: The name in checkpoints of each module of `Encoder`. Names of parts of a block are relative to the block.
-        prefixes: Possible prefixes of all tensor names; the second one is used by models with a head.
+        names: Checkpoint name per module of `Encoder`. Names within a block are relative to the block.
+        prefixes: Possible prefixes of all tensor names; models with a head use the second one.
         renames: Patterns in tensor names of other releases, and their replacements.
-        fused: Modules that contain the rows of several modules of the same size, in this order.
-        norm_offset: Added to the weights of norms: Gemma stores them minus 1.
-        layers_keys: Possible keys of the number of layers in config.json.
-        layer_lists: Keys of config.json with one value per layer.
+        fused: Modules that stack the rows of several modules of the same size, in this order.
+        norm_offset: Added to norm weights: Gemma stores them minus 1.
+        layers_keys: config.json keys that may hold the number of layers.
+        layer_lists: config.json keys with one value per layer.
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
         classifier: The classifier, or a function that returns it for a configuration.
@@ -269,10 +269,7 @@ class Family:
         return f"{self.names['blocks']}.{number}.{self.names[part]}.{leaf}"
 
     def split(self, name: str) -> list[str]:
-        """Return the names, without prefix, of the tensors that a tensor of a checkpoint consists of.
-
-        Its rows are theirs, one after the other.
-        """
+        """Return the unprefixed names of the tensors whose rows a checkpoint tensor stacks, in order."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         module, _, leaf = name.rpartition(".")
@@ -301,7 +298,7 @@ class Family:
             yield from zip(names, tensor.chunk(len(names)), strict=True)
 
     def select_layers(self, config: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        """Return the config.json of a model with some layers of the one that `config` describes."""
+        """Return config.json for a model that keeps only the layers `indices`."""
         count = next((key for key in self.layers_keys if key in config), self.layers_keys[0])
         lists = {key: [config[key][index] for index in indices] for key in self.layer_lists if config.get(key)}
         return {**config, count: len(indices), **lists}
@@ -327,7 +324,6 @@ class Family:
 
 
 def read_bert_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the head of BERT."""
     transform = "cls.predictions.transform"
     layers = HeadLayout(
         None, f"{transform}.dense", config.activation("hidden_act", "gelu"), f"{transform}.LayerNorm",

@@ -92,7 +92,7 @@ def read_late_interaction(
 ) -> LateInteraction | None:
     """Return the late interaction of a ColBERT model; None for other models.
 
-    `projection` is what `pop_projection` returned.
+    `projection` is the result of `pop_projection`.
 
     Raises:
         CheckpointError: a file is invalid, or an option is not supported.
@@ -197,7 +197,7 @@ def _read_stanford(files: Published) -> _Options:
 
 
 def _read_mask(values: ConfigFile) -> list[str]:
-    """Return the words whose tokens have no vector in documents."""
+    """Return the skiplist: words whose tokens get no vector in documents."""
     if values.get("keep_only_token_ids") or values.get("skiplist_tasks", ["document"]) not in (
         "document",
         ["document"],

@@ -53,7 +53,7 @@ HUB_FILES = (
     "README.md",
     *NOTICES,
 )
-"""Files to download, among them the heads of BGE-M3, the options of ColBERT and the template of Qwen3-Reranker.
+"""Files to download, including the heads of BGE-M3, ColBERT's options and Qwen3-Reranker's template.
 
 Pickled weights are added if there are no safetensors files.
 """
@@ -96,9 +96,9 @@ def download(hub_id: HubId, progress: Progress) -> Path:
 
 
 def abort_download() -> bool:
-    """Return whether this process is downloading; if so, remove its incomplete files, for which there is no other use.
+    """Return whether this process is downloading; if so, remove its incomplete files, which nothing else can use.
 
-    A signal handler then has to exit at once: `huggingface_hub` waits for its threads, which can take hours.
+    A signal handler must then exit at once: `huggingface_hub` waits for its threads, which can take hours.
     """
     if not _downloading.is_set():
         return False
@@ -169,7 +169,7 @@ def _progress_class(progress: Progress) -> type:
     from tqdm.auto import tqdm
 
     class ProgressLines(tqdm):  # type: ignore[type-arg]
-        """Counts the bytes on the way. `huggingface_hub` also counts files, and bytes written to disk."""
+        """Counts downloaded bytes. `huggingface_hub` also counts files, and bytes written to disk."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"disable": True})
@@ -243,7 +243,7 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Return the problem and the remedy for an error of the connection, or a response that no hub sends."""
+    """Return the problem and the remedy for a connection error, or a response that no hub sends."""
     from huggingface_hub import constants
 
     kind = type(error).__name__
@@ -350,7 +350,7 @@ def _read_name(directory: Path) -> str | None:
 
 
 def digest_weights(directory: Path) -> str | None:
-    """Return "sha256:" and the digest of the weights, which tells directories of the same name apart."""
+    """Return "sha256:" and the digest of the weights, which distinguishes directories of the same name."""
     paths = model_weight_files(directory)
     digest = hashlib.sha256()
     for path in paths:

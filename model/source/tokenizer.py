@@ -231,7 +231,7 @@ class TokenizerSettings:
 
     @property
     def has_token_types(self) -> bool:
-        """Whether the model gets token types, which tell the texts of a pair apart."""
+        """Whether the model reads token types, which mark the second text of a pair."""
         names = self.get("model_input_names")
         return self.class_name in WITH_TOKEN_TYPES if names is None else "token_type_ids" in names
 

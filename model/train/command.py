@@ -23,11 +23,10 @@ Progress = Callable[[str], None]
 
 
 def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest | None:
-    """Train the model of a configuration in the directory `out`, which gets these files.
+    """Train, publish and export the model of a configuration; an interrupted run resumes from its last checkpoint.
 
-    `options.json`, `tokenizer.json`, `checkpoint.pt`, `metrics.csv`, `curves.png`, `model/` for transformers and
-    sentence-transformers, and `artifact/` for the server. A run that was interrupted continues from its last
-    checkpoint.
+    Files in `out`: `options.json`, `tokenizer.json`, `checkpoint.pt`, `metrics.csv`, `curves.png`, `model/` for
+    transformers and sentence-transformers, and `artifact/` for the server.
 
     Returns:
         The manifest of the artifact; None in all processes but the first.
@@ -79,7 +78,7 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
 
 
 def _start_run(config: TrainConfig, checkpoint: Checkpoint | None, out: Path, progress: Progress) -> None:
-    """Write the options and the tokenizer of a new run. Raises TrainError if the directory has another run."""
+    """Write the options and the tokenizer of a new run. Raises TrainError if the directory contains another run."""
     path, options = out / OPTIONS, options_of(config)
     if path.is_file():
         try:
@@ -106,7 +105,7 @@ def _load_tokenizer(path: Path, definition: str) -> Tokenizer:
 
 
 def _is_exported(artifact: Path, record: TrainingRecord) -> bool:
-    """Return whether a valid artifact has this record; its evaluations are then kept."""
+    """Return whether a valid artifact contains this record. Its evaluations are then kept."""
     try:
         return Artifact.open(artifact).manifest.training == record
     except ArtifactError:
@@ -133,7 +132,7 @@ def write_tokenizer(config: TrainConfig, path: Path) -> None:
         return (without_long_words(text) for text in islice(every, config.tokenizer.max_texts))
 
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    # Indented, so that a person can read it.
+    # Indented for human readers.
     definition = json.dumps(json.loads(tokenizer.to_str()), indent=1, ensure_ascii=False)
     temporary = path.with_suffix(".new")
     try:

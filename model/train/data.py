@@ -258,7 +258,7 @@ MAX_EMPTY_READS = 100
 
 
 class Item(NamedTuple):
-    """A tokenized example: the token ids of each of its texts, the texts, and the token range of each span.
+    """A tokenized example: its texts, their token ids, and the token range of each span.
 
     The two texts of a labeled pair are one sequence, with `token_type_ids`.
     """
@@ -314,9 +314,9 @@ class Collate(Protocol):
 
 
 class PackedBatches:
-    """An endless stream of packed batches of `shape`, which continues exactly from a saved state.
+    """An endless stream of packed batches of `shape` that can resume exactly from a saved state.
 
-    `prompts` are prepended to the first text of an example, and to the others.
+    The first of the `prompts` is prepended to the first text of an example, the second to the other texts.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ def fill(pool: Sequence[Item], shape: BatchShape) -> tuple[list[Item], list[int]
     """Choose items for a batch: first fit, in the order of the pool. All sequences of an item are in one batch.
 
     Returns:
-        The chosen items, the start of each of their sequences in the R * T tokens, and the rest of the pool.
+        The chosen items, the start of each sequence in the R * T tokens, and the rest of the pool.
     """
     used = [0] * shape.rows
     chosen: list[Item] = []

@@ -97,7 +97,7 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(directory: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the state of a run, on `device`; None if the directory has no checkpoint.
+    """Return the state of a run, on `device`; None if the directory contains no checkpoint.
 
     Raises TrainError if the checkpoint is damaged.
     """
@@ -404,7 +404,7 @@ def make_batches(
 
 
 def make_optimizer(network: torch.nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
-    """Return AdamW; biases and layer norms have no weight decay."""
+    """Return AdamW without weight decay for biases and layer norms."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups = [
         {"params": [item for item in parameters if item.dim() > 1], "weight_decay": options.weight_decay},
@@ -440,7 +440,7 @@ def catch_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums stay in float32."""
+    """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums remain float32."""
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=select_precision(config, device) == "bfloat16"):
         yield
 

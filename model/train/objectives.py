@@ -69,8 +69,8 @@ class LanguageModel(nn.Module):
 class Masking:
     """Selection of the tokens to predict (Devlin et al. 2019, section 3.1).
 
-    A selected token becomes [MASK] or a random token with the probabilities of `options`, or stays. At least one is
-    selected per sequence.
+    A selected token becomes [MASK] or a random token with the probabilities of `options`, or is left unchanged. At
+    least one token per sequence is selected.
     """
 
     options: MaskingOptions
@@ -242,7 +242,7 @@ def publish_classifier(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the weights of a cross-encoder.
 
-    `config` and `tensors` are those of its encoder. The key `sentence_transformers` names the activation, as in the
+    `config` and `tensors` describe its encoder. The key `sentence_transformers` names the activation, as in the
     files of sentence-transformers' CrossEncoder.
     """
     layers, state = family.classifier_layout(config).layers, network.head.state_dict()
@@ -267,7 +267,7 @@ def publish_classifier(
 
 
 TEACHER_ROWS = 16
-"""Rows of a batch of the teacher: enough to use all cores, and little memory."""
+"""Rows per teacher batch: enough to use all cores with little memory."""
 
 
 class Teacher:
@@ -299,11 +299,11 @@ class Teacher:
 
     @property
     def normalizes(self) -> bool:
-        """True if embeddings have length 1, or are compared by their cosine."""
+        """True if embeddings are normalized, or compared by their cosine."""
         return self.head.normalize or self.head.similarity == "cosine"
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Return the embeddings (N, dimensions) of N texts, in float32; of length 1 if `normalizes`."""
+        """Return the float32 embeddings (N, dimensions) of N texts, normalized if `normalizes`."""
         limit = self.manifest.max_input_tokens
         tokenized = self._tokenizer.encode([TokenizerInput(text, prompt=self._prompt) for text in texts])
         items = [Item([tokens.truncate(limit, "right").input_ids], (str(n),)) for n, tokens in enumerate(tokenized)]
@@ -323,9 +323,9 @@ class Teacher:
 
 
 class DistillationModel(nn.Module):
-    """The squared distance between the embeddings of the student and of the teacher.
+    """The squared distance between the student's and the teacher's embeddings.
 
-    Both have length 1 if the teacher's are compared by their cosine; the loss is then 2 - 2 cos.
+    If the teacher's embeddings are compared by cosine, both are normalized, and the loss is 2 - 2 cos.
     """
 
     def __init__(self, text_encoder: TextEncoder, teacher: Teacher) -> None:
@@ -450,7 +450,7 @@ def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
 
 
 def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> None:
-    """Append a dense layer if the student's embeddings have another size than the teacher's."""
+    """Append a dense layer if the student's embedding size differs from the teacher's."""
     if text_encoder.dimensions != dimensions:
         layer = nn.Linear(text_encoder.dimensions, dimensions)
         initialize(layer, text_encoder.dimensions, seed)

@@ -1,4 +1,4 @@
-"""Tokenizers trained on the texts of a run: WordPiece as BERT's, or byte-level BPE."""
+"""Tokenizers trained on the texts of a run: BERT's WordPiece or byte-level BPE."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from model.train.config import TokenizerOptions, TrainError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
-"""Longer words are [UNK] in WordPiece, and the time to train grows with the square of their length."""
+"""WordPiece maps longer words to [UNK], and training time grows with the square of the word length."""
 MAX_ALPHABET = 1000
 """Maximum alphabet size of a WordPiece vocabulary, as in BERT's trainer. Other characters become [UNK]."""
 
@@ -44,8 +44,8 @@ def train_tokenizer(options: TokenizerOptions, texts: Callable[[], Iterable[str]
 def _train_wordpiece(options: TokenizerOptions, texts: Callable[[], Iterable[str]]) -> Tokenizer:
     """Train WordPiece with a fixed numbering.
 
-    The trainer numbers the continuations ("##a") in the order of a hash map, which differs between runs and decides
-    between equally frequent merges. As special tokens, they get their numbers first; later they are none.
+    The trainer numbers continuations ("##a") in hash-map order, which differs between runs and breaks ties between
+    equally frequent merges. Passing them as special tokens numbers them first; afterwards they become ordinary tokens.
     """
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=options.lowercase)
