@@ -10,16 +10,6 @@ import numpy as np
 
 from attendant_client.connections import Address, TlsFiles
 from attendant_client.errors import AttendantError
-from attendant_client.options import (
-    AttendOptions,
-    ClassifyOptions,
-    CompareOptions,
-    EncodeOptions,
-    FillMaskOptions,
-    RerankOptions,
-    SimilarityOptions,
-    TokenClassifyOptions,
-)
 from attendant_client.requests import (
     Body,
     InputChunk,
@@ -37,15 +27,23 @@ from attendant_client.retries import RetryPolicy
 from attendant_client.transports import open_async_transport
 from attendant_client.types import (
     Array,
+    AttendOptions,
     AttendResponse,
+    ClassifyOptions,
     ClassifyResponse,
+    CompareOptions,
     CompareResponse,
+    EncodeOptions,
     EncodeResponse,
+    FillMaskOptions,
     FillMaskResponse,
     ModelInfo,
     Occurrence,
+    RerankOptions,
     RerankResponse,
+    SimilarityOptions,
     SimilarityResponse,
+    TokenClassifyOptions,
     TokenClassifyResponse,
     TokenizeResponse,
 )

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -143,17 +143,23 @@ def _size(item: str | Body) -> int:
     return INPUT_BYTES + len(json.dumps(item))
 
 
-REQUESTS: dict[str, Any] = {
-    "encode": pb.EncodeRequest,
-    "attend": pb.AttendRequest,
-    "compare": pb.CompareRequest,
-    "similarity": pb.SimilarityRequest,
-    "rerank": pb.RerankRequest,
-    "classify": pb.ClassifyRequest,
-    "token_classify": pb.TokenClassifyRequest,
-    "fill_mask": pb.FillMaskRequest,
-    "tokenize": pb.TokenizeRequest,
-    "model": pb.GetModelRequest,
+class Call(NamedTuple):
+    """How an operation is called: its REST path, its RPC, its request as a message, and the type of its response."""
+
+    path: str
+    method: str
+    request: Any
+    response: Any
+
+
+def _call(operation: str) -> Call:
+    name = operation.title().replace("_", "")
+    request, response = getattr(pb, f"{name}Request"), getattr(types, f"{name}Response")
+    return Call(f"/v1/{operation.replace('_', '-')}", name, request, response)
+
+
+CALLS = {operation: _call(operation) for operation in get_args(types.Operation)} | {
+    "model": Call("/v1/model", "GetModel", pb.GetModelRequest, types.ModelInfo)
 }
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
@@ -171,7 +177,7 @@ def to_message(operation: str, body: Body) -> Any:
     for prompt in PROMPTS:
         if prompt in body and f"{prompt}_name" in body:
             raise invalid("CONFLICTING_FIELDS", f"{prompt}_name", f"set together with {prompt}", "Send one of them.")
-    message = REQUESTS[operation]()
+    message = CALLS[operation].request()
     for name, value in body.items():
         if name == "inputs":
             for index, item in enumerate(value):
@@ -199,7 +205,7 @@ def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
 @cache
 def _enum_labels(operation: str, name: str) -> dict[str, str]:
     """Map each REST value of an enum option to its proto label; empty if the option is not an enum."""
-    message = REQUESTS[operation].DESCRIPTOR
+    message = CALLS[operation].request.DESCRIPTOR
     target = message.fields_by_name.get(name)
     if target is None or target.enum_type is None:
         return {}

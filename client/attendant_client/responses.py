@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -12,45 +12,10 @@ from google.rpc.status_pb2 import Status
 
 from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.types import (
-    AttendResponse,
-    AttendResult,
-    AttentionMap,
-    ClassifyResponse,
-    CompareResponse,
-    EncodeResponse,
-    FillMaskResponse,
-    ModelInfo,
-    RerankResponse,
-    SimilarityResponse,
-    TokenClassifyResponse,
-    TokenizeResponse,
-    Unit,
-    Usage,
-)
+from attendant_client.requests import CALLS
+from attendant_client.types import AttendResponse, AttendResult, AttentionMap, Unit, Usage
 from attendant_client.wire import enum_names, from_json, from_message
 
-
-class Call(NamedTuple):
-    """How an operation is called: its REST path, its RPC, and the type of its response."""
-
-    path: str
-    method: str
-    response: Any
-
-
-CALLS = {
-    "encode": Call("/v1/encode", "Encode", EncodeResponse),
-    "attend": Call("/v1/attend", "Attend", AttendResponse),
-    "compare": Call("/v1/compare", "Compare", CompareResponse),
-    "similarity": Call("/v1/similarity", "Similarity", SimilarityResponse),
-    "rerank": Call("/v1/rerank", "Rerank", RerankResponse),
-    "classify": Call("/v1/classify", "Classify", ClassifyResponse),
-    "token_classify": Call("/v1/token-classify", "TokenClassify", TokenClassifyResponse),
-    "fill_mask": Call("/v1/fill-mask", "FillMask", FillMaskResponse),
-    "tokenize": Call("/v1/tokenize", "Tokenize", TokenizeResponse),
-    "model": Call("/v1/model", "GetModel", ModelInfo),
-}
 MODELS_PATH = "/v1/models"
 ARRAYS = ("encode", "attend")
 """Operations that return base64 arrays."""
@@ -62,15 +27,7 @@ LABELS = {
 }
 """Maps proto enum labels to REST values, such as TRUNCATION_RIGHT to `"right"`."""
 
-MergeableT = TypeVar(
-    "MergeableT",
-    EncodeResponse,
-    AttendResponse,
-    ClassifyResponse,
-    TokenClassifyResponse,
-    FillMaskResponse,
-    TokenizeResponse,
-)
+MergeableT = TypeVar("MergeableT", bound=Any)
 
 
 def decode_json(operation: str, document: Any) -> Any:

@@ -18,8 +18,8 @@ from attendant_client.connections import (
 )
 from attendant_client.errors import invalid
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.requests import REQUESTS, Body, find_surrogates, to_message
-from attendant_client.responses import ARRAYS, CALLS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
+from attendant_client.requests import CALLS, Body, find_surrogates, to_message
+from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
 
 
 class Transport(Protocol):
@@ -154,7 +154,7 @@ def open_methods(channel: Any) -> dict[str, Any]:
         response = GetMessageClass(method.output_type)
         methods[operation] = kind(
             f"/{service.full_name}/{method.name}",
-            request_serializer=REQUESTS[operation].SerializeToString,
+            request_serializer=call.request.SerializeToString,
             response_deserializer=response.FromString,
         )
     return methods

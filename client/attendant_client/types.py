@@ -11,7 +11,7 @@ Q queries, N documents or occurrences, U and V units of a query (or an input) an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -994,3 +994,109 @@ class ModelInfo:
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     version: str
+
+
+# Options of the client's methods, all of which may be left out
+
+
+class EncodeOptions(TypedDict, total=False):
+    """Options of `encode`."""
+
+    model: str
+    outputs: Sequence[Output]
+    layers: Sequence[int] | Literal["all"]
+    layer_reduce: LayerReduce
+    pooling: Pooling
+    normalize: bool
+    dimensions: int
+    truncation: Truncation
+    prompt_name: str
+    prompt: str
+    role: Role
+    dtype: Dtype
+
+
+class AttendOptions(TypedDict, total=False):
+    """Options of `attend`."""
+
+    model: str
+    kind: Kind
+    layers: Sequence[int] | Literal["all"]
+    heads: Sequence[int] | Literal["all"]
+    head_reduce: HeadReduce
+    layer_reduce: MapLayerReduce
+    unit: UnitKind
+    special_tokens: SpecialTokens
+    segments: Segments
+    top_p: float
+    top_k: int
+    truncation: Truncation
+    dtype: MapDtype
+
+
+class CompareOptions(TypedDict, total=False):
+    """Options of `compare`."""
+
+    model: str
+    layers: Sequence[int] | Literal["all"]
+    top_contributors: int
+
+
+class SimilarityOptions(TypedDict, total=False):
+    """Options of `similarity`."""
+
+    model: str
+    pairs: Pairs
+    similarity: SimilarityFunction
+    dimensions: int
+    truncation: Truncation
+    query_prompt_name: str
+    query_prompt: str
+    document_prompt_name: str
+    document_prompt: str
+    explain: bool
+    unit: SimilarityUnit
+    top_k: int
+    effect: Effect
+
+
+class RerankOptions(TypedDict, total=False):
+    """Options of `rerank`."""
+
+    model: str
+    top_n: int
+    raw_scores: bool
+    truncation: Truncation
+    effect: LabelEffect
+    unit: SimilarityUnit
+    explain_top: int
+
+
+class TokenClassifyOptions(TypedDict, total=False):
+    """Options of `token_classify`."""
+
+    model: str
+    aggregation: Aggregation
+    truncation: Truncation
+
+
+class FillMaskOptions(TypedDict, total=False):
+    """Options of `fill_mask`."""
+
+    model: str
+    position: int
+    layers: Sequence[int] | Literal["all"]
+    top_k: int
+    targets: Sequence[str]
+    truncation: Truncation
+
+
+class ClassifyOptions(TypedDict, total=False):
+    """Options of `classify`."""
+
+    model: str
+    top_k: int
+    raw_scores: bool
+    truncation: Truncation
+    effect: LabelEffect
+    unit: SimilarityUnit

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from attendant_client import AsyncClient, AttendantError, Client, Input, Occurrence
-from attendant_client.requests import REQUESTS
+from attendant_client.requests import CALLS
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
@@ -141,8 +141,8 @@ def test_text_with_a_surrogate_is_an_error_without_the_text(
     ("operation", "name"),
     [
         (operation, field.name)
-        for operation in REQUESTS
-        for field in REQUESTS[operation].DESCRIPTOR.fields
+        for operation in CALLS
+        for field in CALLS[operation].request.DESCRIPTOR.fields
         if field.enum_type is not None
     ],
 )
