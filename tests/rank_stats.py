@@ -27,7 +27,7 @@ def area_under_curve(higher: Floats, lower: Floats) -> float:
 
 
 def interval_of_mean(values: Floats, samples: int = 2000) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean, with a fixed seed."""
+    """Return the 95% bootstrap interval of the mean, with a fixed seed."""
     chosen = np.random.default_rng(11).integers(len(values), size=(samples, len(values)))
     low, high = np.quantile(values[chosen].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

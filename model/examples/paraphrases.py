@@ -22,12 +22,12 @@ PERSONS = (
     "Olivia", "Peter", "Rosa", "Samuel", "Tina", "Victor", "Wendy", "Xavier", "Yara", "Zoe", "Alice", "Boris", "Carmen",
     "Diego", "Elena", "Frank", "Gina", "Hugo", "Irene", "Jack", "Kate", "Luis", "Mona", "Nick", "Paula", "Quentin",
 )  # fmt: skip
-THINGS = (
+OBJECT_NOUNS = (
     "drill", "boat", "ladder", "piano", "tent", "camera", "bicycle", "map", "ticket", "house", "car", "book", "coat",
     "telescope", "kayak", "violin", "sewing machine", "garden", "horse", "ring", "lamp", "laptop", "printer", "sofa",
     "stove", "trailer", "typewriter", "umbrella", "vase", "watch",
 )  # fmt: skip
-HELD_OUT_PERSONS, HELD_OUT_THINGS = 12, 8
+HELD_OUT_PERSONS, HELD_OUT_OBJECT_NOUNS = 12, 8
 PAIRS, VALIDATION, QUERIES = 10_000, 300, 300
 """Examples per file."""
 
@@ -44,7 +44,7 @@ class Paraphrase:
 def make_paraphrase(draw: random.Random, *, held_out: bool) -> Paraphrase:
     """Return a random pair that uses the training vocabulary, or the held-out one."""
     people = PERSONS[-HELD_OUT_PERSONS:] if held_out else PERSONS[:-HELD_OUT_PERSONS]
-    things = THINGS[-HELD_OUT_THINGS:] if held_out else THINGS[:-HELD_OUT_THINGS]
+    things = OBJECT_NOUNS[-HELD_OUT_OBJECT_NOUNS:] if held_out else OBJECT_NOUNS[:-HELD_OUT_OBJECT_NOUNS]
     giver, receiver = draw.sample(people, 2)
     gives, receives = draw.choice(tuple(VERBS.items()))
     thing = draw.choice(things)

@@ -85,7 +85,7 @@ class RpcServer:
         metrics.grpc_connections.set_function(lambda: len(self._connections))
         budget = budget or MemoryBudget(settings.max_pending_request_bytes, "request bodies")
         receiver = Receiver(settings, budget, self._connections.bytes_received)
-        # gRPC shortens or prolongs the age of each connection by up to 10 %. Without a limit of its own, the grace for
+        # gRPC shortens or prolongs the age of each connection by up to 10%. Without a limit of its own, the grace for
         # calls in progress is unlimited.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(

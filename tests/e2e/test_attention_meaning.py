@@ -96,7 +96,7 @@ async def test_projection_rollout_correlates_with_occlusion(model: LoadedModel) 
     means = {name: round(float(np.mean(sample)), 3) for name, sample in correlations.items()}
     difference = np.array(correlations["projection rollout"]) - correlations["mean of the layers"]
     low, high = interval_of_mean(difference)
-    print(f"mean Spearman with occlusion: {means}; lead {difference.mean():.3f}, 95 % interval {low:.3f} to {high:.3f}")
+    print(f"mean Spearman with occlusion: {means}; lead {difference.mean():.3f}, 95% interval {low:.3f} to {high:.3f}")
     assert means["projection rollout"] >= 0.65
     assert low > 0
 

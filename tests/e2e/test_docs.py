@@ -183,7 +183,7 @@ def test_command_prints_what_the_page_shows(default_artifact: object) -> None:
         assert [is_number(item) or item for item in got] == [is_number(item) or item for item in wanted]
         for value, other in zip(got, wanted, strict=True):
             if is_number(other):
-                # The precision depends on the CPU: cosines vary by up to 0.01, and shares by up to 1 %.
+                # The precision depends on the CPU: cosines vary by up to 0.01, and shares by up to 1%.
                 assert abs(float(value) - float(other)) <= (0.01 if "." in other else 1)
 
 

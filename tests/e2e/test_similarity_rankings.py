@@ -136,7 +136,7 @@ def score_words(text: Text, other: Text, gradients: word_rankings.IntegratedGrad
 
 
 async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedModel) -> None:
-    """Uses the mean Spearman correlation over the pairs with 95 % intervals, averaged over both texts of a pair."""
+    """Uses the mean Spearman correlation over the pairs with 95% intervals, averaged over both texts of a pair."""
     gradients = word_rankings.IntegratedGradients(load_checkpoint(locate("default").directory).encoder)
     correlations: dict[str, list[float]] = {}
     async with open_harness(model) as harness:
@@ -173,7 +173,7 @@ async def test_leave_one_out_ranks_words_best_without_inference(model: LoadedMod
 
 
 def report(correlations: dict[str, list[float]]) -> dict[str, float]:
-    """Print each method's mean with its 95 % interval; return the means."""
+    """Print each method's mean with its 95% interval; return the means."""
     means = {name: float(np.mean(sample)) for name, sample in correlations.items()}
     for name, mean in sorted(means.items(), key=lambda item: -item[1]):
         low, high = interval_of_mean(np.array(correlations[name]))

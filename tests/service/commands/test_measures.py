@@ -131,7 +131,7 @@ def test_cosine_ranking_equals_sentence_transformers() -> None:
 
 
 def test_interval_has_the_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of 200 samples with mean 0.5, about 95 % must have an interval that contains 0.5."""
+    """Out of 200 samples with mean 0.5, about 95% must have an interval that contains 0.5."""
     monkeypatch.setattr(measures, "RESAMPLES", 200)
     random = np.random.default_rng(2)
     estimates = [estimate_mean(random.random(100)) for _ in range(200)]

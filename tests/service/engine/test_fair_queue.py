@@ -212,7 +212,7 @@ def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, l
 @pytest.mark.parametrize("max_tokens", [BATCH_TOKENS, 768])
 @pytest.mark.parametrize("per_request", [1, 32])
 def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
-    """With real sentences, less than 3 % of the tokens may be padding."""
+    """With real sentences, less than 3% of the tokens may be padding."""
     sizes = [max(3, len(sentence) // 5) for sentence in sample_sentences(1024)]
     queue: FairQueue[int] = FairQueue(max_tokens)
     for start in range(0, len(sizes), per_request):
