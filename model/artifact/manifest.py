@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator,
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
-"""The size of a part of a model. Larger ones are mistakes, for which there is no memory."""
+"""A model size. Larger values are mistakes; reject them before they exhaust memory."""
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TensorType = Literal["float32", "float16", "bfloat16"]
 
@@ -31,7 +31,7 @@ class TensorRecord(Record):
 
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""How two vectors are compared. A distance counts negatively, so that larger is always more similar."""
+"""Similarity function of two vectors. Distances are negated, so that larger is always more similar."""
 ClassifierPooling = Literal["cls", "last", "mean", "mean_logits"]
 """The row that a classifier reads: a token's, or the mean. "mean_logits": all rows, then the mean of their logits."""
 SparsePooling = Literal["max", "sum"]
@@ -57,8 +57,8 @@ class PairTemplateRecord(Record):
 class ClassificationHead(Record):
     """The labels of a text, or with one label the score of a cross-encoder.
 
-    `graph` computes logits (N, C) of rows (N, D). With `pooling` "last", the row is that of the last token whose id is
-    not `skipped_token_id`. With `template`, the model reads pairs only, in this form. `pair_activation` replaces
+    `graph` computes logits (N, C) from rows (N, D). `pooling` "last" selects the last token whose id is not
+    `skipped_token_id`. With `template`, the model reads pairs only, in this form. `pair_activation` replaces
     `activation` for the score of a pair.
     """
 
@@ -83,8 +83,8 @@ class TokenClassificationHead(Record):
 class MaskedLMHead(Record):
     """Words for a position: `decoder` (V, E) times what `graph` computes (N, E) of rows (N, D), plus `bias` (V).
 
-    Without `graph`, the projection reads the rows themselves. `layer_graph` is the graph for hidden states that the
-    final norm of the encoder has not read, which are those of all layers but the last; None if it is `graph`.
+    Without `graph`, the projection reads the rows themselves. `layer_graph` also applies the encoder's final norm, for
+    hidden states of all layers but the last; None if it equals `graph`.
     """
 
     type: Literal["masked_lm"] = "masked_lm"
@@ -100,9 +100,9 @@ class SparseHead(Record):
 
     Without `decoder`, `graph` computes one logit (N, 1) per row (N, D), for the entry of the token itself. With it,
     each token has logits for all V entries: `decoder` (V, E) times what `graph` computes (N, E), or the rows themselves
-    if it is None, plus `bias` (V). Entries of `skipped_token_ids` have no weight. `query_weights` (V)
-    are those of the distinct tokens of a query, if it has its own (Geng et al. 2024); special tokens have weight 0.
-    `max_active` keeps only the entries with the largest weights. `similarity` compares two sparse vectors.
+    if it is None, plus `bias` (V). Entries of `skipped_token_ids` get no weight. `query_weights` (V), if present,
+    weigh the distinct tokens of a query instead (Geng et al. 2024); special tokens weigh 0. `max_active` keeps only the
+    entries with the largest weights. `similarity` compares two sparse vectors.
     """
 
     type: Literal["sparse"] = "sparse"
@@ -118,10 +118,10 @@ class SparseHead(Record):
 
 
 class SideRecord(Record):
-    """How a model with late interaction reads queries, or documents.
+    """How a late-interaction model reads queries or documents.
 
-    `marker` is the id of a token inserted before the text and its prompt. `max_tokens` is the limit of the whole input,
-    the marker included.
+    `marker` is the id of a token inserted before the prompt and the text. `max_tokens` limits the whole input,
+    including the marker.
     """
 
     marker: TokenId | None = None
@@ -137,10 +137,10 @@ class ExpansionRecord(Record):
 
 
 class MultiVectorHead(Record):
-    """A vector of length 1 per token: `graph` computes (N, `dimensions`) of rows (N, D).
+    """A normalized vector per token: `graph` computes (N, `dimensions`) from rows (N, D).
 
-    `skips_first`: the first token has none. In documents, tokens of `skipped_token_ids` have none either. `score` is
-    the mean or the sum of the largest dot products of the query's vectors.
+    `skips_first` drops the first token's vector, and documents also drop the vectors of `skipped_token_ids`. `score` is
+    the mean or the sum over the query's vectors of the largest dot product with a document vector.
     """
 
     type: Literal["multi_vector"] = "multi_vector"
@@ -163,9 +163,9 @@ class MultiVectorHead(Record):
 GoldenOutput = Literal[
     "embedding", "classification", "token_classification", "masked_lm", "sparse", "multi_vector", "multi_vector_query"
 ]
-"""The type of a head. "multi_vector_query" has the vectors of texts as queries, of a model that distinguishes sides."""
+"""The type of a head. "multi_vector_query" encodes texts as queries, if the model reads them differently."""
 SPARSE_ENTRIES = 1024
-"""The greatest number of entries of a sparse vector in golden.json, those with the largest weights."""
+"""Maximum number of entries per sparse vector in golden.json; the largest weights are kept."""
 
 
 class ParityRecord(Record):
@@ -179,7 +179,7 @@ class ParityRecord(Record):
 class AccuracyRecord(Record):
     """The smallest cosine similarity between float16 and float32 embeddings, over a number of texts.
 
-    `float32_parts` are the parts of the encoder that stay in float32 to reach it.
+    `float32_parts` are the parts of the encoder that remain float32 to reach it.
     """
 
     texts: int
@@ -300,7 +300,7 @@ class FileRecord(Record):
 
 
 class Absent(Record):
-    """An optional part that an artifact lacks: the reason, and the sentence that says how to get it."""
+    """An optional part that is missing from an artifact: the reason, and a sentence that says how to get it."""
 
     reason: str
     remedy: str
@@ -452,7 +452,7 @@ class Manifest(Record):
     type. `truncation_side` is where an input over the limit loses tokens unless a request names a side.
     `role_max_tokens` replaces `max_input_tokens` for queries or documents. `special_tokens_in_text`: a text that spells
     a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
-    one. `origins` has the origin of settings by name: a file of the model, an option of the export, or `ASSUMED`.
+    one. `origins` records where each setting comes from: a file of the model, an option of the export, or `ASSUMED`.
     `task` names the adapters that were merged. `training` is None for models that others trained. `static` is the
     embedding table, (V, E). `notices` are the license and notice files of the model. `files` lists every file
     except the manifest, its digest, report.json and golden.json.

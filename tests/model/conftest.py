@@ -16,7 +16,7 @@ from model.export import graphs as onnx_graph
 from model.export.export import Variants, export, export_graph
 from tests.model.family_cases import FAMILY_CASES, HIDDEN_SIZE, bert_case
 from tests.model.shared_graphs import export_anew, export_shared
-from tests.model.tiny_tokenizers import BUILDERS, build_wordpiece
+from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS, build_wordpiece
 from tests.model.tokenizer_inputs import KINDS
 
 Publish = Callable[[str], Path]
@@ -103,9 +103,8 @@ def labse(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
     bare = shutil.copytree(publish("bert"), tmp_path_factory.mktemp("bare") / "bert")
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     wrapped = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_file=str(bare / "tokenizer.json"), **names
+        tokenizer_file=str(bare / "tokenizer.json"), **BERT_TOKENS
     )
     wrapped.save_pretrained(bare)
     torch.manual_seed(5)

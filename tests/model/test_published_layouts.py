@@ -27,7 +27,7 @@ from tests.model.published_tokenizers import load_tokenizer
 from tests.model.retriever_cases import SPLADE_CASES, publish_inference_free
 from tests.model.test_retriever_heads import compare_logits, random_ids, run
 from tests.model.test_sentence_transformers_config import write_modules
-from tests.model.tiny_tokenizers import BUILDERS
+from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS
 
 
 def save(case: FamilyCase, directory: Path) -> Any:
@@ -129,8 +129,7 @@ def test_router_with_two_encoders_is_refused(source: Path, tmp_path: Path) -> No
         bert = Transformer(str(source))
         return [bert, Pooling(bert.get_embedding_dimension())]
 
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
-    write_json(source / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    write_json(source / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **BERT_TOKENS})
     shared = encoder()
     for query, is_shared in ((encoder(), False), (shared, True)):
         router = Router.for_query_document(query_modules=query, document_modules=shared)
@@ -215,8 +214,7 @@ def test_causal_language_model_without_modules_is_named(tmp_path: Path, name: st
 
 def test_unknown_words_of_a_query_have_the_weight_of_the_table(tmp_path: Path) -> None:
     publish_inference_free(tmp_path, BUILDERS["wordpiece"]().to_str().encode())
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
-    options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **names}
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **BERT_TOKENS}
     for path in (tmp_path, *tmp_path.glob("*_0_*")):
         write_json(path / "tokenizer_config.json", options)
     table = load_file(tmp_path / "query_0_SparseStaticEmbedding" / "model.safetensors")["weight"]

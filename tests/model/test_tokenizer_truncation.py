@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from model.artifact.tokenizer import Side, Tokenizer
+from model.artifact.tokenizer import Side, TokenizedInput, Tokenizer
 from tests.model.tokenizer_inputs import encode_one, truncate_by_library
 
 PAIRS = [None, "", "a b", "the river", "seven small boats wait at the bank", "one two three four five six seven",
@@ -30,30 +30,14 @@ def test_truncation_equals_the_library(tokenizer: Tokenizer, side: Side, pair: s
 
 @pytest.mark.parametrize("side", get_args(Side))
 def test_truncation_keeps_lists_aligned(tokenizer: Tokenizer, side: Side) -> None:
+    def rows(tokens: TokenizedInput) -> list[tuple[object, ...]]:
+        texts = tokenizer.token_texts(tokens)
+        return list(zip(tokens.input_ids, tokens.offsets, tokens.segment, tokens.token_type_ids, texts, strict=True))
+
     tokens = encode_one(tokenizer, "seven small boats wait", "at the river bank")
-    untruncated = list(
-        zip(
-            tokens.input_ids,
-            tokens.offsets,
-            tokens.segment,
-            tokens.token_type_ids,
-            tokenizer.token_texts(tokens),
-            strict=True,
-        )
-    )
-    truncated = tokens.truncate(8, side)
-    parts = list(
-        zip(
-            truncated.input_ids,
-            truncated.offsets,
-            truncated.segment,
-            truncated.token_type_ids,
-            tokenizer.token_texts(truncated),
-            strict=True,
-        )
-    )
-    assert len(parts) == 8
-    assert [part for part in untruncated if part in parts] == parts
+    truncated = rows(tokens.truncate(8, side))
+    assert len(truncated) == 8
+    assert [row for row in rows(tokens) if row in truncated] == truncated
 
 
 def test_kept_characters_exclude_truncated_text(tokenizer_by_kind: dict[str, Tokenizer]) -> None:

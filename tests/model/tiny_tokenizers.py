@@ -18,6 +18,10 @@ SENTENCES = (
 )
 
 
+BERT_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
+"""The special tokens of `build_wordpiece` by their names in transformers."""
+
+
 def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
     """Count all characters of `SENTENCES` and all word pieces up to six characters.
 
