@@ -14,17 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.model_files import change_json, read_json, write_chain, write_json
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, bert_masked_lm
-from tests.model.tiny_tokenizers import BUILDERS
+from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS
 
 MAX_INPUT_TOKENS = 64
 BERT = replace(bert_masked_lm("Bert"), architecture="BertModel")
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 BPE_SPECIAL = {
     "pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>",
 }  # fmt: skip
@@ -130,8 +123,8 @@ def native(similarity: str, prompts: dict[str, str], **options: Any) -> Callable
 
 
 COLBERT_CASES: dict[str, ColbertCase] = {
-    "stanford": ColbertCase(BERT, SPECIAL, with_unused_tokens, add_stanford),
-    "pylate": ColbertCase(BERT, SPECIAL, lambda: with_added_markers("wordpiece", special=False), pylate()),
+    "stanford": ColbertCase(BERT, BERT_TOKENS, with_unused_tokens, add_stanford),
+    "pylate": ColbertCase(BERT, BERT_TOKENS, lambda: with_added_markers("wordpiece", special=False), pylate()),
     "pylate, attended": ColbertCase(
         FAMILY_CASES["modernbert"],
         BPE_SPECIAL,
@@ -139,7 +132,7 @@ COLBERT_CASES: dict[str, ColbertCase] = {
         pylate(attend_to_expansion_tokens=True, skiplist_words=[]),
     ),
     "pylate, no expansion": ColbertCase(
-        BERT, SPECIAL, lambda: with_added_markers("wordpiece", special=False), pylate(do_query_expansion=False)
+        BERT, BERT_TOKENS, lambda: with_added_markers("wordpiece", special=False), pylate(do_query_expansion=False)
     ),
     "native, minimum": ColbertCase(
         replace(FAMILY_CASES["modernbert"], options={**FAMILY_CASES["modernbert"].options, "local_attention": 32}),
@@ -158,7 +151,7 @@ COLBERT_CASES: dict[str, ColbertCase] = {
     ),
     "native, text prompts": ColbertCase(
         BERT,
-        SPECIAL,
+        BERT_TOKENS,
         lambda: BUILDERS["wordpiece"]().to_str().encode(),
         native("meanmaxsim", {"query": "query: ", "document": ""}, query_expansion=None),
     ),

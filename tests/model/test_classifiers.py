@@ -19,9 +19,9 @@ from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import oracle_directory
 from tests.model.model_files import change_json
+from tests.model.sequences import random_ids, run
 
 Publish = Callable[[str], Path]
-FIRST_ORDINARY_ID = 5
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +43,8 @@ def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
     """Return the logits (C) of one sequence, as the manifest's `ClassificationHead` describes them."""
     classifier = checkpoint.classifier
     assert classifier is not None
-    positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
+    hidden = run(checkpoint, input_ids)
     with torch.inference_mode():
-        hidden = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
         kept = input_ids[0] != classifier.record.skipped_token_id
         rows = {"cls": hidden[:1], "last": hidden[kept][-1:], "mean": hidden.mean(dim=0)[None], "mean_logits": hidden}
         logits: Tensor = classifier.head(rows[classifier.record.pooling])
@@ -60,9 +59,7 @@ def test_logits_equal_transformers(publish_classifier: Publish, kind: str, lengt
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(
         oracle_directory(directory), attn_implementation="eager"
     ).eval()
-    generator = torch.Generator().manual_seed(length)
-    size = checkpoint.encoder.config.vocab_size
-    input_ids = torch.randint(FIRST_ORDINARY_ID, size, (1, length), generator=generator)
+    input_ids = random_ids(checkpoint, length)
     with torch.inference_mode():
         expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
     logits = classify(checkpoint, input_ids)
@@ -176,10 +173,8 @@ def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[s
     oracle = transformers.AutoModelForTokenClassification.from_pretrained(
         oracle_directory(tmp_path), attn_implementation="eager"
     ).eval()
-    generator = torch.Generator().manual_seed(1)
-    input_ids = torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, 31), generator=generator)
-    positions, zeros = torch.arange(31)[None], torch.zeros_like(input_ids)
+    input_ids = random_ids(checkpoint, 31)
     with torch.inference_mode():
         expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
-        logits = checkpoint.token_classifier.head(checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0])
+        logits = checkpoint.token_classifier.head(run(checkpoint, input_ids))
     assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))

@@ -23,6 +23,7 @@ from tests.model.conftest import mark_slow
 from tests.model.family_cases import FAMILY_CASES, bert_case, oracle_directory
 from tests.model.model_files import change_json, read_json
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
+from tests.model.sequences import FIRST_ORDINARY_ID
 
 Publish = Callable[[str], Path]
 
@@ -55,7 +56,6 @@ BERT_KINDS = (
     "causal-distilbert",
     "causal-electra",
 )
-FIRST_ORDINARY_ID = 5
 
 
 Batch = tuple[Tensor, Tensor, Tensor]

@@ -20,12 +20,13 @@ from model.export.heads import without_frame
 from model.source.hub import locate
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES, bert_classifier
-from tests.model.colbert_cases import BERT, SPECIAL, ColbertCase, pylate, with_added_markers
+from tests.model.colbert_cases import BERT, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.model_files import read_json, write_chain, write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.retriever_cases import SPLADE_CASES, publish_inference_free
-from tests.model.test_retriever_heads import compare_logits, random_ids, run
+from tests.model.sequences import random_ids, run
+from tests.model.test_retriever_heads import compare_logits
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS
 
@@ -108,7 +109,7 @@ def test_other_names_of_activations(tmp_path: Path, activation: str) -> None:
 @pytest.mark.parametrize("words", [None, [], ["a"]])
 def test_skiplist_of_pylate_without_model_type(tmp_path: Path, words: list[str] | None) -> None:
     """PyLate 1 uses punctuation if the list is missing or empty, and skips unknown tokens for unknown words."""
-    case = ColbertCase(BERT, SPECIAL, lambda: with_added_markers("wordpiece", special=False), pylate())
+    case = ColbertCase(BERT, BERT_TOKENS, lambda: with_added_markers("wordpiece", special=False), pylate())
     case.publish(tmp_path)
     path = tmp_path / "config_sentence_transformers.json"
     config = read_json(path)

@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from model.export.export import export
 from model.families import FAMILIES
 from model.families.family import ConfigReader
@@ -18,21 +17,7 @@ from model.source.published import CheckpointError
 from tests.model.family_cases import oracle_directory
 from tests.model.model_files import change_json, read_json
 from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_CASES, publish_bge_m3, publish_splade
-
-FIRST_ORDINARY_ID = 5
-
-
-def run(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
-    """Return the hidden states (T, D) of one sequence."""
-    positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
-    with torch.inference_mode():
-        hidden: Tensor = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
-    return hidden
-
-
-def random_ids(checkpoint: Checkpoint, length: int) -> Tensor:
-    generator = torch.Generator().manual_seed(length)
-    return torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, length), generator=generator)
+from tests.model.sequences import random_ids, run
 
 
 @pytest.mark.parametrize("kind", [*SPLADE_CASES, *UNTIED_CASES])
@@ -84,8 +69,7 @@ def test_own_tensors_of_a_tied_projection_take_precedence(
     """transformers loads a tensor that is in the file, even if the configuration ties it to another one."""
     case = UNTIED_CASES[kind]
     publish_splade(case, tmp_path, definitions[case.tokenizer])
-    path = tmp_path / "config.json"
-    change_json(path, tie_word_embeddings=True)
+    change_json(tmp_path / "config.json", tie_word_embeddings=True)
     compare_logits(tmp_path, 17)
 
 
