@@ -7,7 +7,12 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-LIMITS = {"REST /v1/encode": (35, 400), "gRPC Encode": (33, 370)}
+LIMITS = {
+    "REST /v1/encode": (24, 330),
+    "REST /v1/rerank": (28, 460),
+    "REST /v1/attend": (30, 950),
+    "gRPC Encode": (25, 330),
+}
 """Files without metrics, logs and types, and calls."""
 
 
@@ -16,7 +21,7 @@ def test_path_of_a_request_does_not_grow(default_artifact: Path) -> None:
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     lines = re.findall(r"^(.+): \d+ files, (\d+) without metrics, logs and types; (\d+) calls", output, re.MULTILINE)
     paths = {api: (int(files), int(calls)) for api, files, calls in lines}
-    assert len(paths) == 5
+    assert len(paths) == 6
     for api, (files, calls) in LIMITS.items():
         assert 1 < paths[api][0] <= files
         assert 1 < paths[api][1] <= calls

@@ -45,7 +45,7 @@ LABEL_BYTES = 64
 async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> ClassifyResponse:
     """Return the labels of the inputs."""
     deadline = call.start(engine)
-    require_operation(engine.manifest, "classify")
+    require_operation(engine, "classify")
     head = engine.manifest.classification
     assert head is not None
     check_classify(engine, request, call)

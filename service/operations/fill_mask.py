@@ -59,7 +59,7 @@ TOKEN_CHARACTERS = 64
 async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> FillMaskResponse:
     """Return the predictions for the mask tokens of the inputs, or for one position of each."""
     deadline = call.start(engine)
-    require_operation(engine.manifest, "fill_mask")
+    require_operation(engine, "fill_mask")
     layers = check_fill_mask(engine, request)
     last_only = layers == (engine.manifest.architecture.num_hidden_layers,)
     lane: Lane[Any, Any] = engine.fast_lane if last_only else engine.explain

@@ -25,7 +25,6 @@ from attendant_client.types import (
 from model.artifact.manifest import Absent, Manifest, TruncationSide
 from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
-from service.engine.model_info import operations_of
 from service.engine.scheduling import CHARACTERS_PER_TOKEN, SPECIAL_TOKENS
 from service.errors import (
     ConflictingFields,
@@ -260,9 +259,9 @@ def require(part: PartT | Absent, problem: str, field: str | None = None) -> Par
     return part
 
 
-def require_operation(manifest: Manifest, operation: Operation) -> None:
+def require_operation(engine: Engine, operation: Operation) -> None:
     """Raise `UnsupportedByModel` if the model does not support an operation."""
-    supported = operations_of(manifest)
+    supported = engine.info.operations
     if operation not in supported:
         raise UnsupportedByModel(
             f"Operation {named('operation', operation)} is not supported for this model",

@@ -76,7 +76,7 @@ class Prompts:
 async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankResponse:
     """Return the documents, the most relevant one first."""
     deadline = call.start(engine)
-    require_operation(engine.manifest, "rerank")
+    require_operation(engine, "rerank")
     check_rerank(request, engine.limits)
     prompts = await find_prompts(engine, request, deadline)
     lane, explained = engine.fast_lane, explained_count(request)
@@ -226,20 +226,20 @@ def own_similarity(engine: Engine) -> TextSimilarity:
 
 def check_size(engine: Engine, request: RerankRequest, call: Call, ranker: "Ranker") -> None:
     """Check the cost of the most expensive explanations, and the size of the largest response."""
-    explained, numbers = explained_count(request), range(len(request.documents))
-    costs = [ranker.occluded_sizes(number) for number in numbers] if explained else []
-    remedy = "Reduce explain_top, or send shorter texts"
-    if request.unit == "token":
-        remedy += ", or set unit to {unit.word}"
-    check_occlusion(
-        [size for own in sorted(costs, key=sum)[len(costs) - explained :] for size in own], engine.limits, remedy
-    )
-    sizes = [RESULT_BYTES] * len(numbers)
+    explained, count = explained_count(request), len(request.documents)
+    size = RESULT_BYTES * (count + 1) + call.returned_bytes
     if explained:
+        numbers = range(count)
+        costs = sorted([ranker.occluded_sizes(number) for number in numbers], key=sum)[count - explained :]
+        remedy = "Reduce explain_top, or send shorter texts"
+        if request.unit == "token":
+            remedy += ", or set unit to {unit.word}"
+        check_occlusion([size for sizes in costs for size in sizes], engine.limits, remedy)
+        sizes = []
         for number in numbers:
             units = [unit for text in ranker.explained(number) for unit in text.units]
-            sizes[number] += listed_bytes(units, call.wire) + array_bytes(len(units), "float32", call.wire)
-    size = sum(_largest(sizes, explained)) + RESULT_BYTES * (len(numbers) + 1) + call.returned_bytes
+            sizes.append(RESULT_BYTES + listed_bytes(units, call.wire) + array_bytes(len(units), "float32", call.wire))
+        size += sum(_largest(sizes, explained))
     engine.check_response_size(size, 0, lambda: Remedy("Reduce explain_top or top_n, or do not return documents"))
 
 

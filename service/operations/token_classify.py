@@ -48,7 +48,7 @@ Scores = NDArray[np.float64]
 async def token_classify(engine: Engine, request: TokenClassifyRequest, call: Call) -> TokenClassifyResponse:
     """Return the entities of the inputs."""
     deadline = call.start(engine)
-    require_operation(engine.manifest, "token_classify")
+    require_operation(engine, "token_classify")
     check_inputs(request.inputs, engine.limits, engine.manifest)
     check_words(request)
     lane = engine.fast_lane
