@@ -83,7 +83,7 @@ async def read_texts(model: LoadedModel, engine: Engine, texts: list[str]) -> li
         ids, owners, lengths = word_of_each_token(model, text)
         assert result.token_vectors is not None
         matrices = {name: results[index].maps[0].matrix for name, results in maps.items()}
-        values = {name: np.asarray(matrix.values) for name, matrix in matrices.items() if matrix is not None}
+        values = {name: np.asarray(matrix) for name, matrix in matrices.items() if matrix is not None}
         read.append(Text(text, ids, owners, result.token_vectors, values, lengths))
     return read
 
