@@ -94,6 +94,8 @@ def strip(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
         if get_origin(hint) is Annotated:
             hint, *added = get_args(hint)
             markers += tuple(added)
+        elif (value := getattr(get_origin(hint), "__value__", None)) is not None:  # NDArray from numpy 2.5 on
+            hint = value[get_args(hint)]
         elif get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
             optional = True
             hint = reduce(or_, (item for item in get_args(hint) if item is not NoneType))
@@ -121,10 +123,12 @@ def _element(kind: Any) -> Any:
     return np.float32 if element is Any else element
 
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype != DTYPES["ubinary"]}
+
+
 def dtype_name(array: Array, uint8: str) -> str:
     """Return the name of an array's dtype in the contract."""
-    name = str(array.dtype)
-    return uint8 if name == "uint8" else name
+    return _NAMES.get(array.dtype, uint8)
 
 
 def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
