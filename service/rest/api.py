@@ -50,6 +50,14 @@ WITHOUT_422 = tuple(status for status in STATUSES if status != 422)
 """The statuses of APIs that use 400 for all invalid content."""
 GET_STATUSES = (401, 403, 404, 500, 503)
 RETRIED = (429, 503)
+NAME_PARAMETER = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "Name or alias of the model.",
+    "schema": {"type": "string"},
+}
+"""The parameter `{name:path}` of a path, for OpenAPI."""
 
 
 class ErrorDetail(BaseModel):

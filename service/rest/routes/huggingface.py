@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from service.engine.tokenizer import ServingTokenizer
 from service.errors import ServiceError
-from service.rest.api import Api, Exchange, Handler, Route
+from service.rest.api import NAME_PARAMETER, Api, Exchange, Handler, Route
 from service.rest.bodies import FirstError, StrictModel, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.spelling import Spelling
@@ -26,10 +26,6 @@ NAME = "huggingface"
 PREFIX = "/models/"
 CONTINUATION = "##"
 """The prefix of WordPiece tokens that continue a word."""
-NAME_PARAMETER = {
-    "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
-    "schema": {"type": "string"},
-}  # fmt: skip
 INPUTS_DESCRIPTION = "A text, or a list of texts."
 
 

@@ -44,7 +44,7 @@ from service.oip.models import (
 from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.operations.call import Wire
 from service.operations.inputs import item_limits
-from service.rest.api import ERRORS, GET_STATUSES, WITHOUT_422, Api, Exchange, Handler, Route
+from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
 from service.rest.bodies import JSON, FirstError, LenientModel, at_most
 from service.rest.compression import accepted
 from service.rest.requests import parse_json
@@ -534,7 +534,6 @@ def _parameter(name: str, where: str, description: str, kind: str = "string", **
     return {"name": name, "in": where, "description": description, "schema": {"type": kind} | more}
 
 
-NAME_PARAMETER = _parameter("name", "path", "Name or alias of the model.") | {"required": True}
 VERSION_PARAMETER = _parameter("version", "path", "Version of the model: `1`.") | {"required": True}
 LENGTH_PARAMETER = _parameter(
     LENGTH_HEADER, "header", "Size of the JSON at the start of the body, if bytes of tensors follow it.", "integer",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from model.artifact.manifest import Role as RetrievalRole
 from service.errors import InvalidArgument, ServiceError, Unauthenticated
-from service.rest.api import GET_STATUSES, WITHOUT_422, Api, Exchange, Route, status_400
+from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
     IDS_LIST_TAG,
@@ -175,10 +175,6 @@ def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.field, "code": code}}
 
 
-NAME_PARAMETER = {
-    "name": "name", "in": "path", "required": True, "description": "Name or alias of the model.",
-    "schema": {"type": "string"},
-}  # fmt: skip
 API = Api(
     NAME,
     "openai",
