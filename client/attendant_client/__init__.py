@@ -131,7 +131,27 @@ __all__ = [
 ]
 
 
+_SUBMODULES = (
+    "aio",
+    "client",
+    "connections",
+    "errors",
+    "requests",
+    "responses",
+    "retries",
+    "transports",
+    "types",
+    "wire",
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'types')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBMODULES})

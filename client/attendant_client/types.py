@@ -109,6 +109,7 @@ Segments = Literal["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"]
 SimilarityFunction = Literal["cosine", "dot", "maxsim", "sparse", "euclidean", "manhattan"]
 SimilarityUnit = Literal["token", "word"]
 SpecialTokens = Literal["keep", "drop", "renormalize"]
+TruncationSide = Literal["right", "left"]
 Truncation = Literal["error", "right", "left", "auto"]
 VectorSimilarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 """A function of pooled vectors."""
@@ -942,7 +943,7 @@ class SparseInfo:
     None for all.
     """
 
-    similarity: str
+    similarity: VectorSimilarity
     max_active: int | None
 
 
@@ -969,8 +970,8 @@ class ModelInfo:
     vocab_size: int
     max_input_tokens: int
     role_max_tokens: dict[str, int]
-    truncation_side: str
-    pooling: str
+    truncation_side: TruncationSide
+    pooling: Pooling
     normalize: bool
     prompts: dict[str, str]
     default_prompt_name: str | None

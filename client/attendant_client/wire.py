@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, reduce
 from itertools import accumulate, pairwise
-from operator import or_
+from operator import attrgetter, or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -173,7 +173,9 @@ def _object_writer(kind: Any) -> JsonWriter | None:
         for encoding in (field.find(Encoding),)
         for write in (json_writer(field.kind, encoding.uint8 if encoding else ""),)
     ]
-    if all(name == key and write is None and not omitted for name, key, omitted, write in table):
+    # Other objects become dictionaries, so that long lists in them can be rendered in parts.
+    has_lists = any(item_type(field.kind) is not None or _is_array(field.kind) for field in described)
+    if not has_lists and all(name == key and write is None and not omitted for name, key, omitted, write in table):
         return None
 
     def write_object(value: Any, encoded: bool) -> Json:
@@ -411,6 +413,8 @@ def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
     `ListFields` yields what is set: scalars with presence, other scalars if they are not zero, and lists with items.
     """
     described = [(field, descriptor.fields_by_name.get(field.name)) for field in fields_of(kind)]
+    if (read_scalars := _scalars_reader(kind, described)) is not None:
+        return read_scalars
     readers = {field.name: _field_reader(field, target) for field, target in described if target is not None}
     zeros = {field.name: _zero(field) for field, _ in described if field.default is MISSING}
     lists = [(field.name, other.field) for field, _ in described if (other := field.find(PresentWith)) is not None]
@@ -430,6 +434,33 @@ def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
             if name not in values and message.HasField(companion):
                 values[name] = []
         return kind(**values)
+
+    return read
+
+
+def _scalars_reader(kind: Any, described: Sequence[tuple[Field, FieldDescriptor | None]]) -> Converter | None:
+    """Return the reader of messages of scalars, such as tokens, of which there are many; None for others."""
+    targets = [target for _, target in described if target is not None]
+    plain = all(not (target.is_repeated or target.message_type or target.enum_type) for target in targets)
+    if not plain or len(targets) < max(2, len(described)):
+        return None
+    get_all = attrgetter(*(target.name for target in targets))
+    floats = [place for place, target in enumerate(targets) if target.cpp_type == FieldDescriptor.CPPTYPE_FLOAT]
+    present = [(place, target.name) for place, target in enumerate(targets) if target.has_presence]
+    empty = [place for place, (field, target) in enumerate(described) if field.optional and not target.has_presence]  # type: ignore[union-attr]
+
+    def read(message: Message) -> Any:
+        values: Any = get_all(message)
+        if floats or present or empty:
+            values = list(values)
+            for place in floats:
+                values[place] = shortest(values[place])
+            for place, name in present:
+                if not message.HasField(name):
+                    values[place] = described[place][0].default if described[place][0].default is not MISSING else None
+            for place in empty:
+                values[place] = values[place] or None
+        return kind(*values)
 
     return read
 
@@ -499,9 +530,10 @@ def _enum_reader(field: Field, target: FieldDescriptor) -> Converter:
 
     if not target.is_repeated:
         return lambda number: read(number, field.name)
-    return lambda numbers: [
-        read(number, f"{field.name}[{index}]") if number else allowed[0] for index, number in enumerate(numbers)
-    ]
+    make = list if get_origin(field.kind) is list else tuple
+    return lambda numbers: make(
+        [read(number, f"{field.name}[{index}]") if number else allowed[0] for index, number in enumerate(numbers)]
+    )
 
 
 def present(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,8 @@ class Route:
         response: The schema of the response.
         bodies: The models of the body. None: the route is read with GET.
         select: Returns which of several `bodies` a JSON value has. None: the first.
-        summary: Overrides the title in OpenAPI.
+        summary: The title in OpenAPI; None: the name of the handler.
+        tag: Overrides the tag of the API in OpenAPI.
         statuses: The errors that the route can return.
         errors: Schemas of errors; empty: that of the API.
         headers: Whether each response names the model.
@@ -192,6 +193,7 @@ class Route:
     bodies: tuple[type[BaseModel], ...] | None = None
     select: Select | None = None
     summary: str | None = None
+    tag: str | None = None
     statuses: tuple[int, ...] = STATUSES
     errors: tuple[type[BaseModel], ...] = ()
     headers: bool = True
@@ -248,7 +250,7 @@ class Api:
 
 def make_router(api: Api, services: Services) -> APIRouter:
     """Return the routes of an API."""
-    router = APIRouter(tags=[api.tag])
+    router = APIRouter()
     for route in api.routes:
         extra = {} if route.bodies is None else body_schema(*route.bodies, required=route.requires_body)
         if route.parameters:
@@ -257,8 +259,9 @@ def make_router(api: Api, services: Services) -> APIRouter:
             route.path,
             make_endpoint(api, route, services),
             methods=[route.method],
+            tags=[route.tag or api.tag],
             operation_id=route.operation_id,
-            summary=route.summary,
+            summary=route.summary or route.handler.__name__.replace("_", " ").capitalize(),
             description=(route.handler.__doc__ or "").replace("\n    ", "\n"),
             responses=describe_responses(route, api),
             openapi_extra=extra or None,
@@ -307,7 +310,7 @@ def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]
     schema = references[0] if len(references) == 1 else {"anyOf": references}
     for status in route.statuses:
         described[status] = {"description": api.descriptions[status], "content": {JSON: {"schema": schema}}}
-        if status in RETRIED:
+        if status in RETRIED and not route.is_probe:
             described[status]["headers"] = {
                 "Retry-After": {"description": "Seconds to wait before a retry.", "schema": {"type": "integer"}}
             }

@@ -273,16 +273,21 @@ def _converter(field: ContractField) -> Callable[[Any], Any] | None:
         return lambda spans: tuple(map(tuple, spans or ()))
     if item is not None and hasattr(item, "__dataclass_fields__"):
         return lambda bodies: tuple([to_contract(item, body) for body in bodies])
+    if item is str:
+        return _to_texts
     if item is not None or (get_origin(field.kind) is not None and field.find(AtMost) is not None):
         return _to_tuple
     return None
 
 
 def _to_tuple(value: Any) -> Any:
-    """Return a list as a tuple. One text is a list of it; `all` and null are themselves."""
-    if isinstance(value, list):
-        return tuple(value)
-    return value if value is None or value == "all" or isinstance(value, tuple) else (value,)
+    """Return a list as a tuple; `all` and null are themselves."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_texts(value: Any) -> Any:
+    """Return a list of texts as a tuple. One text is a list of it."""
+    return (value,) if isinstance(value, str) else _to_tuple(value)
 
 
 def _to_inputs(value: Any) -> tuple[Input, ...]:

@@ -66,7 +66,7 @@ class EncoderServicer:
         return response
 
     async def attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
-        """Yield the header, then one message per map; each map is freed once its message exists."""
+        """Yield the header, then one message per map. The maps of a layer are freed once its messages exist."""
         engine = self._lifecycle.models.find(request.model or None)
         response: AttendResponse = await self._run("attend", engine, request, context)
         header = pb.AttendHeader(inputs=await convert(_describe_input, response.results))

@@ -150,7 +150,9 @@ async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
             role=role, dtype=dtype,
         )  # fmt: skip
         wire = "base64" if types == ["base64"] else "json"
+        first = dict(exchange.headers)
         encoded[dtype] = await exchange.run("encode", engine, request, wire=wire)
+        exchange.headers |= first
     exchange.compress = "base64" not in types
     response = next(iter(encoded.values()))
     return {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from attendant_client.types import ModelInfo, Operation, RankedDocument, RerankRequest, RerankResponse
+from attendant_client.types import ModelInfo, Operation, RankedDocument, RerankRequest, RerankResponse, Usage
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -132,6 +132,12 @@ class RankedBody(schema_of(RankedDocument)):  # type: ignore[misc]
     )
 
 
+class RankUsage(schema_of(Usage)):  # type: ignore[misc]
+    """Token counts of a request."""
+
+    total_tokens: int = Field(description="The same number as `tokens`.")
+
+
 class RerankResponseBody(schema_of(RerankResponse)):  # type: ignore[misc]
     """The documents, best first."""
 
@@ -140,6 +146,7 @@ class RerankResponseBody(schema_of(RerankResponse)):  # type: ignore[misc]
     id: str = Field(description="Request ID.")
     object: Literal["list"]
     results: list[RankedBody] = Field(description="The documents, best first.")
+    usage: RankUsage
     meta: Meta
 
 
@@ -325,6 +332,7 @@ API = Api(
             get_model,
             ModelBody,
             summary="Get the default model",
+            tag="models",
             statuses=GET_STATUSES,
             headers=False,
         ),

@@ -184,12 +184,12 @@ API = Api(
             summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_INPUTS}, shed="always",
         ),
         Route(
-            MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", statuses=GET_STATUSES,
-            headers=False, names_model=False,
+            MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", tag="models",
+            statuses=GET_STATUSES, headers=False, names_model=False,
         ),
         Route(
             MODELS_PATH + "/{name:path}", "retrieve_model", retrieve_model, ModelBody, summary="Retrieve a model",
-            statuses=GET_STATUSES, headers=False, parameters=(NAME_PARAMETER,),
+            tag="models", statuses=GET_STATUSES, headers=False, parameters=(NAME_PARAMETER,),
         ),
     ),
     # A prompt that is not found was selected by `input_type`.

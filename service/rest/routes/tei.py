@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from service import tei
+from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable
 from service.lifecycle import Lifecycle
 from service.operations.call import Call
@@ -336,9 +337,9 @@ def options(exchange: Exchange, body: Any, *, prompt: bool = True, **call: Any) 
     return tei.Options(body.truncation, body.prompt_name if prompt else None, exchange.call)
 
 
-def add_headers(exchange: Exchange, response: Any, characters: int) -> None:
+def add_headers(exchange: Exchange, engine: Engine, response: Any, characters: int) -> None:
     """Add TEI's headers and the native API's."""
-    engine, total_s = exchange.find(), time.perf_counter() - exchange.record.started
+    total_s = time.perf_counter() - exchange.record.started
     metadata = tei.ComputeMetadata.measure(response.token_count, exchange.call, characters, total_s)
     exchange.headers = metadata.headers(engine.info)
     exchange.add_metadata(engine, response)
@@ -346,29 +347,32 @@ def add_headers(exchange: Exchange, response: Any, characters: int) -> None:
 
 async def embed(exchange: Exchange, body: EmbedBody) -> Any:
     """Return one embedding per input."""
+    engine = exchange.find()
     items = to_items(body.inputs)
     response = await tei.embed(
-        exchange.find(), items, options(exchange, body), normalize=body.normalize is not False,
+        engine, items, options(exchange, body), normalize=body.normalize is not False,
         dimensions=body.dimensions,
     )  # fmt: skip
-    add_headers(exchange, response, sum(map(len, items)))
+    add_headers(exchange, engine, response, sum(map(len, items)))
     return [result.pooled for result in response.results]
 
 
 async def embed_all(exchange: Exchange, body: EmbedAllBody) -> Any:
     """Return one vector per token of each input, including special tokens and the prompt."""
+    engine = exchange.find()
     items = to_items(body.inputs)
-    response = await tei.embed_all(exchange.find(), items, options(exchange, body))
-    add_headers(exchange, response, sum(map(len, items)))
+    response = await tei.embed_all(engine, items, options(exchange, body))
+    add_headers(exchange, engine, response, sum(map(len, items)))
     return [result.token_vectors for result in response.results]
 
 
 async def embed_sparse(exchange: Exchange, body: EmbedAllBody) -> Any:
     """Return one sparse embedding per input. Requires a SPLADE model, or another one with sparse vectors."""
+    engine = exchange.find()
     tei.check_not_empty(body.inputs, "inputs")
     items = to_items(body.inputs)
-    response = await tei.embed_sparse(exchange.find(), items, options(exchange, body))
-    add_headers(exchange, response, sum(map(len, items)))
+    response = await tei.embed_sparse(engine, items, options(exchange, body))
+    add_headers(exchange, engine, response, sum(map(len, items)))
     return await convert(_describe_sparse, [result.sparse for result in response.results])
 
 
@@ -379,11 +383,12 @@ def _describe_sparse(sparse: Any) -> list[dict[str, Any]]:
 
 async def predict(exchange: Exchange, body: PredictBody) -> Any:
     """Return the scores of the labels of each input. Requires a classification model."""
+    engine = exchange.find()
     items, is_batch = _to_pairs(body.inputs)
     response = await tei.predict(
-        exchange.find(), items, options(exchange, body, prompt=False), raw_scores=body.raw_scores is True
+        engine, items, options(exchange, body, prompt=False), raw_scores=body.raw_scores is True
     )
-    add_headers(exchange, response, sum(len(text) for item in items for text in item))
+    add_headers(exchange, engine, response, sum(len(text) for item in items for text in item))
     results = [[{"score": label.score, "label": label.label} for label in result.labels] for result in response.results]
     return results if is_batch else results[0]
 
@@ -407,16 +412,17 @@ def _to_pairs(inputs: str | Sequence[str | list[str]]) -> tuple[list[list[str]],
 
 async def rerank_texts(exchange: Exchange, body: RerankTextsBody) -> Any:
     """Return the scores of texts for a query, best first."""
+    engine = exchange.find()
     tei.check_not_empty(body.texts, "texts")
     size = sum(DOCUMENT_BYTES + len(orjson.dumps(text)) for text in body.texts) if body.return_text else 0
     response = await tei.rerank(
-        exchange.find(),
+        engine,
         body.query,
         body.texts,
         options(exchange, body, prompt=False, returned_bytes=size),
         raw_scores=body.raw_scores is True,
     )
-    add_headers(exchange, response, sum(map(len, (body.query, *body.texts))))
+    add_headers(exchange, engine, response, sum(map(len, (body.query, *body.texts))))
     return [
         {"index": result.index, "score": result.relevance_score}
         | ({"text": body.texts[result.index]} if body.return_text else {})
@@ -440,7 +446,7 @@ async def similarity(exchange: Exchange, body: TeiSimilarityBody) -> Any:
         document_prompt=prompt,
     )
     response = await exchange.run("similarity", engine, request)
-    add_headers(exchange, response, sum(map(len, (source, *sentences))))
+    add_headers(exchange, engine, response, sum(map(len, (source, *sentences))))
     return response.scores[0]
 
 

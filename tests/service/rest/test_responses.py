@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attendant_client import types
 from attendant_client.types import Array, Token
 from attendant_client.wire import Base64
 from starlette.requests import Request
@@ -63,6 +64,41 @@ async def test_parts_join_to_the_document(name: str) -> None:
         return bool(left == right)
 
     assert same(parsed, expected)
+
+
+USAGE = types.Usage(7)
+UNITS = [types.Unit("word", 0, 4, 0, False)] * 20_000
+EFFECTS = RANDOM.random(20_000).astype(np.float32)
+TABLE = RANDOM.random((64, 64)).astype(np.float32)
+PREDICTIONS = [types.LayerPredictions(layer, [types.Prediction("word", 7, 0.5)] * 100) for layer in range(200)]
+TOKENS = types.TokenizeResult(40_000, [Token(7, "word", 0, 4, 0, 0, False)] * 40_000, [])
+ENTITIES = types.TokenClassifyResult(9, False, [types.Entity("LOC", 0.5, "bank", 0, 4, 0)] * 20_000)
+RANKED = types.RankedDocument(0, 0.5, types.RankExplanation(UNITS, UNITS, EFFECTS, EFFECTS))
+FILLED = types.FillMaskResult(9, False, [types.FilledPosition(1, 0, 4, 0, PREDICTIONS)])
+SIMILARITIES = [types.LayerSimilarity(layer, TABLE, TABLE) for layer in range(40)]
+LARGE: dict[str, Any] = {
+    "tokens": types.TokenizeResponse("m", [TOKENS], USAGE),
+    "entities": types.TokenClassifyResponse("m", "float32", [ENTITIES], USAGE),
+    "explanations": types.RerankResponse("m", "float32", "embeddings", [RANKED], USAGE),
+    "predictions": types.FillMaskResponse("m", "float32", [FILLED], USAGE),
+    "layers": types.CompareResponse("m", "float32", [], TABLE, SIMILARITIES, USAGE),
+}
+"""Responses with much in one result."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_large_response_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = responses._dump
+
+    def dump(value: object) -> bytes:
+        sizes.append(len(rendered := original(value)))
+        return rendered
+
+    monkeypatch.setattr(responses, "_dump", dump)
+    await render(await responses.to_document(LARGE[name]))
+    assert len(sizes) > 1
+    assert max(sizes) <= PART_BYTES
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])

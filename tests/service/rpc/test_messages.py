@@ -112,3 +112,8 @@ async def test_results_serialized_one_by_one_parse_as_one_message(count: int) ->
     expected = pb.EncodeResponse()
     expected.CopyFrom(response)
     assert pb.EncodeResponse.FromString(await serialize(response)) == expected
+
+
+def test_selected_outputs_equal_the_default() -> None:
+    request = codec.read_request(EncodeRequest, pb.EncodeRequest(outputs=[pb.OUTPUT_POOLED]), LIMITS)
+    assert request == EncodeRequest(())

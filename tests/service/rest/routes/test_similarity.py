@@ -184,3 +184,9 @@ async def test_identical_texts_have_the_cosine_one(harness: ServiceHarness) -> N
     assert abs(pair["score"] - 1) < 1e-6
     matrix = np.array(pair["contributions"])
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-4)
+
+
+async def test_one_text_may_be_the_word_all(harness: ServiceHarness) -> None:
+    body = (await harness.post("/v1/similarity", {"queries": "all", "documents": ["all", "a"]})).json()
+    assert np.shape(body["scores"]) == (1, 2)
+    assert body["scores"][0][0] == pytest.approx(1, abs=1e-2)

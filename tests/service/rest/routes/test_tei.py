@@ -283,6 +283,25 @@ async def test_headers_describe_the_computation(
     assert "server-timing" in headers
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/embed", {"inputs": GOLDEN}), ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}})],
+)
+async def test_accepted_request_is_answered_although_the_server_rejects_new_ones(
+    harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    lane, submit = harness.engine.fast_lane, harness.engine.fast_lane.submit
+
+    def reject_and_submit(*arguments: Any, **options: Any) -> Any:
+        harness.lifecycle.reject_new()
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(lane, "submit", reject_and_submit)
+    response = await harness.post(path, body)
+    assert response.status_code == 200
+    assert response.headers["x-attendant-model"].startswith(harness.engine.info.name)
+
+
 async def test_queue_time_is_part_of_the_run_time(harness: ServiceHarness) -> None:
     call = Call()
     await encode_texts(harness.engine, encode_request(*[GOLDEN] * 3), call)
