@@ -11,66 +11,15 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from service.rest.apis import ROUTES
 from tests.conftest import RunningServer
 from tests.service.conftest import GOLDEN
 
 OPERATIONS = {
-    "encode": ("/v1/encode", "post"),
-    "tokenize": ("/v1/tokenize", "post"),
-    "attend": ("/v1/attend", "post"),
-    "compare": ("/v1/compare", "post"),
-    "similarity": ("/v1/similarity", "post"),
-    "rerank": ("/v1/rerank", "post"),
-    "classify": ("/v1/classify", "post"),
-    "token_classify": ("/v1/token-classify", "post"),
-    "fill_mask": ("/v1/fill-mask", "post"),
-    "get_model": ("/v1/model", "get"),
-    "create_embeddings": ("/v1/embeddings", "post"),
-    "list_models": ("/v1/models", "get"),
-    "retrieve_model": ("/v1/models/{name}", "get"),
-    "tei_root": ("/", "post"),
-    "tei_embed": ("/embed", "post"),
-    "tei_embed_all": ("/embed_all", "post"),
-    "tei_embed_sparse": ("/embed_sparse", "post"),
-    "tei_rerank": ("/rerank", "post"),
-    "tei_predict": ("/predict", "post"),
-    "tei_similarity": ("/similarity", "post"),
-    "tei_tokenize": ("/tokenize", "post"),
-    "tei_decode": ("/decode", "post"),
-    "tei_info": ("/info", "get"),
-    "tei_health": ("/health", "get"),
-    "tei_ping": ("/ping", "get"),
-    "cohere_rerank": ("/v2/rerank", "post"),
-    "cohere_embed": ("/v2/embed", "post"),
-    "vllm_score": ("/score", "post"),
-    "vllm_v1_score": ("/v1/score", "post"),
-    "vllm_classify": ("/classify", "post"),
-    "vllm_pooling": ("/pooling", "post"),
-    "infinity_embeddings": ("/infinity/embeddings", "post"),
-    "infinity_rerank": ("/infinity/rerank", "post"),
-    "infinity_classify": ("/infinity/classify", "post"),
-    "infinity_models": ("/infinity/models", "get"),
-    "huggingface_fill_mask": ("/models/{name}/pipeline/fill-mask", "post"),
-    "huggingface_token_classification": ("/models/{name}/pipeline/token-classification", "post"),
-    "oip_live": ("/v2/health/live", "get"),
-    "oip_ready": ("/v2/health/ready", "get"),
-    "oip_server_metadata": ("/v2", "get"),
-    "oip_statistics": ("/v2/models/stats", "get"),
-    "oip_repository_index": ("/v2/repository/index", "post"),
-    "oip_load": ("/v2/repository/models/{name}/load", "post"),
-    "oip_unload": ("/v2/repository/models/{name}/unload", "post"),
-    "livez": ("/livez", "get"),
-    "readyz": ("/readyz", "get"),
-}
-for _name, _suffix, _method in (
-    ("infer", "/infer", "post"),
-    ("ready", "/ready", "get"),
-    ("config", "/config", "get"),
-    ("statistics", "/stats", "get"),
-    ("metadata", "", "get"),
-):
-    OPERATIONS[f"oip_model_{_name}"] = (f"/v2/models/{{name}}{_suffix}", _method)
-    OPERATIONS[f"oip_model_version_{_name}"] = (f"/v2/models/{{name}}/versions/{{version}}{_suffix}", _method)
+    route.operation_id: (route.template, method.lower())
+    for (method, _), (_, route) in ROUTES.items()
+    if route.is_public
+} | {"livez": ("/livez", "get"), "readyz": ("/readyz", "get")}
 
 HEADS = {"tei_embed_sparse", "tei_rerank", "tei_predict"}
 """Operations that need a model head, which the default model lacks."""
