@@ -346,11 +346,8 @@ async def open_server_source(
 ) -> AsyncIterator[VectorSource]:
     """Connect to a server. `tls` has the fields of the client's `TlsFiles`. Raises `CommandError`."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # no lines about failed TLS handshakes on stderr
-    try:
-        from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
-    except ImportError:
-        remedy = "Install it: pip install -c constraints.txt ./client."
-        raise CommandError(f"--server: attendant-client is not installed. {remedy}", EX_CONFIG) from None
+    from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
+
     try:
         files = TlsFiles(**tls) if any(tls.values()) else None
         opened = AsyncClient(url, api_key=api_key, retries=RetryPolicy(max_attempts=MAX_ATTEMPTS), tls=files)

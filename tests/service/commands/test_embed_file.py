@@ -303,15 +303,9 @@ def test_missing_package_is_an_error(tmp_path: Path, run_embed: RunEmbed, monkey
     """Other formats need no additional package."""
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "attendant_client", None)
     assert run_embed(path, "-o", tmp_path / "out.parquet") == (
         78,
         "attendant embed: Parquet needs pyarrow, which is not installed. "
         "Install the extra \"data\": pip install -c constraints.txt -e '.[cpu,data]'.\n",
-    )
-    assert run_embed(path, "-o", tmp_path / "out.npy", "--server", "http://127.0.0.1:9") == (
-        78,
-        "attendant embed: --server: attendant-client is not installed. "
-        "Install it: pip install -c constraints.txt ./client.\n",
     )
     assert run_embed(path, "-o", tmp_path / "out.npy")[0] == 0
