@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import orjson
 from attendant_client.types import Array, Token, Unit, Word
 from attendant_client.wire import Base64, JsonWriter, fields_of, item_type, json_writer, strip
@@ -145,7 +146,7 @@ def _weight(value: Any, enough: int) -> int:
         elif isinstance(value, Base64):
             total += OBJECT + value.array.nbytes // 8
         else:
-            total += OBJECT + int(getattr(value, "size", 0))
+            total += OBJECT + (value.size if isinstance(value, np.ndarray) else 0)
     return total
 
 
@@ -177,8 +178,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 def _end_of_slice(items: Any, start: int) -> int:
     """Return the end of a slice of bounded weight of a list or array; a heavier item is a slice of its own."""
-    if not isinstance(items, (list, tuple)):
-        return start + max(1, SLICE * len(items) // int(items.size))
+    if isinstance(items, np.ndarray):
+        return start + max(1, SLICE * len(items) // items.size)
     if each := ITEM_WEIGHTS.get(type(items[start])):
         return start + SLICE // each
     weight = 0
