@@ -102,6 +102,7 @@ Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "mult
 Pairs = Literal["all", "zip"]
 Pooling = Literal["mean", "cls", "max", "last"]
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
+Provider = Literal["openvino", "cpu", "cuda"]
 Role = Literal["query", "document"]
 """What a text is in retrieval. Some models read queries and documents differently."""
 ScoredBy = Literal["cross_encoder", "late_interaction", "sparse", "embeddings"]
@@ -975,8 +976,8 @@ class ModelInfo:
     normalize: bool
     prompts: dict[str, str]
     default_prompt_name: str | None
-    precision: str
-    provider: str
+    precision: Precision
+    provider: Provider
     threads: int
     backend_reason: str
     length_buckets: list[int]
@@ -989,7 +990,7 @@ class ModelInfo:
     multi_vector: MultiVectorInfo | None
     sparse: SparseInfo | None
     attention: Attention
-    attention_kinds: list[str]
+    attention_kinds: list[Kind]
     limits: Limits
     similarity: VectorSimilarity
     training: TrainingRecord | None

@@ -55,6 +55,7 @@ def check_type(kind: Any, target: FieldDescriptor) -> None:
     part: Any = strip(item_type(kind) or kind)[0]
     if target.enum_type is not None:
         values = set(allowed_values(part))
+        assert values, target.full_name
         assert values <= enum_numbers(target.enum_type).keys(), target.full_name
     elif get_origin(kind) is np.ndarray:
         assert target.is_repeated or (described is not None and described.name == "Tensor"), target.full_name

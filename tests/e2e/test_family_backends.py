@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attendant_client.types import EncodeRequest, Input
+from attendant_client.types import EncodeRequest, Input, Provider
 from numpy.typing import NDArray
 
 from model.artifact.manifest import Precision
@@ -18,7 +18,7 @@ from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.export.export import Variants, export
 from model.export.graphs import ParityError
 from service.config import ConfigError, Settings
-from service.engine.backends.base import Backend, ProviderName
+from service.engine.backends.base import Backend
 from service.engine.backends.cpu import detect_cpu
 from service.engine.tasks import EncodeTask, TextVectors
 from tests.model.family_cases import FAMILY_CASES, oracle_directory
@@ -30,7 +30,7 @@ Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
 CPU = detect_cpu()
-PROVIDERS: dict[str, tuple[ProviderName, Precision]] = {"ONNX Runtime": ("cpu", "float32")}
+PROVIDERS: dict[str, tuple[Provider, Precision]] = {"ONNX Runtime": ("cpu", "float32")}
 if importlib.util.find_spec("openvino") is not None:
     PROVIDERS["OpenVINO"] = ("openvino", "float32")
     PROVIDERS |= {"OpenVINO bfloat16": ("openvino", "bfloat16")} if CPU.bfloat16 else {}

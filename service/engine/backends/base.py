@@ -4,9 +4,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from attendant_client.types import Provider
 from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
@@ -17,7 +18,6 @@ from service.engine.tasks import EncodeTask, ModelInput, TextVectors
 from service.engine.vectors import pool_batch
 from service.errors import NonFiniteOutput
 
-ProviderName = Literal["cuda", "openvino", "cpu"]
 Floats = NDArray[np.float32]
 
 MEASURED_SHAPES = 6
@@ -48,7 +48,7 @@ class BackendChoice:
     `streams` batches execute at the same time, each on `threads_per_stream` threads.
     """
 
-    provider: ProviderName
+    provider: Provider
     precision: Precision
     graph: str
     streams: int
