@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller, Quota
-from service.config import ConfigError
+from service.config import ConfigError, read_option_file
 from service.errors import AdminKeyRequired, ServiceError, Unauthenticated
 from service.file_watch import FileWatch
 from service.metrics import Metrics
@@ -66,7 +66,7 @@ class ApiKeys:
         """Return the keys of the file that an option names; None without a file. Raises `ConfigError`."""
         if path is None:
             return None
-        content = read_file(path, option)
+        content = read_option_file(option, path)
         return cls(parse_keys(path, content, option=option), path, content, option)
 
     @property
@@ -108,7 +108,7 @@ class ApiKeys:
                 metrics.create_callers(table.callers)
             log.info("%s reloaded keys=%d names=%d", subject, len(table.entries), len(table.callers))
 
-        return FileWatch(subject, metrics, self._content, lambda: read_file(path, self._option), apply)
+        return FileWatch(subject, metrics, self._content, lambda: read_option_file(self._option, path), apply)
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,6 @@ class Access:
 
 PUBLIC = Access()
 """Accepts every request except those that need an admin key."""
-
-
-def read_file(path: Path, option: str = OPTION) -> bytes:
-    """Return the content of the key file that an option names. Raises `ConfigError`."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot read {path} ({error.strerror}). Check the path.") from None
 
 
 def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:

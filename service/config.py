@@ -1,7 +1,6 @@
 """Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from service.connections import parse_networks
 from service.errors import echo
-from service.flags import MODEL_SELECTION, parse_flags
+from service.flags import MODEL_SELECTION, describe_option, parse_flags
 from service.model_options import ModelOption, ModelOptionError, parse_aliases, parse_models
 
 PREFIX = "ATTENDANT_"
@@ -30,6 +29,7 @@ LONG_INPUT_REQUEST_BYTES = 16 * 2**20
 """Default of `max_request_bytes` for models with inputs of more than `LONG_INPUT_TOKENS`."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 T = TypeVar("T")
 
 
@@ -41,214 +41,143 @@ class Settings(BaseSettings):
     """The options of `attendant serve`. Each is also an environment variable ATTENDANT_* and a line of .env."""
 
     # The constructor reads neither the environment nor a file; `load_settings` does. Names end in their unit.
-    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    model_dir: Path = Field(Path("models/all-MiniLM-L6-v2"), description="Directory of the artifact to serve.")
-    model_digest: str | None = Field(
-        None,
-        description='Required artifact digest, with or without "sha256:". Any other artifact is rejected at startup. '
-        "Unset accepts any.",
-    )
-    models: str = Field(
-        "",
-        description="Models to serve, separated by commas: name=directory, or name=directory@sha256:digest to require "
-        "a digest. The first one is the default. If set, ATTENDANT_MODEL_DIR and ATTENDANT_MODEL_DIGEST do not apply.",
-    )
-    models_file: Path | None = Field(
-        None,
-        description="TOML file with the models to serve, their digests and aliases (docs/models-file.md). Changes of "
-        "the file and of the artifacts apply while the server runs. If set, no other option selects models.",
-    )
-    model_aliases: str = Field(
-        "",
-        description="Other names of models in requests, separated by commas: alias for the default model, or "
-        "alias=name for a model of ATTENDANT_MODELS.",
-    )
-    cache_dir: Path | None = Field(
-        None,
-        description="Directory of the artifacts that `attendant serve SOURCE` exports. Unset selects "
-        "$XDG_CACHE_HOME/attendant, or ~/.cache/attendant.",
-    )
+    model_dir: Path = Path("models/all-MiniLM-L6-v2")
+    """Directory of the artifact to serve."""
+    model_digest: str | None = None
+    """Required artifact digest, with or without "sha256:". Any other artifact is rejected at startup. Unset accepts
+    any."""
+    models: str = ""
+    """Models to serve, separated by commas: name=directory, or name=directory@sha256:digest to require a digest. The
+    first one is the default. If set, ATTENDANT_MODEL_DIR and ATTENDANT_MODEL_DIGEST do not apply."""
+    models_file: Path | None = None
+    """TOML file with the models to serve, their digests and aliases (docs/models-file.md). Changes of the file and of
+    the artifacts apply while the server runs. If set, no other option selects models."""
+    model_aliases: str = ""
+    """Other names of models in requests, separated by commas: alias for the default model, or alias=name for a model of
+    ATTENDANT_MODELS."""
+    cache_dir: Path | None = None
+    """Directory of the artifacts that `attendant serve SOURCE` exports. Unset selects $XDG_CACHE_HOME/attendant, or
+    ~/.cache/attendant."""
 
-    host: str = Field("127.0.0.1", description="Address of REST and gRPC, IPv4 or IPv6.")
-    rest_port: Port = Field(8080, description="REST port. 0 selects a free port.")
-    grpc_port: Port = Field(8081, description="gRPC port. 0 selects a free port.")
-    admin_host: str = Field(
-        "127.0.0.1",
-        description="Address of metrics and health checks, which require no key, and of the admin API, which does.",
-    )
-    admin_port: Port = Field(8082, description="Port of metrics and health checks. 0 selects a free port.")
-    docs: bool = Field(True, description="Whether to serve /docs and /openapi.json.")
-    allowed_hosts: str = Field(
-        "",
-        description="Host names that requests may use, separated by commas. *.example.org allows all names below "
-        "example.org, * every name. If empty, a server on a loopback address accepts loopback names only, and any "
-        "other server every name. Does not apply to the admin port.",
-    )
-    cors_origins: str = Field(
-        "", description="Origins that browsers may send requests from, separated by commas; * allows all."
-    )
-    openai_token_ids: bool = Field(
-        False,
-        description="Whether /v1/embeddings accepts token ids, which must belong to the served model's vocabulary.",
-    )
-    api_keys_file: Path | None = Field(
-        None,
-        description="File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a "
-        "key. Changes of the file apply within seconds.",
-    )
-    admin_keys_file: Path | None = Field(
-        None,
-        description="File of keys, in the format of ATTENDANT_API_KEYS_FILE, that may load and unload models and list "
-        "callers. Unset disables these operations. Changes of the file apply within seconds.",
-    )
-    tls_cert_file: Path | None = Field(
-        None,
-        description="PEM file with the server's certificate and its intermediates. If set, all ports require TLS.",
-    )
-    tls_key_file: Path | None = Field(None, description="PEM file with the unencrypted key of the certificate.")
-    tls_client_ca_file: Path | None = Field(
-        None,
-        description="PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port "
-        "does not.",
-    )
+    host: str = "127.0.0.1"
+    """Address of REST and gRPC, IPv4 or IPv6."""
+    rest_port: Port = 8080
+    """REST port. 0 selects a free port."""
+    grpc_port: Port = 8081
+    """gRPC port. 0 selects a free port."""
+    admin_host: str = "127.0.0.1"
+    """Address of metrics and health checks, which require no key, and of the admin API, which does."""
+    admin_port: Port = 8082
+    """Port of metrics and health checks. 0 selects a free port."""
+    docs: bool = True
+    """Whether to serve /docs and /openapi.json."""
+    allowed_hosts: str = ""
+    """Host names that requests may use, separated by commas. *.example.org allows all names below example.org, * every
+    name. If empty, a server on a loopback address accepts loopback names only, and any other server every name. Does
+    not apply to the admin port."""
+    cors_origins: str = ""
+    """Origins that browsers may send requests from, separated by commas; * allows all."""
+    openai_token_ids: bool = False
+    """Whether /v1/embeddings accepts token ids, which must belong to the served model's vocabulary."""
+    api_keys_file: Path | None = None
+    """File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a key. Changes of
+    the file apply within seconds."""
+    admin_keys_file: Path | None = None
+    """File of keys, in the format of ATTENDANT_API_KEYS_FILE, that may load and unload models and list callers. Unset
+    disables these operations. Changes of the file apply within seconds."""
+    tls_cert_file: Path | None = None
+    """PEM file with the server's certificate and its intermediates. If set, all ports require TLS."""
+    tls_key_file: Path | None = None
+    """PEM file with the unencrypted key of the certificate."""
+    tls_client_ca_file: Path | None = None
+    """PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port does not."""
 
-    precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = Field(
-        "auto",
-        description="Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with "
-        "AVX512-BF16, else float32. int8 requires a CPU with VNNI and an artifact with a graph for it.",
-    )
-    special_tokens_in_text: bool | None = Field(
-        None,
-        description="Whether a text that spells a special token, such as [SEP], contains that token, as in "
-        "transformers. Unset keeps the setting of each artifact, which is plain text by default.",
-    )
-    provider: Literal["auto", "cuda", "openvino", "cpu"] = Field(
-        "auto",
-        description="Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise "
-        "OpenVINO if it is installed, otherwise ONNX Runtime on the CPU.",
-    )
-    min_cosine: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Smallest cosine to float32 of the results of a model, which every start measures. Below it, auto "
-        "uses float32, and a requested precision is an error. 0 selects the limit of the precision "
-        "(docs/own-model.md).",
-    )
-    gpu_device: int = Field(0, ge=0, description="CUDA device index, from 0.")
-    gpu_memory_limit_bytes: int = Field(0, ge=0, description="GPU memory for the model, in bytes. 0 sets no limit.")
-    threads: int = Field(
-        0,
-        ge=0,
-        le=1024,
-        description="Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity "
-        "allow.",
-    )
-    max_batch_tokens: int = Field(
-        0,
-        ge=0,
-        description="Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the "
-        "execution provider.",
-    )
+    precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
+    """Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with AVX512-BF16, else
+    float32. int8 requires a CPU with VNNI and an artifact with a graph for it."""
+    special_tokens_in_text: bool | None = None
+    """Whether a text that spells a special token, such as [SEP], contains that token, as in transformers. Unset keeps
+    the setting of each artifact, which is plain text by default."""
+    provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
+    """Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise OpenVINO if it is
+    installed, otherwise ONNX Runtime on the CPU."""
+    min_cosine: float = Field(0.0, ge=0, le=1)
+    """Smallest cosine to float32 of the results of a model, which every start measures. Below it, auto uses float32,
+    and a requested precision is an error. 0 selects the limit of the precision (docs/own-model.md)."""
+    gpu_device: NonNegative = 0
+    """CUDA device index, from 0."""
+    gpu_memory_limit_bytes: NonNegative = 0
+    """GPU memory for the model, in bytes. 0 sets no limit."""
+    threads: int = Field(0, ge=0, le=1024)
+    """Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity allow."""
+    max_batch_tokens: NonNegative = 0
+    """Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the execution
+    provider."""
 
-    max_inputs: Positive = Field(
-        256, description="Maximum number of inputs per request. The limit of the OpenAI API is 2048."
-    )
-    max_documents: Positive = Field(1000, description="Maximum number of documents per rerank request.")
-    max_characters_per_token: Positive = Field(
-        64,
-        description="Maximum length of a text, in characters per token of the model's limit: with 64, a 256-token "
-        "model accepts 16,384 characters.",
-    )
-    max_spans_per_input: Positive = Field(1024, description="Maximum number of spans per input.")
-    max_spans_per_request: Positive = Field(4096, description="Maximum number of spans per request.")
-    max_request_bytes: Positive = Field(
-        2 * 2**20,
-        description="Maximum size of a REST request body, in bytes. If it is not set and a model accepts inputs of "
-        "more than 2048 tokens, the maximum is 16777216.",
-    )
-    max_grpc_message_bytes: Positive = Field(8 * 2**20, description="Maximum size of a gRPC request message, in bytes.")
-    max_pending_request_bytes: Positive = Field(
-        256 * 2**20,
-        description="Maximum total size of request bodies and gRPC messages in transit, in bytes. One caller may use "
-        "half of it.",
-    )
-    max_pending_response_bytes: Positive = Field(
-        256 * 2**20,
-        description="Maximum total size of responses that are computed or that clients have not read yet, in bytes. "
-        "One caller may use half of it.",
-    )
-    max_response_bytes: Positive = Field(
-        64 * 2**20, description="Maximum size of a response, in bytes. Larger ones are rejected before inference."
-    )
-    max_explain_bytes: Positive = Field(
-        2**30,
-        description="Maximum size of the intermediate results of one input whose layers or attention maps are "
-        "requested, in bytes. Larger ones are rejected before inference.",
-    )
-    max_connections: Positive = Field(
-        2048,
-        description="Maximum number of REST connections and of gRPC connections. At most half as many TLS handshakes "
-        "may be in progress.",
-    )
-    max_connections_per_address: int = Field(
-        0,
-        ge=0,
-        description="Maximum number of REST connections, and of gRPC connections, from one address. 0 selects half of "
-        "ATTENDANT_MAX_CONNECTIONS.",
-    )
-    trusted_proxies: str = Field(
-        "",
-        description="Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. "
-        "ATTENDANT_MAX_CONNECTIONS_PER_ADDRESS does not apply to them.",
-    )
-    max_grpc_streams: Positive = Field(256, description="Maximum number of concurrent gRPC calls per connection.")
-    max_grpc_connection_age_ms: int = Field(
-        300_000,
-        ge=0,
-        description="Age of a gRPC connection, in milliseconds, after which the client is told to open a new one, so "
-        "that load is balanced again. Calls in progress finish. 0 sets no limit.",
-    )
-    max_queue_ms: Positive = Field(
-        2000,
-        description="Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected.",
-    )
-    max_explain_queue_ms: Positive = Field(
-        2000,
-        description="Maximum estimated wait in the queue of the explain lane (layers other than the last, attention "
-        "maps, comparisons), in milliseconds.",
-    )
-    max_queue_tokens: Positive = Field(
-        262_144,
-        description="Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts one "
-        "request of any size.",
-    )
-    max_explain_queue_tokens: Positive = Field(
-        65_536, description="Maximum number of queued tokens of the explain lane."
-    )
-    max_timeout_ms: Positive = Field(60_000, description="Maximum duration of a request, in milliseconds.")
-    header_timeout_ms: Positive = Field(
-        10_000,
-        description="Timeout for receiving request headers, and for the handshake of a TLS or gRPC connection, in "
-        "milliseconds.",
-    )
-    body_timeout_ms: Positive = Field(15_000, description="Timeout for receiving a request body, in milliseconds.")
-    response_stall_timeout_ms: Positive = Field(
-        30_000,
-        description="Time in milliseconds after which a connection is closed whose client does not read a response. "
-        "Large responses may take longer, at 64 KiB per second.",
-    )
-    drain_delay_ms: int = Field(
-        0,
-        ge=0,
-        description="Time in milliseconds to keep serving after SIGTERM, so that load balancers can deregister the "
-        "instance.",
-    )
-    drain_timeout_ms: Positive = Field(
-        25_000,
-        description="Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay.",
-    )
+    max_inputs: Positive = 256
+    """Maximum number of inputs per request. The limit of the OpenAI API is 2048."""
+    max_documents: Positive = 1000
+    """Maximum number of documents per rerank request."""
+    max_characters_per_token: Positive = 64
+    """Maximum length of a text, in characters per token of the model's limit: with 64, a 256-token model accepts 16,384
+    characters."""
+    max_spans_per_input: Positive = 1024
+    """Maximum number of spans per input."""
+    max_spans_per_request: Positive = 4096
+    """Maximum number of spans per request."""
+    max_request_bytes: Positive = 2 * 2**20
+    """Maximum size of a REST request body, in bytes. If it is not set and a model accepts inputs of more than 2048
+    tokens, the maximum is 16777216."""
+    max_grpc_message_bytes: Positive = 8 * 2**20
+    """Maximum size of a gRPC request message, in bytes."""
+    max_pending_request_bytes: Positive = 256 * 2**20
+    """Maximum total size of request bodies and gRPC messages in transit, in bytes. One caller may use half of it."""
+    max_pending_response_bytes: Positive = 256 * 2**20
+    """Maximum total size of responses that are computed or that clients have not read yet, in bytes. One caller may use
+    half of it."""
+    max_response_bytes: Positive = 64 * 2**20
+    """Maximum size of a response, in bytes. Larger ones are rejected before inference."""
+    max_explain_bytes: Positive = 2**30
+    """Maximum size of the intermediate results of one input whose layers or attention maps are requested, in bytes.
+    Larger ones are rejected before inference."""
+    max_connections: Positive = 2048
+    """Maximum number of REST connections and of gRPC connections. At most half as many TLS handshakes may be in
+    progress."""
+    max_connections_per_address: NonNegative = 0
+    """Maximum number of REST connections, and of gRPC connections, from one address. 0 selects half of
+    ATTENDANT_MAX_CONNECTIONS."""
+    trusted_proxies: str = ""
+    """Addresses and networks of proxies, such as 10.0.0.0/8, separated by commas. ATTENDANT_MAX_CONNECTIONS_PER_ADDRESS
+    does not apply to them."""
+    max_grpc_streams: Positive = 256
+    """Maximum number of concurrent gRPC calls per connection."""
+    max_grpc_connection_age_ms: NonNegative = 300_000
+    """Age of a gRPC connection, in milliseconds, after which the client is told to open a new one, so that load is
+    balanced again. Calls in progress finish. 0 sets no limit."""
+    max_queue_ms: Positive = 2000
+    """Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected."""
+    max_explain_queue_ms: Positive = 2000
+    """Maximum estimated wait in the queue of the explain lane (layers other than the last, attention maps,
+    comparisons), in milliseconds."""
+    max_queue_tokens: Positive = 262_144
+    """Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts one request of any size."""
+    max_explain_queue_tokens: Positive = 65_536
+    """Maximum number of queued tokens of the explain lane."""
+    max_timeout_ms: Positive = 60_000
+    """Maximum duration of a request, in milliseconds."""
+    header_timeout_ms: Positive = 10_000
+    """Timeout for receiving request headers, and for the handshake of a TLS or gRPC connection, in milliseconds."""
+    body_timeout_ms: Positive = 15_000
+    """Timeout for receiving a request body, in milliseconds."""
+    response_stall_timeout_ms: Positive = 30_000
+    """Time in milliseconds after which a connection is closed whose client does not read a response. Large responses
+    may take longer, at 64 KiB per second."""
+    drain_delay_ms: NonNegative = 0
+    """Time in milliseconds to keep serving after SIGTERM, so that load balancers can deregister the instance."""
+    drain_timeout_ms: Positive = 25_000
+    """Maximum time from SIGTERM to process exit, in milliseconds, including the drain delay."""
 
     @property
     def served_models(self) -> tuple[ModelOption, ...]:
@@ -288,19 +217,15 @@ class Settings(BaseSettings):
     def _check_hosts(cls, value: str) -> str:
         return _check_list(value, HOST, "is not a host name or an address without a port, *.example.org, or *")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level to log.")
-    log_format: Literal["auto", "text", "json"] = Field(
-        "auto", description="Log format. auto selects text on a terminal and JSON elsewhere."
-    )
-    access_log: Literal["errors", "all", "none"] = Field(
-        "errors", description="Requests to log, one line each: rejected and failed ones, all, or none."
-    )
-    slow_log_ms: int = Field(
-        0,
-        ge=0,
-        description="Duration of a request, in milliseconds, above which it is logged as a warning, whatever "
-        "ATTENDANT_ACCESS_LOG is. 0 logs none for its duration.",
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level to log."""
+    log_format: Literal["auto", "text", "json"] = "auto"
+    """Log format. auto selects text on a terminal and JSON elsewhere."""
+    access_log: Literal["errors", "all", "none"] = "errors"
+    """Requests to log, one line each: rejected and failed ones, all, or none."""
+    slow_log_ms: NonNegative = 0
+    """Duration of a request, in milliseconds, above which it is logged as a warning, whatever ATTENDANT_ACCESS_LOG is.
+    0 logs none for its duration."""
 
     @classmethod
     def settings_customise_sources(
@@ -313,6 +238,14 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Leave out the sources that read the process environment."""
         return (init_settings,)
+
+
+def read_option_file(option: str, path: Path) -> bytes:
+    """Return the content of the file that an option names. Raises `ConfigError`."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {path} ({error.strerror}). Check the path and its mode.") from None
 
 
 def _parse(field: str, parser: Callable[[str], T], value: str) -> T:
@@ -419,9 +352,8 @@ def describe_options() -> str:
         "|---|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():
-        default = field.get_default()
-        shown = "" if default in (None, "") else f"`{json.dumps(default, default=str).strip(chr(34))}`"
+        description, default = describe_option(field)
         flag = name.replace("_", "-")
         flags = f"`--{flag}`, `--no-{flag}`" if field.annotation is bool else f"`--{flag}`"
-        lines.append(f"| `{PREFIX}{name.upper()}` | {flags} | {shown} | {field.description} |")
+        lines.append(f"| `{PREFIX}{name.upper()}` | {flags} | {f'`{default}`' if default else ''} | {description} |")
     return "\n".join(lines) + "\n"

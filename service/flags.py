@@ -35,9 +35,9 @@ def parse_flags(arguments: list[str], fields: Mapping[str, FieldInfo]) -> dict[s
         kind: dict[str, Any] = {"metavar": _metavar(name, field)}
         if field.annotation is bool:
             kind = {"action": argparse.BooleanOptionalAction}
-        default = field.get_default()
-        shown = "" if default in (None, "") else f" (default: {json.dumps(default, default=str).strip(chr(34))})"
-        text = f"{field.description}{shown}".replace("%", "%%")
+        description, default = describe_option(field)
+        text = f"{description} (default: {default})" if default else description
+        text = text.replace("%", "%%")
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, default=argparse.SUPPRESS, help=text, **kind)
     flags = vars(parser.parse_args(arguments))
     if flags.get("source") == "":
@@ -46,6 +46,13 @@ def parse_flags(arguments: list[str], fields: Mapping[str, FieldInfo]) -> dict[s
     if conflict is not None:
         parser.error(f"SOURCE and --{conflict.replace('_', '-')} both select a model: remove one")
     return flags
+
+
+def describe_option(field: FieldInfo) -> tuple[str, str]:
+    """Return the description of an option on one line, and its default value, "" if there is none."""
+    default = field.get_default()
+    shown = "" if default in (None, "") else json.dumps(default, default=str).strip('"')
+    return " ".join((field.description or "").split()), shown
 
 
 def _metavar(name: str, field: FieldInfo) -> str:

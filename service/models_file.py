@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from model.artifact.names import NAME_FORMAT, check_model_name
-from service.config import ConfigError, Settings
+from service.config import ConfigError, Settings, read_option_file
 from service.errors import echo
 from service.model_options import DIGEST, ModelOption
 
@@ -67,15 +67,7 @@ def configured_models(settings: Settings) -> Sequence[ModelEntry]:
     """Return the models that the options select; the first one is the default. Raises `ConfigError`."""
     if settings.models_file is None:
         return [ModelEntry.of(option) for option in settings.served_models]
-    return parse_models_file(settings.models_file, read_models_file(settings.models_file))
-
-
-def read_models_file(path: Path) -> bytes:
-    """Return the content of the file. Raises `ConfigError`."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{OPTION}: cannot read {path} ({error.strerror}). Check the path.") from None
+    return parse_models_file(settings.models_file, read_option_file(OPTION, settings.models_file))
 
 
 def parse_models_file(path: Path, content: bytes) -> Sequence[ModelEntry]:

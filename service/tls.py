@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.config import ConfigError, Settings
+from service.config import ConfigError, Settings, read_option_file
 from service.file_watch import FileWatch
 from service.handshakes import Connection, CurrentContext
 from service.metrics import Metrics
@@ -54,8 +54,8 @@ class TlsFiles:
 
     def read(self) -> Contents:
         """Return the contents of the three files. Raises `ConfigError`."""
-        client_ca = None if self.client_ca is None else _read(CLIENT_CA_OPTION, self.client_ca)
-        return _read(CERT_OPTION, self.cert), _read(KEY_OPTION, self.key), client_ca
+        client_ca = None if self.client_ca is None else read_option_file(CLIENT_CA_OPTION, self.client_ca)
+        return read_option_file(CERT_OPTION, self.cert), read_option_file(KEY_OPTION, self.key), client_ca
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,6 @@ class Tls:
 def format_expiry(expiry: Mapping[str, datetime]) -> str:
     """Return the earliest expiry of each file for the log, such as "server_expires=2027-01-31T00:00:00+00:00"."""
     return " ".join(f"{name}_expires={time.isoformat()}" for name, time in expiry.items())
-
-
-def _read(option: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: cannot read {path} ({error.strerror}). Check the path and its mode.") from None
 
 
 def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.Certificate]":

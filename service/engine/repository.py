@@ -9,7 +9,7 @@ from pathlib import Path
 from model.artifact.files import MANIFEST, Artifact, ArtifactError
 from model.artifact.manifest import Manifest
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, SourceError, is_model_name, restricts_commercial_use
-from service.config import PREFIX, ConfigError, Settings
+from service.config import PREFIX, ConfigError, Settings, read_option_file
 from service.engine.backends.cpu import lower_thread_priority
 from service.engine.engine import Engine, Models
 from service.engine.loading_memory import check_memory
@@ -19,7 +19,7 @@ from service.exporter import ExportError
 from service.file_watch import FileWatch, read_settled
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact, source_state
-from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file, read_models_file
+from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file
 from service.process import release_memory, run_in_thread
 from service.spelling import join
 
@@ -169,7 +169,7 @@ class ModelRepository:
         log.info("model load requested model=%s admin=%s", echo(name), admin)
         try:
             entries = await read_settled(
-                lambda: parse_models_file(path, read_models_file(path)),
+                lambda: parse_models_file(path, read_option_file(OPTION, path)),
                 lambda entries: [*entries] == [*self._entries.values()],
             )
             change = asyncio.create_task(self._apply(entries, name))
@@ -214,7 +214,7 @@ class ModelRepository:
     def _read_state(self) -> FileState:
         path = self._settings.models_file
         assert path is not None
-        content = read_models_file(path)
+        content = read_option_file(OPTION, path)
         return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
 
     async def _apply(self, entries: Sequence[ModelEntry], load: str = "") -> None:
