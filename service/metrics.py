@@ -9,7 +9,7 @@ against these numbers. So histograms have no label for the endpoint, and count s
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
@@ -31,7 +31,6 @@ TOKENS = tuple(2**n for n in range(2, 14))  # 4 to 8192
 RESPONSE_BYTES = tuple(2**n for n in range(10, 27, 2))  # 1 KiB to 64 MiB
 SHARE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75)
 
-STAGES = ("tokenize", "queue", "inference", "postprocess")
 FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
@@ -57,180 +56,119 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.requests = Counter(
-            "attendant_requests", "Responses by status.", ["api", "endpoint", "code", "model"], registry=registry
-        )
-        self.request_seconds = Histogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter("attendant_requests", "Responses by status.", ["api", "endpoint", "code", "model"])
+        self.request_seconds = histogram(
             "attendant_request_duration_seconds",
             "Time from request to response of successful requests that a lane ran, without streams.",
             ["api", "lane", "model"],
             buckets=LATENCY_S,
-            registry=registry,
         )
-        self.in_flight = Gauge("attendant_requests_in_flight", "Requests in progress.", registry=registry)
-        self.connections = Gauge("attendant_http_connections", "Open REST connections.", registry=registry)
-        self.grpc_connections = Gauge("attendant_grpc_connections", "Open gRPC connections.", registry=registry)
-        self.connection_limit = Gauge(
-            "attendant_connection_limit", "Maximum number of connections.", ["api"], registry=registry
-        )
-        self.closed_connections = Counter(
+        self.in_flight = gauge("attendant_requests_in_flight", "Requests in progress.")
+        self.connections = gauge("attendant_http_connections", "Open REST connections.")
+        self.grpc_connections = gauge("attendant_grpc_connections", "Open gRPC connections.")
+        self.connection_limit = gauge("attendant_connection_limit", "Maximum number of connections.", ["api"])
+        self.closed_connections = counter(
             "attendant_closed_connections",
             "Connections that the server closed: over a limit, idle, not read (stalled), or with too many reset calls.",
             ["api", "reason"],
-            registry=registry,
         )
         for api, reasons in CLOSING_REASONS.items():
             for reason in reasons:
                 self.closed_connections.labels(api, reason)
-        self.pending_response_bytes = Gauge(
+        self.pending_response_bytes = gauge(
             "attendant_pending_response_bytes",
             "Bytes reserved for responses that are computed or that clients have not read yet.",
-            registry=registry,
         )
-        self.request_inputs = Histogram(
-            "attendant_request_inputs", "Inputs per request.", ["model"], buckets=POWERS_OF_TWO, registry=registry
+        self.request_inputs = histogram(
+            "attendant_request_inputs", "Inputs per request.", ["model"], buckets=POWERS_OF_TWO
         )
-        self.request_tokens = Histogram(
-            "attendant_request_tokens", "Tokens per request.", ["model"], buckets=TOKENS, registry=registry
+        self.request_tokens = histogram("attendant_request_tokens", "Tokens per request.", ["model"], buckets=TOKENS)
+        self.response_bytes = histogram(
+            "attendant_response_bytes", "Bytes per response.", ["api", "model"], buckets=RESPONSE_BYTES
         )
-        self.response_bytes = Histogram(
-            "attendant_response_bytes",
-            "Bytes per response.",
-            ["api", "model"],
-            buckets=RESPONSE_BYTES,
-            registry=registry,
+        self.tokens = counter("attendant_tokens", "Tokens processed by the model, without padding.", ["model"])
+        self.truncated_inputs = counter(
+            "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", ["model"]
         )
-        self.tokens = Counter(
-            "attendant_tokens", "Tokens processed by the model, without padding.", ["model"], registry=registry
+        self.rejected_requests = counter(
+            "attendant_rejected_requests", "Rejected requests by reason.", ["reason", "api", "lane", "model"]
         )
-        self.truncated_inputs = Counter(
-            "attendant_truncated_inputs", "Inputs truncated to the limit of the model.", ["model"], registry=registry
-        )
-        self.rejected_requests = Counter(
-            "attendant_rejected_requests",
-            "Rejected requests by reason.",
-            ["reason", "api", "lane", "model"],
-            registry=registry,
-        )
-        self.cancelled_inputs = Counter(
+        self.cancelled_inputs = counter(
             "attendant_cancelled_inputs",
             "Inputs discarded after their request was cancelled, expired or failed.",
             ["stage", "model"],
-            registry=registry,
         )
-        self.stage_seconds = Histogram(
+        self.stage_seconds = histogram(
             "attendant_stage_duration_seconds",
             "Time per stage: tokenize and postprocess per request, queue per input, inference per batch.",
             ["stage", "lane", "model"],
             buckets=STAGE_S,
-            registry=registry,
         )
-        self.queue_size = Gauge("attendant_queue_size", "Queued inputs.", ["lane", "model"], registry=registry)
-        self.queue_tokens = Gauge("attendant_queue_tokens", "Queued tokens.", ["lane", "model"], registry=registry)
-        self.queue_utilization = Gauge(
-            "attendant_queue_utilization",
-            "Estimated wait of a small request divided by the limit.",
-            ["lane", "model"],
-            registry=registry,
+        self.queue_size = gauge("attendant_queue_size", "Queued inputs.", ["lane", "model"])
+        self.queue_tokens = gauge("attendant_queue_tokens", "Queued tokens.", ["lane", "model"])
+        self.queue_utilization = gauge(
+            "attendant_queue_utilization", "Estimated wait of a small request divided by the limit.", ["lane", "model"]
         )
-        self.lane_up = Gauge(
-            "attendant_lane_up", "1 while the backend of the lane works.", ["lane", "model"], registry=registry
+        self.lane_up = gauge("attendant_lane_up", "1 while the backend of the lane works.", ["lane", "model"])
+        self.stalled_batches = gauge(
+            "attendant_stalled_batches", "Running batches far beyond their expected time.", ["lane", "model"]
         )
-        self.stalled_batches = Gauge(
-            "attendant_stalled_batches",
-            "Running batches far beyond their expected time.",
-            ["lane", "model"],
-            registry=registry,
+        self.batch_size = histogram(
+            "attendant_batch_size", "Inputs per batch.", ["lane", "model"], buckets=POWERS_OF_TWO
         )
-        self.batch_size = Histogram(
-            "attendant_batch_size", "Inputs per batch.", ["lane", "model"], buckets=POWERS_OF_TWO, registry=registry
+        self.batch_tokens = histogram(
+            "attendant_batch_tokens", "Tokens per batch, without padding.", ["lane", "model"], buckets=TOKENS
         )
-        self.batch_tokens = Histogram(
-            "attendant_batch_tokens",
-            "Tokens per batch, without padding.",
-            ["lane", "model"],
-            buckets=TOKENS,
-            registry=registry,
+        self.batch_padding = histogram(
+            "attendant_batch_padding_ratio", "Padding per batch, as a ratio.", ["lane", "model"], buckets=SHARE
         )
-        self.batch_padding = Histogram(
-            "attendant_batch_padding_ratio",
-            "Padding per batch, as a ratio.",
-            ["lane", "model"],
-            buckets=SHARE,
-            registry=registry,
+        self.inference_thread_seconds = counter(
+            "attendant_inference_thread_seconds", "Thread-seconds spent in inference.", ["lane", "model"]
         )
-        self.inference_thread_seconds = Counter(
-            "attendant_inference_thread_seconds",
-            "Thread-seconds spent in inference.",
-            ["lane", "model"],
-            registry=registry,
+        self.inference_errors = counter("attendant_inference_errors", "Failed batches.", ["lane", "model"])
+        self.batch_retries = counter("attendant_batch_retries", "Retried parts of failed batches.", ["lane", "model"])
+        self.nonfinite_outputs = counter(
+            "attendant_nonfinite_outputs", "Inputs with non-finite embeddings.", ["lane", "model"]
         )
-        self.inference_errors = Counter(
-            "attendant_inference_errors", "Failed batches.", ["lane", "model"], registry=registry
+        self.loop_lag_seconds = histogram(
+            "attendant_event_loop_lag_seconds", "Delay of a periodic event-loop callback.", buckets=LAG_S
         )
-        self.batch_retries = Counter(
-            "attendant_batch_retries", "Retried parts of failed batches.", ["lane", "model"], registry=registry
-        )
-        self.nonfinite_outputs = Counter(
-            "attendant_nonfinite_outputs", "Inputs with non-finite embeddings.", ["lane", "model"], registry=registry
-        )
-        self.loop_lag_seconds = Histogram(
-            "attendant_event_loop_lag_seconds",
-            "Delay of a periodic event-loop callback.",
-            buckets=LAG_S,
-            registry=registry,
-        )
-        self.caller_requests = Counter(
+        self.caller_requests = counter(
             "attendant_caller_requests",
             "Requests by caller: ok, rejected (by the server's limits or the caller's quota), cancelled (by the "
             "caller) or error.",
             ["caller", "outcome"],
-            registry=registry,
         )
-        self.caller_tokens = Counter(
-            "attendant_caller_tokens", "Tokens in requests by caller.", ["caller"], registry=registry
+        self.caller_tokens = counter("attendant_caller_tokens", "Tokens in requests by caller.", ["caller"])
+        self.reloads = counter(
+            "attendant_reloads", "Reloads of changed files: api_keys, admin_keys, tls or models.", ["subject", "result"]
         )
-        self.reloads = Counter(
-            "attendant_reloads",
-            "Reloads of changed files: api_keys, admin_keys, tls or models.",
-            ["subject", "result"],
-            registry=registry,
-        )
-        self.reload_failing = Gauge(
+        self.reload_failing = gauge(
             "attendant_reload_failing",
             "1 while changed files are invalid and the previous contents are in use.",
             ["subject"],
-            registry=registry,
         )
-        self.dropped_log_lines = Counter(
-            "attendant_log_lines_dropped", "Log lines dropped because stderr was too slow.", registry=registry
+        self.dropped_log_lines = counter(
+            "attendant_log_lines_dropped", "Log lines dropped because stderr was too slow."
         )
-        self.ready = Gauge("attendant_ready", "1 while requests are accepted.", registry=registry)
-        self.draining = Gauge("attendant_draining", "1 after SIGTERM.", registry=registry)
-        self.tls_expiry = Gauge(
+        self.ready = gauge("attendant_ready", "1 while requests are accepted.")
+        self.draining = gauge("attendant_draining", "1 after SIGTERM.")
+        self.tls_expiry = gauge(
             "attendant_tls_certificate_expiry_timestamp_seconds",
             "Earliest expiry in a TLS file: server (the certificate and its intermediates) or client_ca.",
             ["certificate"],
-            registry=registry,
         )
-        self.tls_handshake_failures = Counter(
+        self.tls_handshake_failures = counter(
             "attendant_tls_handshake_failures",
             "Failed TLS handshakes by port (rest or admin) and reason. gRPC handshakes are not counted.",
             ["port", "reason"],
-            registry=registry,
         )
-        self.build_info = Gauge(
-            "attendant_build_info",
-            "Version and git revision of the server.",
-            ["version", "revision"],
-            registry=registry,
+        self.build_info = gauge(
+            "attendant_build_info", "Version and git revision of the server.", ["version", "revision"]
         )
-        self.model_info = Gauge(
-            "attendant_model_info",
-            "A served model.",
-            ["model", "digest", "provider", "precision"],
-            registry=registry,
-        )
+        self.model_info = gauge("attendant_model_info", "A served model.", ["model", "digest", "provider", "precision"])
         # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
         self._counters = cache(lambda *labels: self.requests.labels(*labels).inc)
         self._observers = cache(lambda *labels: self.request_seconds.labels(*labels).observe)
@@ -285,18 +223,6 @@ class Metrics:
             self.request_seconds.labels(api, lane, model)
             for reason in LANE_REJECTIONS:
                 self.rejected_requests.labels(reason, api, lane, model)
-
-    def create_lane(self, lane: str, model: str) -> None:
-        """Create the label sets of a lane of a model."""
-        for stage in STAGES:
-            self.stage_seconds.labels(stage, lane, model)
-        for metric in (
-            self.queue_size, self.queue_tokens, self.queue_utilization, self.lane_up, self.stalled_batches,
-            self.batch_size, self.batch_tokens,
-            self.batch_padding, self.inference_thread_seconds, self.inference_errors,
-            self.batch_retries, self.nonfinite_outputs,
-        ):  # fmt: skip
-            metric.labels(lane, model)
 
     def create_callers(self, names: Iterable[str]) -> None:
         """Create the label sets of callers."""

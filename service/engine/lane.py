@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from attendant_client.types import Usage
+from prometheus_client import Gauge
 
 from model.artifact.tokenizer import TokenizedInput
 from service.callers import Caller
@@ -93,10 +94,10 @@ class LaneObserver:
     """The counters, histograms and gauges of one lane of a model."""
 
     def __init__(self, model: ModelObserver, lane: str) -> None:
-        metrics, labels = model.metrics, (lane, model.model)
-        self.lane, self.model = lane, model.model
+        self.model = model.model
+        self._labels = labels = lane, model.model
+        metrics = model.metrics
         self.observe_request = model.observe_request
-        metrics.create_lane(*labels)
         self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
         self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
         self.observe_postprocess = metrics.stage_seconds.labels("postprocess", *labels).observe
@@ -111,24 +112,10 @@ class LaneObserver:
         self._observe_padding = metrics.batch_padding.labels(*labels).observe
         self._thread_seconds = metrics.inference_thread_seconds.labels(*labels)
         self._tokens = model.tokens
-        self._queue_size = metrics.queue_size.labels(*labels)
-        self._queue_tokens = metrics.queue_tokens.labels(*labels)
-        self._lane_up = metrics.lane_up.labels(*labels)
-        self._stalled_batches = metrics.stalled_batches.labels(*labels)
-        self._queue_utilization = metrics.queue_utilization.labels(*labels)
 
-    def watch_queue(
-        self, size: Callable[[], float], tokens: Callable[[], float], utilization: Callable[[], float]
-    ) -> None:
-        """Read the gauges of the queue from these functions when they are scraped."""
-        self._queue_size.set_function(size)
-        self._queue_tokens.set_function(tokens)
-        self._queue_utilization.set_function(utilization)
-
-    def watch_health(self, healthy: Callable[[], bool], stalled: Callable[[], float]) -> None:
-        """Read the gauges of the lane's health from these functions when they are scraped."""
-        self._lane_up.set_function(healthy)
-        self._stalled_batches.set_function(stalled)
+    def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
+        """Read a gauge of the lane from a function when it is scraped."""
+        gauge.labels(*self._labels).set_function(read)
 
     def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
         """Count one batch: sequences of these sizes, run on `threads` threads."""
@@ -530,9 +517,12 @@ class Lane(Generic[TaskT, Result]):
         self.observer = LaneObserver(observer, name)
         self._loop = asyncio.get_running_loop()
         self._workers = Workers(name, backend, admission, self.observer, self._call_soon, yields_to)
-        queue = self._workers.queue
-        self.observer.watch_queue(lambda: queue.size, lambda: queue.tokens, lambda: admission.utilization)
-        self.observer.watch_health(lambda: self.healthy, lambda: self._workers.watchdog.stalled)
+        queue, metrics, watch = self._workers.queue, observer.metrics, self.observer.watch
+        watch(metrics.queue_size, lambda: queue.size)
+        watch(metrics.queue_tokens, lambda: queue.tokens)
+        watch(metrics.queue_utilization, lambda: admission.utilization)
+        watch(metrics.lane_up, lambda: self.healthy)
+        watch(metrics.stalled_batches, lambda: self.watchdog.stalled)
 
     @property
     def near_capacity(self) -> bool:

@@ -21,7 +21,6 @@ from service.metrics import (
     OTHER_REJECTIONS,
     PROCESS_SERIES,
     SERIES_PER_MODEL,
-    STAGES,
     Metrics,
 )
 from service.request_log import RequestLog, RequestRecord
@@ -57,7 +56,7 @@ async def test_label_sets_exist_before_the_first_request(fresh: ServiceHarness) 
     }
     assert labels(exposed["attendant_cancelled_inputs"], "stage") == {("queue",), ("batch",)}
     assert labels(exposed["attendant_stage_duration_seconds"], "stage", "lane") == {
-        (stage, lane) for stage in STAGES for lane in ("fast", "explain")
+        (stage, lane) for stage in ("tokenize", "queue", "inference", "postprocess") for lane in LANES
     }
     durations = labels(exposed["attendant_request_duration_seconds"], "api", "lane")
     requests = labels(exposed["attendant_requests"], "api", "endpoint", "code")
