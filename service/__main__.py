@@ -77,9 +77,7 @@ def _run(command: str, rest: list[str]) -> int:
     if command == "serve":
         return _serve(*load_serve_settings(rest))
     if command in COMMANDS:
-        # Imported here, because the server needs no command.
-        status: int = importlib.import_module(f"service.commands.{command}").run(rest)
-        return status
+        return _run_offline(command, rest)
     if command == "--version":
         print(f"attendant {__version__}, revision {read_revision()}")
         return EX_OK
@@ -90,6 +88,18 @@ def _run(command: str, rest: list[str]) -> int:
     unknown = f"attendant: {command}: no such command.\n\n" if command and not wants_help else ""
     print(unknown + USAGE, end="", file=sys.stdout if wants_help else sys.stderr)
     return EX_OK if wants_help else EX_USAGE
+
+
+def _run_offline(command: str, rest: list[str]) -> int:
+    # Imported here, because the server needs no command.
+    from service.commands.arguments import CommandError
+
+    try:
+        status: int = importlib.import_module(f"service.commands.{command}").run(rest)
+    except CommandError as error:
+        print(f"attendant {command}: {error}", file=sys.stderr)
+        return error.status
+    return status
 
 
 def _serve(settings: Settings, source: str | None) -> int:

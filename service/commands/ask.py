@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 
 from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError, Parser, import_extra, integer
-from service.commands.labeled_texts import LabeledText, TextError, TextFile
+from service.commands.labeled_texts import LabeledText, TextFile
 from service.commands.measures import Floats, Vectors, normalize, top_neighbors
-from service.commands.sources import SourceError, VectorOptions, VectorSource, open_source, to_array
+from service.commands.sources import SourceError, VectorOptions, VectorSource, open_source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,17 +53,16 @@ async def analyze(source: VectorSource, text: str, kind: MapKind, layer: int | N
         )
     except SourceError as error:
         if error.field is not None and error.field.startswith("inputs"):
-            message = "TEXT" + error.message.removeprefix("inputs[0]").removeprefix("inputs")
+            message = "TEXT" + str(error).removeprefix("inputs[0]").removeprefix("inputs")
             raise CommandError(message, EX_DATAERR) from None
-        error.message = error.message.replace("layers[0]", "--layer", 1)
-        raise error.to_command_error() from None
+        raise CommandError(str(error).replace("layers[0]", "--layer", 1), error.status) from None
     words: list[list[str]] = [[] for _ in encoded.words]
     for token in encoded.tokens:
         if token.word_index is not None:
             words[token.word_index].append(token.text)
     (only,) = attended.maps
     units = [attended.units[row].text for row in attended.rows]
-    return Analysis(words, encoded.token_count, encoded.truncated, units, to_array(only.matrix), only.layer)
+    return Analysis(words, encoded.token_count, encoded.truncated, units, np.asarray(only.matrix), only.layer)
 
 
 NAME_WIDTH = 16
@@ -202,19 +200,15 @@ examples:
 
 
 def run(arguments: list[str]) -> int:
-    """Print the analysis and return the exit status. Raises `ConfigError` or `ArtifactError`."""
+    """Print the analysis and return the exit status. Raises `ConfigError`, `ArtifactError` or `CommandError`."""
     parser = _parser()
     options = parser.parse_intermixed_args(arguments)
     if options.rollout and options.layer is not None:
         parser.error("--layer: not supported with --rollout, which combines all layers. Remove one of them")
     parser.check_source_options(options)
-    try:
-        import_extra("rich", "data", "rich")
-        among, note = _read_texts(options)
-        asyncio.run(_ask(options, among, note))
-    except CommandError as error:
-        print(f"{COMMAND}: {error}", file=sys.stderr)
-        return error.status
+    import_extra("rich", "data", "rich")
+    among, note = _read_texts(options)
+    asyncio.run(_ask(options, among, note))
     return 0
 
 
@@ -252,10 +246,7 @@ def _read_texts(options: argparse.Namespace) -> tuple[list[LabeledText], str]:
     texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
     if options.among is None:
         return texts, ""
-    try:
-        file = TextFile.read(options.among, MAX_LINES)
-    except TextError as error:
-        raise CommandError(str(error), EX_DATAERR) from None
+    file = TextFile.read(options.among, MAX_LINES)
     note = "" if file.is_complete else f" (only the first {MAX_LINES:,} lines of {options.among.name})"
     return texts + file.labeled, note
 

@@ -12,7 +12,7 @@ import orjson
 from attendant_client.types import ModelInfo
 from numpy.typing import NDArray
 
-from model.artifact.console import EX_DATAERR, EX_NEGATIVE
+from model.artifact.console import EX_NEGATIVE
 from model.artifact.files import Artifact
 from model.artifact.manifest import Manifest
 from service.commands.arguments import PRECISIONS, Parser, integer, number
@@ -142,20 +142,16 @@ example: attendant compare models/m models/m --old-precision float32 --new-preci
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the comparison and return the exit status. Raises `ArtifactError` or `ConfigError`."""
+    """Print the comparison and return the exit status. Raises `ArtifactError`, `ConfigError` or `TextError`."""
     parser = _parser()
     options = parser.parse_args(arguments)
     # Run every check that can fail early before loading the first model.
     manifests = [Artifact.open(directory).manifest for directory in (options.old, options.new)]
     _check_dimensions(parser, options, manifests)
-    try:
-        texts = TextFile.read(options.texts, options.limit)
-        queries = None if options.queries is None else TextFile.read(options.queries, options.limit)
-        _check_top_k(parser, options.top_k, texts, queries)
-        old, new = _encode(options, texts, queries)
-    except TextError as error:
-        print(f"attendant compare: {error}", file=sys.stderr)
-        return EX_DATAERR
+    texts = TextFile.read(options.texts, options.limit)
+    queries = None if options.queries is None else TextFile.read(options.queries, options.limit)
+    _check_top_k(parser, options.top_k, texts, queries)
+    old, new = _encode(options, texts, queries)
     record = compare_models(old, new, texts, queries, options.top_k, show_texts=options.show_texts)
     thresholds = (
         ("--min-cosine", options.min_cosine, record["cosine"] and record["cosine"]["min"]),

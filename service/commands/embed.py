@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import orjson
+from attendant_client.types import ModelInfo
 
 from model.artifact.console import (
     EX_CANTCREAT,
@@ -34,7 +35,7 @@ from service.commands import sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.labeled_texts import LabeledText, read_lines
 from service.commands.row_files import INPUT_FORMATS, Row, RowFile, RowReader, import_arrow, input_format
-from service.commands.sources import Encoded, SourceInfo, VectorOptions, encode_texts, open_engine, open_source
+from service.commands.sources import Encoded, VectorOptions, encode_texts, open_engine, open_source
 from service.commands.vector_files import (
     OUTPUT_FORMATS,
     Chunk,
@@ -282,7 +283,7 @@ EncodedRows = tuple[list[tuple[Row, Encoded]], int]
 class Embedder(Protocol):
     """Computes embeddings with one model."""
 
-    info: SourceInfo
+    info: ModelInfo
     dimensions: int
     """Embedding size."""
     batch_rows: int
@@ -312,7 +313,7 @@ async def encode_rows(embedder: Embedder, reader: RowReader, skip: int) -> Async
 
 
 async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRows:
-    errors, texts, limit = [], [], embedder.info.max_input_characters
+    errors, texts, limit = [], [], embedder.info.limits.max_input_characters
     for row in rows:
         error, text = row.error, row.text or ""
         if not error and len(text) > limit:
@@ -448,7 +449,7 @@ def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFo
     return Parquet(embedder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
 
 
-def _run_key(job: EmbedFile, info: SourceInfo) -> dict[str, Any]:
+def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
     """Return what must be unchanged to resume a run: properties of the input file, the model and the options."""
     with job.source.read_errors(), job.source.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from attendant_client.types import ModelInfo
 
 from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE
 from model.artifact.files import ArtifactError
 from service.commands.arguments import CommandError
-from service.commands.sources import Encoded, SourceInfo, VectorOptions, VectorSource, select_model
+from service.commands.sources import Encoded, VectorOptions, VectorSource, select_model
 from service.config import ConfigError, Settings
 
 BLOCK_ROWS = 1024
@@ -49,7 +50,7 @@ class Workers:
 class EncodeWorker:
     """An actor with its own engine. `expected` is the model that all workers must have."""
 
-    def __init__(self, open_source: OpenSource, settings: Settings, options: VectorOptions, expected: SourceInfo):
+    def __init__(self, open_source: OpenSource, settings: Settings, options: VectorOptions, expected: ModelInfo):
         self._open = functools.partial(open_source, settings, options)
         self._expected = expected
         self._lock = asyncio.Lock()
@@ -63,8 +64,8 @@ class EncodeWorker:
             if self._source is None:
                 self._source = await self._stack.enter_async_context(self._open())
             source = self._source
-            if source.info != self._expected:
-                found, wanted = (f"{model.digest} in {model.precision}" for model in (source.info, self._expected))
+            found, wanted = (f"{model.digest} in {model.precision}" for model in (source.info, self._expected))
+            if found != wanted:
                 problem = f"Ray worker on {socket.gethostname()}: another model ({found}, expected {wanted})"
                 raise CommandError(f"{problem}. Install one artifact on all nodes.", EX_CONFIG)
         batches = (texts[start : start + source.batch_rows] for start in range(0, len(texts), source.batch_rows))
@@ -77,7 +78,7 @@ class RayEmbedder:
 
     batch_rows = BLOCK_ROWS
 
-    def __init__(self, info: SourceInfo, dimensions: int, actors: Sequence[Any]) -> None:
+    def __init__(self, info: ModelInfo, dimensions: int, actors: Sequence[Any]) -> None:
         self.info, self.dimensions = info, dimensions
         self.in_flight = len(actors) * BLOCKS_IN_FLIGHT + PREFETCH_BLOCKS
         self._idle: asyncio.Queue[Any] = asyncio.Queue()
@@ -95,10 +96,10 @@ class RayEmbedder:
             self._idle.put_nowait(actor)
 
 
-def describe_source(open_source: OpenSource, settings: Settings, options: VectorOptions) -> tuple[SourceInfo, int]:
+def describe_source(open_source: OpenSource, settings: Settings, options: VectorOptions) -> tuple[ModelInfo, int]:
     """Load the model and return it with its embedding size. Raises one of `ERRORS`."""
 
-    async def describe() -> tuple[SourceInfo, int]:
+    async def describe() -> tuple[ModelInfo, int]:
         async with open_source(settings, options) as source:
             return source.info, source.dimensions
 

@@ -1,7 +1,6 @@
 """`attendant evaluate`: measures an artifact on labeled texts, with differences from a baseline, and saves them."""
 
 import functools
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import orjson
 from attendant_client.types import ModelInfo
 
-from model.artifact.console import EX_DATAERR
 from model.artifact.files import Artifact, ArtifactError, check_writable, update_manifest
 from model.artifact.manifest import EvaluationRecord, Manifest
 from service.commands.arguments import PRECISIONS, Parser, integer
@@ -334,7 +332,7 @@ example: attendant evaluate models/m --sts sts.jsonl --retrieval queries.jsonl -
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the measures and return the exit status. Raises `ArtifactError` or `ConfigError`."""
+    """Print the measures and return the exit status. Raises `ArtifactError`, `ConfigError` or `TextError`."""
     parser = _parser()
     options = parser.parse_args(arguments)
     paths: dict[str, Path] = {task: path for task in TASKS if (path := getattr(options, task)) is not None}
@@ -348,17 +346,13 @@ def run(arguments: Sequence[str]) -> int:
         check_writable(artifact.root)
     settings = load_settings()
     changes = {"model_digest": None, "precision": options.precision or settings.precision}
-    try:
-        datasets = {task: TASKS[task][0](path, options.limit) for task, path in paths.items()}
-        if "retrieval" in datasets:
-            _check_top_k(parser, options.top_k, datasets["retrieval"])
-        evaluation, *others = (
-            evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
-            for directory in directories
-        )
-    except TextError as error:
-        print(f"attendant evaluate: {error}", file=sys.stderr)
-        return EX_DATAERR
+    datasets = {task: TASKS[task][0](path, options.limit) for task, path in paths.items()}
+    if "retrieval" in datasets:
+        _check_top_k(parser, options.top_k, datasets["retrieval"])
+    evaluation, *others = (
+        evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
+        for directory in directories
+    )
     baseline = others[0] if others else None
     saved, failure = None, None
     if options.save:
@@ -386,7 +380,7 @@ def _parser() -> Parser:
         "--word-in-context",
         type=Path,
         metavar="FILE",
-        help="pairs of texts with a word, and whether the sense is equal",
+        help="pairs of texts with a word, and whether its sense is equal",
     )
     add("--attribution", type=Path, metavar="FILE", help="texts with a word and those that decide its sense")
     add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query for recall (default: 10)")

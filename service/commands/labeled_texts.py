@@ -9,6 +9,8 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from model.artifact.console import EX_DATAERR
+from service.commands.arguments import CommandError
 from service.errors import MalformedRequest, ServiceError
 
 NumberedLine = tuple[int, str]
@@ -16,8 +18,11 @@ LabeledText = tuple[str, str]
 """A label for error messages ("line 3", "line 3: text1"), and the text."""
 
 
-class TextError(Exception):
+class TextError(CommandError):
     """An error in a file of texts. The message names file and line, and never contains text."""
+
+    def __init__(self, message: str, status: int = EX_DATAERR) -> None:
+        super().__init__(message, status)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from attendant_client.types import Array, AttendRequest, EncodeRequest, EncodeResponse, Input, Role
+from attendant_client.types import AttendRequest, EncodeRequest, EncodeResponse, Input, ModelInfo, Role
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
@@ -38,8 +38,6 @@ from service.operations.table import OPERATIONS
 
 if TYPE_CHECKING:
     from attendant_client import AsyncClient, AttendantError
-    from attendant_client import ModelInfo as ClientModelInfo
-    from attendant_client.types import ModelInfo
 
     from service.engine.engine import Engine
 
@@ -206,32 +204,12 @@ class Encoded:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceInfo:
-    """The model. `precision` applies to weights and activations, and `digest` identifies the artifact."""
-
-    name: str
-    digest: str
-    precision: str
-    max_input_tokens: int
-    max_input_characters: int
-
-    @classmethod
-    def of(cls, info: "ModelInfo | ClientModelInfo") -> "SourceInfo":
-        characters = info.limits.max_input_characters
-        return cls(info.name, info.digest, info.precision, info.max_input_tokens, characters)
-
-
-class SourceError(Exception):
+class SourceError(CommandError):
     """A failed request. `field` is a path in the request, or None."""
 
-    def __init__(self, message: str, field: str | None, *, permanent: bool) -> None:
-        super().__init__(message)
-        self.message, self.field, self.permanent = message, field, permanent
-
-    def to_command_error(self) -> CommandError:
-        """Return the error to exit with."""
-        return CommandError(self.message, EX_CONFIG if self.permanent else EX_UNAVAILABLE)
+    def __init__(self, message: str, status: int, field: str | None = None) -> None:
+        super().__init__(message, status)
+        self.field = field
 
 
 class VectorSource(ABC):
@@ -243,7 +221,7 @@ class VectorSource(ABC):
     in_flight = 4
     """More batches in flight did not raise the rate on a CPU, and a server rejects requests over its queue limit."""
 
-    def __init__(self, info: SourceInfo, options: VectorOptions) -> None:
+    def __init__(self, info: ModelInfo, options: VectorOptions) -> None:
         self.info, self._options = info, options
 
     @abstractmethod
@@ -252,10 +230,7 @@ class VectorSource(ABC):
 
     async def check(self) -> None:
         """Encode one word to look up `dimensions`. Raises `CommandError` if an option is invalid."""
-        try:
-            (word,) = await self._encode(["word"])
-        except SourceError as error:
-            raise error.to_command_error() from None
+        (word,) = await self._encode(["word"])
         assert word.vector is not None
         self.dimensions = len(word.vector)
 
@@ -269,8 +244,8 @@ class VectorSource(ABC):
             except SourceError as error:
                 match = re.match(r"inputs\[(\d+)\]", error.field or "")
                 if match is None:
-                    raise error.to_command_error() from None
-                reason = error.message.removeprefix(error.field or "").removeprefix(": ")
+                    raise
+                reason = str(error).removeprefix(error.field or "").removeprefix(": ")
                 encoded[remaining.pop(int(match[1]))] = Encoded(None, error=reason)
             else:
                 encoded |= zip(remaining, results, strict=True)
@@ -281,19 +256,14 @@ class VectorSource(ABC):
         options = asdict(self._options)
         del options["model"]  # a server gets it with every request, and an engine has one model
         results = await self.run("encode", texts, **options)
-        return [Encoded(to_array(result.pooled), result.truncated) for result in results]
-
-
-def to_array(values: Array) -> Array:
-    """Return an array of an engine's or a server's result."""
-    return np.asarray(values)
+        return [Encoded(np.asarray(result.pooled), result.truncated) for result in results]
 
 
 class EngineSource(VectorSource):
     """Runs an engine in this process."""
 
     def __init__(self, engine: "Engine", options: VectorOptions) -> None:
-        super().__init__(SourceInfo.of(engine.info), options)
+        super().__init__(engine.info, options)
         self._engine = engine
 
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
@@ -303,13 +273,13 @@ class EngineSource(VectorSource):
             return list((await OPERATIONS[operation].run(self._engine, request, Call())).results)
         except ServiceError as error:
             permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
-            raise SourceError(error.message, error.field, permanent=permanent) from None
+            raise SourceError(error.message, EX_CONFIG if permanent else EX_UNAVAILABLE, error.field) from None
 
 
 class ServerSource(VectorSource):
     """Calls a server over REST or gRPC."""
 
-    def __init__(self, url: str, client: "AsyncClient", info: SourceInfo, options: VectorOptions) -> None:
+    def __init__(self, url: str, client: "AsyncClient", info: ModelInfo, options: VectorOptions) -> None:
         super().__init__(info, options)
         self._url, self._client = url, client
 
@@ -355,9 +325,9 @@ async def open_server_source(
         raise CommandError(f"--server: {error}", EX_USAGE) from None
     async with opened as client:
         try:
-            info = SourceInfo.of(await client.model(options.model))
+            info = await client.model(options.model)
         except AttendantError as error:
-            raise _server_error(error, url).to_command_error() from None
+            raise _server_error(error, url) from None
         source = ServerSource(url, client, info, options)
         await source.check()
         yield source
@@ -380,21 +350,22 @@ def _server_error(error: "AttendantError", url: str) -> SourceError:
         # REST messages start with the request URL.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
         if UNTRUSTED in reason:
-            return SourceError(f"--server: certificate of {url} not trusted. Set --ca-file.", None, permanent=True)
+            return SourceError(f"--server: certificate of {url} not trusted. Set --ca-file.", EX_CONFIG)
         remedy = "Check the URL, --ca-file and --cert-file" if url.startswith(TLS_SCHEMES) else "Check the URL"
-        return SourceError(f"--server: cannot connect to {url} ({reason}). {remedy}.", None, permanent=False)
+        return SourceError(f"--server: cannot connect to {url} ({reason}). {remedy}.", EX_UNAVAILABLE)
     if error.reason == "ROUTE_NOT_FOUND":
-        return SourceError(f"--server: no Attendant server at {url}. Remove the path of the URL.", None, permanent=True)
-    return SourceError(error.message, error.field, permanent=error.code in PERMANENT_CODES)
+        return SourceError(f"--server: no Attendant server at {url}. Remove the path of the URL.", EX_CONFIG)
+    status = EX_CONFIG if error.code in PERMANENT_CODES else EX_UNAVAILABLE
+    return SourceError(error.message, status, error.field)
 
 
-def describe_model(info: "ModelInfo") -> str:
+def describe_model(info: ModelInfo) -> str:
     """Return the model's name, precision, size, similarity and digest on one line."""
     kind = f"{info.precision} ({info.provider}), {info.dimensions} dimensions, {info.similarity} similarity"
     return f"{info.name}, {kind}, {info.digest}"
 
 
-def model_record(info: "ModelInfo", truncated: int) -> dict[str, Any]:
+def model_record(info: ModelInfo, truncated: int) -> dict[str, Any]:
     """Return the model as JSON; `truncated` is the number of texts over its token limit."""
     names = ("name", "digest", "precision", "provider", "dimensions", "similarity", "max_input_tokens")
     return {name: getattr(info, name) for name in names} | {"truncated": truncated}

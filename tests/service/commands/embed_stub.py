@@ -15,10 +15,11 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from model.artifact.console import EX_CONFIG
 from service.__main__ import main
 from service.commands import embed as embed_file
 from service.commands import sources as vector_sources
-from service.commands.sources import Operation, SourceError, SourceInfo, VectorOptions, VectorSource
+from service.commands.sources import Operation, SourceError, VectorOptions, VectorSource
 from service.config import Settings
 
 DIMENSIONS = 4
@@ -26,7 +27,10 @@ MAX_CHARACTERS = 100
 MAX_TOKENS = 8
 EMPTY = "\u200b"
 """A text that tokenizes to nothing."""
-INFO = SourceInfo("stub", "sha256:0", "float32", MAX_TOKENS, MAX_CHARACTERS)
+INFO: Any = SimpleNamespace(
+    name="stub", digest="sha256:0", precision="float32", max_input_tokens=MAX_TOKENS,
+    limits=SimpleNamespace(max_input_characters=MAX_CHARACTERS),
+)  # fmt: skip
 
 
 def stub_vector(text: str, dtype: str = "float32") -> NDArray[Any]:
@@ -54,7 +58,7 @@ class StubSource(VectorSource):
             self.running -= 1
         if EMPTY in texts:
             field = f"inputs[{list(texts).index(EMPTY)}]"
-            raise SourceError(f"{field}: no content after tokenization. Send text.", field, permanent=True)
+            raise SourceError(f"{field}: no content after tokenization. Send text.", EX_CONFIG, field)
         vectors = [stub_vector(text, options["dtype"])[: options["dimensions"]] for text in texts]
         return [
             SimpleNamespace(pooled=vector, truncated=len(text.split()) > MAX_TOKENS)

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -163,7 +163,8 @@ async def test_worker_encodes_a_block_in_batches() -> None:
 
 async def test_worker_with_another_model_is_an_error() -> None:
     """Nodes with different artifacts must not mix their vectors."""
-    worker = ray_embedder.EncodeWorker(open_stub, Settings(), VectorOptions(), replace(INFO, digest="sha256:1"))
+    other: Any = SimpleNamespace(**vars(INFO) | {"digest": "sha256:1"})
+    worker = ray_embedder.EncodeWorker(open_stub, Settings(), VectorOptions(), other)
     for _ in range(2):
         with pytest.raises(CommandError, match=r"another model .*Install one artifact on all nodes") as raised:
             await worker.encode(["a"])
