@@ -38,14 +38,6 @@ LEAST_PROBABILITY = 1e-30
 """Smaller probabilities of words count as this one, because float32 has none below 1e-45."""
 
 
-@dataclass
-class _Text:
-    """A text in one form, the task that runs it, and its results."""
-
-    task: EncodeTask
-    results: TextVectors | None = None
-
-
 def golden_cosines(
     golden: GoldenVectors,
     manifest: Manifest,
@@ -78,22 +70,15 @@ def cosine(actual: Floats, expected: Floats) -> float:
     return float(actual @ expected / (lengths[0] * lengths[1]))
 
 
+@dataclass(frozen=True)
 class _Check:
     """The texts of a check in the forms that the heads read: alone, in pairs, as queries and as documents."""
 
-    def __init__(
-        self,
-        golden: GoldenVectors,
-        manifest: Manifest,
-        tokenizer: Tokenizer,
-        backend: Backend[EncodeTask, TextVectors],
-        dense_layers: DenseLayers,
-    ) -> None:
-        self._golden = golden
-        self._manifest = manifest
-        self._tokenizer = tokenizer
-        self._backend = backend
-        self._dense_layers = dense_layers
+    golden: GoldenVectors
+    manifest: Manifest
+    tokenizer: Tokenizer
+    backend: Backend[EncodeTask, TextVectors]
+    dense_layers: DenseLayers
 
     def cosines(self) -> dict[GoldenOutput, float]:
         """Run all texts and compare them."""
@@ -107,23 +92,23 @@ class _Check:
             "multi_vector_query": _compare_vectors,
         }
         # Heads that read the same form share a run.
-        forms = {name: self._form(name) for name in self._golden.heads}
+        forms = {name: self._form(name) for name in self.golden.heads}
         found: dict[GoldenOutput, float] = {}
         for form in dict.fromkeys(forms.values()):
-            names = [name for name in self._golden.heads if forms[name] == form]
+            names = [name for name in self.golden.heads if forms[name] == form]
             try:
                 results = self._run(self._tasks(form, names))
             except NonFiniteOutput:
                 found |= dict.fromkeys(names, NOT_FINITE)
                 continue
             for name in names:
-                head = self._golden.heads[name]
+                head = self.golden.heads[name]
                 found[name] = compare[name](head, [results[place] for place in head.texts])
-        return {name: found[name] for name in self._golden.heads}
+        return {name: found[name] for name in self.golden.heads}
 
     def _form(self, name: GoldenOutput) -> str:
         """Return the form in which a head reads texts."""
-        multi_vector, classifier = self._manifest.multi_vector, self._manifest.classification
+        multi_vector, classifier = self.manifest.multi_vector, self.manifest.classification
         if multi_vector is not None and multi_vector.has_sides and name.startswith("multi_vector"):
             return "query" if name == "multi_vector_query" else "document"
         return "pair" if name == "classification" and _reads_pairs(classifier) else "text"
@@ -131,12 +116,12 @@ class _Check:
     def _tasks(self, form: str, names: Sequence[GoldenOutput]) -> dict[int, EncodeTask]:
         """Return the task of each text that one of these heads reads, by the place of the text."""
         side: Role | None = "query" if form == "query" else "document" if form == "document" else None
-        heads = {name: self._golden.heads[name] for name in names}
+        heads = {name: self.golden.heads[name] for name in names}
         places = sorted({place for head in heads.values() for place in head.texts})
         tasks = {}
         for place, tokens in zip(places, self._tokenize(form, places), strict=True):
-            kept = tokens.truncate(max_tokens(self._manifest, side), self._manifest.truncation_side)
-            kept = add_side(kept, self._manifest, side, self._tokenizer.leading_special_tokens)
+            kept = tokens.truncate(max_tokens(self.manifest, side), self.manifest.truncation_side)
+            kept = add_side(kept, self.manifest, side, self.tokenizer.leading_special_tokens)
             own = [name for name, head in heads.items() if place in head.texts]
             types: dict[str, HeadName] = {
                 "classification": "classification", "token_classification": "token_classification",
@@ -145,7 +130,7 @@ class _Check:
             }  # fmt: skip
             task = EncodeTask(
                 kept,
-                self._manifest.embedding.pooling if "embedding" in own else None,
+                self.manifest.embedding.pooling if "embedding" in own else None,
                 hidden=False,
                 heads=tuple(types[name] for name in own if name in types),
             )
@@ -157,30 +142,30 @@ class _Check:
         return tasks
 
     def _tokenize(self, form: str, places: Sequence[int]) -> list[TokenizedInput]:
-        texts, classifier = self._golden.texts, self._manifest.classification
+        texts, classifier = self.golden.texts, self.manifest.classification
         if form != "pair":
-            return self._tokenizer.encode([TokenizerInput(texts[place]) for place in places], offsets=False)
+            return self.tokenizer.encode([TokenizerInput(texts[place]) for place in places], offsets=False)
         assert classifier is not None
         pairs = [(texts[place], texts[(place + 1) % len(texts)]) for place in places]
         if classifier.template is None:
-            return [self._tokenizer.encode_pairs(first, [second], offsets=False)[0] for first, second in pairs]
+            return [self.tokenizer.encode_pairs(first, [second], offsets=False)[0] for first, second in pairs]
         template = PairTemplate(**classifier.template.model_dump())
-        return [self._tokenizer.encode_template(template, first, [second])[0] for first, second in pairs]
+        return [self.tokenizer.encode_template(template, first, [second])[0] for first, second in pairs]
 
     def _run(self, tasks: dict[int, EncodeTask]) -> dict[int, TextVectors]:
         results: list[TextVectors] = []
-        for batch in _batches([*tasks.values()], self._backend):
-            results += self._backend.run(batch)
+        for batch in _batches([*tasks.values()], self.backend):
+            results += self.backend.run(batch)
         return dict(zip(tasks, results, strict=True))
 
     def _compare_embeddings(self, head: GoldenHead, found: list[TextVectors]) -> float:
         pooled = np.stack([item.pooled for item in found if item.pooled is not None], axis=1)  # (1, N, D)
-        vectors = finish_pooled(pooled, self._manifest.embedding, self._dense_layers)
-        return _compare_each(head, [*vectors[:, : self._manifest.embedding.truncate_dim]])
+        vectors = finish_pooled(pooled, self.manifest.embedding, self.dense_layers)
+        return _compare_each(head, [*vectors[:, : self.manifest.embedding.truncate_dim]])
 
     def _compare_sparse(self, head: GoldenHead, found: list[TextVectors]) -> float:
         """Compare the weights of all entries, or of those in the golden vectors if these are cut."""
-        size = self._manifest.architecture.vocab_size
+        size = self.manifest.architecture.vocab_size
         actual, expected = [], []
         for item, ids, weights in zip(found, head.split_ids(), head.split_values(), strict=True):
             assert item.sparse is not None

@@ -15,8 +15,6 @@ from model.artifact.manifest import Precision
 from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
 from service.engine.backends.heads import Heads
 from service.engine.tasks import EncodeTask, ModelInput, TextVectors
-from service.engine.vectors import pool_batch
-from service.errors import NonFiniteOutput
 
 Floats = NDArray[np.float32]
 
@@ -165,32 +163,15 @@ class PackedBackend(ABC):
 
     def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> list[TextVectors]:
         fitted = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences, pool_from, modes = [], [], set()
-        for task in tasks:
-            sequences.append((task.tokens.input_ids, segment_types(task.tokens, self._segment_types)))
-            pool_from.append(task.pool_from)
-            if task.pooling is not None:
-                modes.add(task.pooling)
+        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
         batch = pack_batch(sequences, fitted.shape, fitted.starts)
         sequence_ids = batch.inputs["sequence_ids"].reshape(-1)
         for task, start, size in zip(tasks, batch.starts, batch.sizes, strict=True):
             if task.tokens.unattended:
                 sequence_ids[start + size - task.tokens.unattended : start + size] *= -1
         last_hidden_state = self.infer(batch.inputs)
-        # NaN and infinity propagate to the sum. Padding is computed like any sequence, so it is finite too.
-        if not np.isfinite(last_hidden_state.sum()):
-            raise NonFiniteOutput
         hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
-        pooled = {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes}
-        results = self._heads.run(tasks, hidden, batch.starts, batch.sizes)
-        return [
-            TextVectors(
-                hidden=hidden[None, start : start + size] if task.hidden else None,
-                pooled=None if task.pooling is None else pooled[task.pooling][None, index],
-                **results[index],
-            )
-            for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
-        ]
+        return self._heads.finish(tasks, hidden, batch.starts, batch.sizes)
 
     def probe(self) -> None:
         self.infer(self.full_batch(self.shapes.shapes[0]))

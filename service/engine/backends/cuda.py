@@ -22,8 +22,6 @@ from service.engine.backends.heads import Heads
 from service.engine.backends.sessions import add_weights, session_options
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.tasks import EncodeTask, TextVectors
-from service.engine.vectors import pool_batch
-from service.errors import NonFiniteOutput
 
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
@@ -99,25 +97,12 @@ class CudaBackend:
         sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
         batch = pack_varlen(sequences, shape)
         modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
-        pool_from = [task.pool_from for task in tasks]
-        in_graph: set[Pooling] = set() if self._pooling is None or any(pool_from) else {self._pooling}
+        skips = any(task.pool_from for task in tasks)
+        in_graph: set[Pooling] = set() if self._pooling is None or skips else {self._pooling}
         needs_hidden = not modes <= in_graph or any(task.hidden or task.heads for task in tasks)
         pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)
-        vectors = dict.fromkeys(modes & in_graph, pooled)
-        vectors |= {mode: pool_batch(hidden, batch.starts, batch.sizes, mode, pool_from) for mode in modes - in_graph}
-        # A NaN or an infinity anywhere stays in the sum.
-        if not all(np.isfinite(values.sum()) for values in (hidden, *vectors.values())):
-            raise NonFiniteOutput
-        results = self._heads.run(tasks, hidden, batch.starts, batch.sizes)
-        return [
-            TextVectors(
-                hidden=hidden[None, start : start + size] if task.hidden else None,
-                pooled=None if task.pooling is None else vectors[task.pooling][None, index],
-                **results[index],
-            )
-            for index, (task, start, size) in enumerate(zip(tasks, batch.starts, batch.sizes, strict=True))
-        ]
+        return self._heads.finish(tasks, hidden, batch.starts, batch.sizes, dict.fromkeys(modes & in_graph, pooled))
 
     def _infer(self, batch: VarlenBatch, *, hidden: bool) -> tuple[Floats, Floats]:
         """Return pooled (N, D), empty if the graph does not pool, and hidden (T, D), empty if not requested."""

@@ -1,10 +1,11 @@
 """Heads of a model on top of its encoder: classifiers, token vectors, sparse vectors, words of the vocabulary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attendant_client.types import Pooling
 from threadpoolctl import threadpool_limits
 
 from model.artifact.files import Artifact
@@ -17,15 +18,12 @@ from model.artifact.manifest import (
     TensorRecord,
 )
 from service.engine.backends.sessions import open_cpu_session
-from service.engine.tasks import EncodeTask, HeadName, ModelInput, PredictedWords, SparseEntries, WordQuery
+from service.engine.tasks import EncodeTask, HeadName, ModelInput, PredictedWords, SparseEntries, TextVectors, WordQuery
 from service.engine.vectors import Floats, normalize, pool_batch
 from service.errors import NonFiniteOutput
 
 if TYPE_CHECKING:
     import onnxruntime
-if TYPE_CHECKING:
-    import onnxruntime
-
 
 BLOCK_ENTRIES = 4096
 PREDICTED_ROWS = 8
@@ -63,6 +61,12 @@ class MaskedWords:
         self._last = _open(artifact, head.graph)
         self._earlier = self._last if head.layer_graph is None else _open(artifact, head.layer_graph)
 
+    def predict_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> Iterator[PredictedWords]:
+        """Yield the words of the query of each task, for the hidden states of the last layer."""
+        for task, text in zip(tasks, texts, strict=True):
+            assert task.words is not None
+            yield self.predict(text, task.words, last_layer=True)
+
     def predict(self, hidden: Floats, query: WordQuery, *, last_layer: bool) -> PredictedWords:
         """Return the words at the positions of a query, given the hidden states (T, D) of a layer.
 
@@ -73,7 +77,7 @@ class MaskedWords:
         rows = hidden[list(query.positions)].astype(np.float32, copy=False)
         session = self._last if last_layer else self._earlier
         if session is not None:
-            (rows,) = session.run(None, {"rows": rows})
+            rows = run(session, rows)
         parts = [
             self._rank(rows[start : start + PREDICTED_ROWS], query) for start in range(0, len(rows), PREDICTED_ROWS)
         ]
@@ -124,13 +128,16 @@ class SparseWeights:
 
     def __init__(self, artifact: Artifact, head: SparseHead) -> None:
         self._head = head
-        self._session: onnxruntime.InferenceSession | None = None
-        if head.graph is not None:
-            self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
+        self._session = _open(artifact, head.graph)
         self._projection = None if head.decoder is None else Projection(artifact, head.decoder, head.bias)
         own = head.query_weights
         self._query_weights = None if own is None else np.array(artifact.map(own)[:])
         self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
+
+    def weigh_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> Iterator[SparseEntries]:
+        """Yield the weights of each text."""
+        for task, text in zip(tasks, texts, strict=True):
+            yield self.weigh(task.tokens, text)
 
     def weigh(self, tokens: ModelInput, hidden: Floats) -> SparseEntries:
         """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
@@ -139,7 +146,7 @@ class SparseWeights:
             return self._keep(ids, self._query_weights[ids])
         rows = hidden.astype(np.float32, copy=False)
         if self._session is not None:
-            (rows,) = self._session.run(None, {"rows": rows})
+            rows = run(self._session, rows)
         if self._projection is None:
             ids, weights = self._weigh_tokens(np.array(tokens.input_ids, dtype=np.int32), rows[:, 0])
         else:
@@ -187,9 +194,8 @@ def activate(logits: Floats, activation: SparseActivation) -> Floats:
     return np.log1p(weights) if activation == "log1p_log1p_relu" else weights
 
 
-Results = dict[str, Any]
-"""Fields of `TextVectors`."""
-NO_RESULTS: Results = {}
+Texts = Sequence[Floats]
+"""The hidden states of each text, (T, D)."""
 
 
 class Heads:
@@ -197,58 +203,60 @@ class Heads:
 
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
-        self._classifier = None if manifest.classification is None else Classifier(artifact, manifest.classification)
-        self._words = None if manifest.masked_lm is None else MaskedWords(artifact, manifest.masked_lm)
-        self._sparse = None if manifest.sparse is None else SparseWeights(artifact, manifest.sparse)
-        self._multi_vector = None if manifest.multi_vector is None else TokenVectors(artifact, manifest.multi_vector)
-        tokens = manifest.token_classification
-        self._tokens = None if tokens is None else open_cpu_session(artifact, tokens.graph, 1, arena=False)
+        self._compute: dict[HeadName, tuple[str, Callable[[Sequence[EncodeTask], Texts], Iterable[Any]]]] = {}
+        """The field of `TextVectors` for each head, and what computes its values."""
+        if manifest.classification is not None:
+            self._compute["classification"] = "logits", Classifier(artifact, manifest.classification).logits
+        if manifest.token_classification is not None:
+            session = open_cpu_session(artifact, manifest.token_classification.graph, 1, arena=False)
+            self._compute["token_classification"] = "token_logits", lambda _, texts: (run(session, t) for t in texts)
+        if manifest.multi_vector is not None:
+            self._compute["multi_vector"] = "multi_vector", TokenVectors(artifact, manifest.multi_vector).vectors
+        if manifest.masked_lm is not None:
+            self._compute["masked_lm"] = "words", MaskedWords(artifact, manifest.masked_lm).predict_all
+        if manifest.sparse is not None:
+            self._compute["sparse"] = "sparse", SparseWeights(artifact, manifest.sparse).weigh_all
 
-    def run(
-        self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
-    ) -> list[Results]:
-        """Return the results that each task asks for, given the hidden states (T, D) of all. Raises `NonFiniteOutput`.
+    def finish(
+        self,
+        tasks: Sequence[EncodeTask],
+        hidden: Floats,
+        starts: Sequence[int],
+        sizes: Sequence[int],
+        pooled: Mapping[Pooling, Floats] = {},
+    ) -> list[TextVectors]:
+        """Return what each task asks for, given the hidden states (T, D) of all, and vectors that the graph pooled.
 
-        Operations check that the model has the heads.
+        Operations check that the model has the heads. Raises `NonFiniteOutput`.
         """
-        if not any(task.heads for task in tasks):
-            return [NO_RESULTS] * len(tasks)
-        results: list[Results] = [{} for _ in tasks]
-        if places := _places(tasks, "classification"):
-            assert self._classifier is not None
-            own = [tasks[place] for place in places]
-            logits = self._classifier.logits(own, hidden, _pick(starts, places), _pick(sizes, places))
-            for place, row in zip(places, logits, strict=True):
-                results[place]["logits"] = row
-        for place in _places(tasks, "token_classification"):
-            assert self._tokens is not None
-            rows = hidden[starts[place] : starts[place] + sizes[place]].astype(np.float32, copy=False)
-            (results[place]["token_logits"],) = self._tokens.run(None, {"rows": rows})
-        if places := _places(tasks, "multi_vector"):
-            assert self._multi_vector is not None
-            own = [tasks[place] for place in places]
-            vectors = self._multi_vector.vectors(own, hidden, _pick(starts, places), _pick(sizes, places))
-            for place, rows in zip(places, vectors, strict=True):
-                results[place]["multi_vector"] = rows
-        for place in _places(tasks, "masked_lm"):
-            query = tasks[place].words
-            assert self._words is not None
-            assert query is not None
-            rows = hidden[starts[place] : starts[place] + sizes[place]]
-            results[place]["words"] = self._words.predict(rows, query, last_layer=True)
-        for place in _places(tasks, "sparse"):
-            assert self._sparse is not None
-            rows = hidden[starts[place] : starts[place] + sizes[place]]
-            results[place]["sparse"] = self._sparse.weigh(tasks[place].tokens, rows)
-        return results
+        # A NaN or an infinity anywhere stays in the sum. Padding is computed like any sequence, so it is finite too.
+        if not all(np.isfinite(values.sum()) for values in (hidden, *pooled.values())):
+            raise NonFiniteOutput
+        missing = {task.pooling for task in tasks if task.pooling is not None} - pooled.keys()
+        pool_from = [task.pool_from for task in tasks]
+        pooled = {**pooled, **{mode: pool_batch(hidden, starts, sizes, mode, pool_from) for mode in missing}}
+        texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        results: list[dict[str, Any]] = [{} for _ in tasks]
+        for head, (field, compute) in self._compute.items():
+            places = [place for place, task in enumerate(tasks) if head in task.heads]
+            if places:
+                values = compute([tasks[place] for place in places], [texts[place] for place in places])
+                for place, value in zip(places, values, strict=True):
+                    results[place][field] = value
+        return [
+            TextVectors(
+                hidden=text[None] if task.hidden else None,
+                pooled=None if task.pooling is None else pooled[task.pooling][None, index],
+                **results[index],
+            )
+            for index, (task, text) in enumerate(zip(tasks, texts, strict=True))
+        ]
 
 
-def _places(tasks: Sequence[EncodeTask], head: HeadName) -> list[int]:
-    return [place for place, task in enumerate(tasks) if head in task.heads]
-
-
-def _pick(values: Sequence[int], places: Sequence[int]) -> list[int]:
-    return [values[place] for place in places]
+def run(session: "onnxruntime.InferenceSession", rows: Floats) -> Floats:
+    """Return the output of a head for rows (N, E)."""
+    (output,) = session.run(None, {"rows": rows.astype(np.float32, copy=False)})
+    return output  # type: ignore[no-any-return]
 
 
 class Classifier:
@@ -258,20 +266,18 @@ class Classifier:
         self._head = head
         self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
 
-    def logits(
-        self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
-    ) -> Floats:
-        """Return the logits (N, C) of N sequences in `hidden` (T, D). Raises `NonFiniteOutput`."""
-        pooling = self._head.pooling
+    def logits(self, tasks: Sequence[EncodeTask], texts: Texts) -> Floats:
+        """Return the logits (N, C) of N texts. Raises `NonFiniteOutput`."""
+        pooling, sizes = self._head.pooling, [len(text) for text in texts]
         if pooling == "mean_logits":
-            rows = np.concatenate([hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)])
-            first = np.cumsum([0, *sizes[:-1]])
-            logits = np.add.reduceat(self._run(rows), first, axis=0) / np.array(sizes, np.float32)[:, None]
+            logits = run(self._session, np.concatenate(texts))
+            logits = np.add.reduceat(logits, np.cumsum([0, *sizes[:-1]]), axis=0) / np.array(sizes, np.float32)[:, None]
         elif pooling == "last":
-            places = [start + self._last_place(task) for task, start in zip(tasks, starts, strict=True)]
-            logits = self._run(hidden.take(places, axis=0))
+            rows = [text[self._last_place(task)] for task, text in zip(tasks, texts, strict=True)]
+            logits = run(self._session, np.stack(rows))
         else:
-            logits = self._run(pool_batch(hidden, starts, sizes, pooling, [0] * len(sizes)))
+            rows = [pool_batch(text, [0], [len(text)], pooling, [0]) for text in texts]
+            logits = run(self._session, np.concatenate(rows))
         if not np.isfinite(logits.sum()):
             raise NonFiniteOutput
         return logits
@@ -282,10 +288,6 @@ class Classifier:
         last = len(ids) - 1
         return next((place for place in range(last, -1, -1) if ids[place] != self._head.skipped_token_id), last)
 
-    def _run(self, rows: Floats) -> Floats:
-        (logits,) = self._session.run(None, {"rows": rows.astype(np.float32, copy=False)})
-        return logits  # type: ignore[no-any-return]
-
 
 class TokenVectors:
     """One vector of length 1 per token, in float32."""
@@ -294,15 +296,13 @@ class TokenVectors:
         self._first = int(head.skips_first)
         self._session = open_cpu_session(artifact, head.graph, 1, arena=False)
 
-    def vectors(
-        self, tasks: Sequence[EncodeTask], hidden: Floats, starts: Sequence[int], sizes: Sequence[int]
-    ) -> list[Floats]:
-        """Return the vectors (K, dimensions) of N sequences in `hidden` (T, D)."""
+    def vectors(self, tasks: Sequence[EncodeTask], texts: Texts) -> list[Floats]:
+        """Return the vectors (K, dimensions) of N texts."""
         parts = []
-        for task, start, size in zip(tasks, starts, sizes, strict=True):
-            rows = hidden[start + self._first : start + size]
+        for task, text in zip(tasks, texts, strict=True):
+            rows = text[self._first :]
             if task.tokens.skipped_ids:
                 rows = rows[~np.isin(task.tokens.input_ids[self._first :], task.tokens.skipped_ids)]
             parts.append(rows)
-        (vectors,) = self._session.run(None, {"rows": np.concatenate(parts).astype(np.float32, copy=False)})
+        vectors = run(self._session, np.concatenate(parts))
         return np.split(normalize(vectors), np.cumsum([len(rows) for rows in parts])[:-1])

@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from model.artifact.files import Artifact
@@ -56,108 +55,77 @@ class BackendOptions:
     gpu: Gpu = DEFAULT_GPU
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Selection of a backend for given options, graphs and machine."""
-
-    options: BackendOptions
-    graphs: Collection[str]
-    machine: Machine
-
-    @cached_property
-    def choice(self) -> BackendChoice:
-        """The selected backend. Raises `ConfigError` if the requested one is unavailable."""
-        provider, precision = self.options.provider, self.options.precision
-        if provider in ("auto", "cuda") and precision in ("auto", "float16"):
-            missing = self._missing_for_cuda
-            if missing is None:
-                return self._cuda()
-            if provider == "cuda":
-                raise ConfigError(f'ATTENDANT_PROVIDER: "cuda" is not available: {missing}')
-            if precision == "float16":
-                raise ConfigError(f'ATTENDANT_PRECISION: "float16" requires a CUDA GPU: {missing}')
-        if provider == "cuda" or precision == "float16":
-            raise ConfigError(
-                f'ATTENDANT_PRECISION: "{precision}" is not supported by provider "{provider}". Use "auto".'
-            )
-        if provider == "openvino" and not self.machine.openvino:
-            raise ConfigError('ATTENDANT_PROVIDER: "openvino" is not installed. Use "auto", or: pip install openvino')
-        if precision == "int8":
-            return self._int8()
-        return self._cpu()
-
-    def _cpu(self) -> BackendChoice:
-        cpu, precision = self.machine.cpu, self.options.precision
-        openvino = self.machine.openvino and self.options.provider != "cpu"
-        if precision == "bfloat16":
-            if not openvino:
-                raise ConfigError('ATTENDANT_PRECISION: "bfloat16" requires provider "openvino". Use "float32".')
-            if not cpu.bfloat16:
-                raise ConfigError('ATTENDANT_PRECISION: "bfloat16" requires a CPU with AVX512-BF16 or AMX. Use "auto".')
-            return self._openvino("bfloat16", "fast", "ATTENDANT_PRECISION=bfloat16")
-        if precision == "auto" and openvino and cpu.fast_bfloat16:
-            return self._openvino("bfloat16", "fast", "CPU has AMX" if cpu.amx_bfloat16 else "CPU has AVX512-BF16")
-        reason = f"ATTENDANT_PRECISION={precision}" if precision != "auto" else self._float32_reason
-        if openvino:
-            return self._openvino("float32", "fast", reason)
-        threads = self.options.threads or self.machine.cpus
-        tokens = self.options.max_batch_tokens or ONNXRUNTIME_BATCH_TOKENS
-        return BackendChoice("cpu", "float32", "fast", threads, 1, tokens, reason)
-
-    def _int8(self) -> BackendChoice:
-        if self.options.provider == "cpu" or not self.machine.openvino:
-            raise ConfigError('ATTENDANT_PRECISION: "int8" requires provider "openvino". Use "float32".')
-        if "int8" not in self.graphs:
-            raise ConfigError(f'ATTENDANT_PRECISION: the artifact has no "int8" graph. {EXPORT_HINT} int8')
-        if not self.machine.cpu.vnni:
-            raise ConfigError('ATTENDANT_PRECISION: "int8" requires a CPU with VNNI. Use "auto" or "float32".')
-        return self._openvino("int8", "int8", "ATTENDANT_PRECISION=int8")
-
-    def _openvino(self, precision: Literal["float32", "bfloat16", "int8"], graph: str, reason: str) -> BackendChoice:
-        threads = self.options.threads or self.machine.cpus
-        tokens = self.options.max_batch_tokens or OPENVINO_BATCH_TOKENS
-        return BackendChoice("openvino", precision, graph, threads, 1, tokens, reason)
-
-    def _cuda(self) -> BackendChoice:
-        tokens = self.options.max_batch_tokens or GPU_BATCH_TOKENS
-        return BackendChoice("cuda", "float16", "cuda", 1, 1, tokens, "CUDA GPU found", self.options.gpu)
-
-    @property
-    def _missing_for_cuda(self) -> str | None:
-        """The first unmet requirement for CUDA, with its remedy; None if all are met."""
-        if not self.machine.cuda_build:
-            return "onnxruntime-gpu is not installed. Replace onnxruntime with the gpu extra: pip install '.[gpu]'"
-        if self.options.gpu.device >= self.machine.gpus:
-            return (
-                f"ATTENDANT_GPU_DEVICE is {self.options.gpu.device}, but the driver reports {self.machine.gpus} GPUs."
-            )
-        if "cuda" not in self.graphs:
-            return f'the artifact has no "cuda" graph. {EXPORT_HINT} cuda'
-        return None
-
-    @property
-    def _float32_reason(self) -> str:
-        reasons = []
-        if self.machine.cpu.fast_bfloat16:
-            reasons.append("openvino is not in use, so bfloat16 is not available")
-        elif self.machine.cpu.bfloat16:
-            reasons.append("CPU has AVX512-BF16 but no AMX, so float32 is faster than bfloat16")
-        elif self.machine.cpu.vnni and self.machine.openvino:
-            reasons.append("CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster and less accurate")
-        else:
-            reasons.append("CPU has no bfloat16 support (AVX512-BF16 or AMX)")
-        if "cuda" in self.graphs and self.options.provider == "auto":
-            reasons.append(f"cuda graph unused: {self._missing_for_cuda}")
-        return "; ".join(reasons)
-
-
 def select_backend(options: BackendOptions, graphs: Collection[str], machine: Machine) -> BackendChoice:
-    """Return the backend for these options; raises `ConfigError` if it is not available."""
-    choice = Selection(options, graphs, machine).choice
-    if choice.provider != "cuda" and machine.gpus and options.provider == "auto" and "cuda" not in graphs:
-        reason = f"{choice.reason}; GPU unused: the artifact has no cuda graph"
-        return BackendChoice(**{**choice.__dict__, "reason": reason})
-    return choice
+    """Return the backend for these options; raises `ConfigError` if the requested one is not available."""
+    provider, precision = options.provider, options.precision
+    if provider in ("auto", "cuda") and precision in ("auto", "float16"):
+        missing = _missing_for_cuda(options, graphs, machine)
+        if missing is None:
+            tokens = options.max_batch_tokens or GPU_BATCH_TOKENS
+            return BackendChoice("cuda", "float16", "cuda", 1, 1, tokens, "CUDA GPU found", options.gpu)
+        if provider == "cuda":
+            raise ConfigError(f'ATTENDANT_PROVIDER: "cuda" is not available: {missing}')
+        if precision == "float16":
+            raise ConfigError(f'ATTENDANT_PRECISION: "float16" requires a CUDA GPU: {missing}')
+    _check_cpu(options, graphs, machine)
+    openvino = machine.openvino and provider != "cpu"
+    chosen, reason = _cpu_precision(options, graphs, machine)
+    if machine.gpus and provider == "auto" and "cuda" not in graphs:
+        reason += "; GPU unused: the artifact has no cuda graph"
+    tokens = options.max_batch_tokens or (OPENVINO_BATCH_TOKENS if openvino else ONNXRUNTIME_BATCH_TOKENS)
+    graph = "int8" if chosen == "int8" else "fast"
+    threads = options.threads or machine.cpus
+    return BackendChoice("openvino" if openvino else "cpu", chosen, graph, threads, 1, tokens, reason)
+
+
+def _missing_for_cuda(options: BackendOptions, graphs: Collection[str], machine: Machine) -> str | None:
+    """Return the first unmet requirement for CUDA, with its remedy; None if all are met."""
+    if not machine.cuda_build:
+        return "onnxruntime-gpu is not installed. Replace onnxruntime with the gpu extra: pip install '.[gpu]'"
+    if options.gpu.device >= machine.gpus:
+        return f"ATTENDANT_GPU_DEVICE is {options.gpu.device}, but the driver reports {machine.gpus} GPUs."
+    if "cuda" not in graphs:
+        return f'the artifact has no "cuda" graph. {EXPORT_HINT} cuda'
+    return None
+
+
+def _check_cpu(options: BackendOptions, graphs: Collection[str], machine: Machine) -> None:
+    """Raise `ConfigError` unless the requested provider and precision are available on this CPU."""
+    provider, precision = options.provider, options.precision
+    if provider == "cuda" or precision == "float16":
+        raise ConfigError(f'ATTENDANT_PRECISION: "{precision}" is not supported by provider "{provider}". Use "auto".')
+    if provider == "openvino" and not machine.openvino:
+        raise ConfigError('ATTENDANT_PROVIDER: "openvino" is not installed. Use "auto", or: pip install openvino')
+    if precision in ("bfloat16", "int8") and (provider == "cpu" or not machine.openvino):
+        raise ConfigError(f'ATTENDANT_PRECISION: "{precision}" requires provider "openvino". Use "float32".')
+    if precision == "bfloat16" and not machine.cpu.bfloat16:
+        raise ConfigError('ATTENDANT_PRECISION: "bfloat16" requires a CPU with AVX512-BF16 or AMX. Use "auto".')
+    if precision == "int8" and "int8" not in graphs:
+        raise ConfigError(f'ATTENDANT_PRECISION: the artifact has no "int8" graph. {EXPORT_HINT} int8')
+    if precision == "int8" and not machine.cpu.vnni:
+        raise ConfigError('ATTENDANT_PRECISION: "int8" requires a CPU with VNNI. Use "auto" or "float32".')
+
+
+def _cpu_precision(
+    options: BackendOptions, graphs: Collection[str], machine: Machine
+) -> tuple[Literal["bfloat16", "float32", "int8"], str]:
+    """Return the precision on this CPU, and the reason for it."""
+    precision, cpu = options.precision, machine.cpu
+    if precision in ("bfloat16", "float32", "int8"):
+        return precision, f"ATTENDANT_PRECISION={precision}"
+    if cpu.fast_bfloat16 and machine.openvino and options.provider != "cpu":
+        return "bfloat16", "CPU has AMX" if cpu.amx_bfloat16 else "CPU has AVX512-BF16"
+    if cpu.fast_bfloat16:
+        reason = "openvino is not in use, so bfloat16 is not available"
+    elif cpu.bfloat16:
+        reason = "CPU has AVX512-BF16 but no AMX, so float32 is faster than bfloat16"
+    elif cpu.vnni and machine.openvino:
+        reason = "CPU has VNNI but no bfloat16 support: ATTENDANT_PRECISION=int8 is faster and less accurate"
+    else:
+        reason = "CPU has no bfloat16 support (AVX512-BF16 or AMX)"
+    if "cuda" in graphs and options.provider == "auto":
+        reason += f"; cuda graph unused: {_missing_for_cuda(options, graphs, machine)}"
+    return "float32", reason
 
 
 def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTask, TextVectors]:
