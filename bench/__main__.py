@@ -5,10 +5,10 @@ BENCH=quick is a short run without peers, PEERS=0 omits the peers from a full ru
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from bench import report
 from bench.accuracy import judge_accuracy, measure_accuracy, measure_int8
@@ -18,6 +18,7 @@ from bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alt
 from bench.costs import FLOODED, OTHER, measure_apis, measure_models, measure_option, serving_tls, serving_traces
 from bench.fairness import measure_fairness
 from bench.limit import Limit
+from bench.load import progress
 from bench.machine import Machine, load_average
 from bench.open_loop import Offered, allow_connections
 from bench.overload import judge_overload, measure_overload
@@ -29,7 +30,7 @@ from bench.startup import measure_start, resident_mib
 from bench.targets import Verdict, all_passed, judge, not_measured
 from bench.verdicts import judge_figures
 from bench.workloads import Corpus, read_corpus
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 
 SECTIONS = (
     "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
@@ -66,6 +67,14 @@ FULL = BenchConfig(
 )  # fmt: skip
 
 
+class Figures(Protocol):
+    """The results of a section."""
+
+    def describe(self) -> str: ...
+
+    def verdicts(self) -> list[Verdict]: ...
+
+
 @dataclass
 class BenchContext:
     """A run's machine, texts, limit and results."""
@@ -85,8 +94,8 @@ class BenchContext:
         machine, model = Machine.read(), Model.default()
         corpus = read_corpus(model.tokenizer())
         progress(f"{machine.describe()}\n{corpus.describe()}\n{load_average()}")
-        limit = Limit(model, machine.cores, machine.has_bfloat16, progress)
-        limit.calibrate([text for text, _ in corpus.sentences[:CALIBRATION_TEXTS]], config.calibration_s, progress)
+        limit = Limit(model, machine.cores, machine.has_bfloat16)
+        limit.calibrate([text for text, _ in corpus.sentences[:CALIBRATION_TEXTS]], config.calibration_s)
         context = cls(config, machine, model, corpus, limit)
         context.record |= {
             "machine": asdict(machine),
@@ -104,13 +113,18 @@ class BenchContext:
     def passages(self) -> list[str]:
         return [text for text, _ in self.corpus.passages]
 
+    def serving(self, **options: object) -> AbstractContextManager[RunningServer]:
+        """Serve the default model inside a `with` block."""
+        return serving(model_dir=self.model.directory, **options)
+
     def add(self, name: str, result: object, verdicts: Sequence[Verdict]) -> None:
         self.record[name] = _plain(result)
         self.verdicts += verdicts
 
-
-def progress(line: str) -> None:
-    print(line, flush=True)
+    def report(self, name: str, figures: Figures) -> None:
+        """Print the figures of a section, and add them."""
+        progress(figures.describe())
+        self.add(name, figures, figures.verdicts())
 
 
 def _plain(value: object) -> object:
@@ -146,15 +160,13 @@ def run(config: BenchConfig, sections: Sequence[str], peers: bool, readme_plots:
     allow_connections()
     context = BenchContext.prepare(config)
     if "START" in sections:
-        start = measure_start(context.model.directory, config.starts)
-        context.add("start", start, start.verdicts())
-        progress(start.describe())
+        context.report("start", measure_start(context.model.directory, config.starts))
     figures = measure_workloads(context, sections, peers)
     offered: list[Offered] = []
     if "OL" in sections:
-        with serving(context) as server:
+        with context.serving() as server:
             offered = measure_ol(context, server, figures)
-    with serving(context) as server:  # a fresh server, because the overload inflated the memory of the previous one
+    with context.serving() as server:  # a fresh server, because the overload inflated the memory of the previous one
         measure_sections(context, sections, server)
     medians = [
         figure
@@ -182,11 +194,11 @@ def measure_workloads(context: BenchContext, sections: Sequence[str], peers: boo
         return figures
     config, texts = context.config, [*context.sentences[:64], *context.passages[:8]]
     skipped: dict[str, str] = {}
-    with serving(context) as server, ExitStack() as stack:
+    with context.serving() as server, ExitStack() as stack:
         own = System.attendant(server)
         systems = [own]
         if peers:
-            others, skipped = stack.enter_context(serving_peers(texts, context.limit.reference(texts), progress))
+            others, skipped = stack.enter_context(serving_peers(texts, context.limit.reference(texts)))
             systems += others
         for number in range(config.rounds):
             turn = number % len(systems)
@@ -222,7 +234,7 @@ def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[F
         own = System.attendant(server)
         (figure,) = measure(BY_NAME["W1 c=64"], [own], context.limit, context.corpus, context.config.seconds)
     offered = measure_overload(
-        server, context.sentences, figure.texts_per_second, context.config.overload_s, max_queue_ms(), progress
+        server, context.sentences, figure.texts_per_second, context.config.overload_s, max_queue_ms()
     )
     context.add("offered", offered, judge_overload(offered, max_queue_ms()))
     return offered
@@ -230,49 +242,39 @@ def measure_ol(context: BenchContext, server: RunningServer, figures: Sequence[F
 
 def measure_sections(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
     """Measure the sections that only need a server."""
-    config = context.config
+    config, sentences, directory = context.config, context.sentences, context.model.directory
+    seconds, rounds = config.seconds, config.rounds
     if "A1" in sections:
         passage = next(text for text, size in context.corpus.passages if size > NORM_TOKENS)
-        attention = measure_attention(server, context.sentences, passage, config.seconds, config.rounds)
-        progress(attention.describe())
-        context.add("attention", attention, attention.verdicts())
+        context.report("attention", measure_attention(server, sentences, passage, seconds, rounds))
     if "FAIR" in sections:
-        fairness = measure_fairness(server, context.sentences, context.passages, config.fairness_s, progress)
-        context.add("fairness", fairness, fairness.verdicts())
+        context.report("fairness", measure_fairness(server, sentences, context.passages, config.fairness_s))
     if "API" in sections:
-        apis = measure_apis(server, context.sentences, config.seconds, 2 * config.rounds, progress)
-        context.add("apis", apis, apis.verdicts())
+        context.report("apis", measure_apis(server, sentences, seconds, 2 * rounds))
     if "MODELS" in sections:
-        directory = context.model.directory
-        with serving(context, models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
-            several = measure_models(two, context.sentences, config.seconds, 2 * config.rounds, progress)
-        context.add("models", several, several.verdicts())
+        with context.serving(models=f"{FLOODED}={directory},{OTHER}={directory}") as two:
+            context.report("models", measure_models(two, sentences, seconds, 2 * rounds))
     measure_options(context, sections, server)
     if "EMBED" in sections:
-        embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit, progress)
-        context.add("embed", embed, embed.verdicts())
+        embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit)
+        context.report("embed", embed)
     if "LIVEZ" in sections:
-        responsiveness = measure_responsiveness(server, progress)
-        context.add("responsiveness", responsiveness, responsiveness.verdicts())
+        context.report("responsiveness", measure_responsiveness(server))
     if "SCALING" in sections:
-        scaling = measure_scaling(
-            server, context.corpus, context.model.tokenizer(), config.scaling_s, config.rounds, progress
-        )
-        context.scaling = scaling
-        context.add("scaling", scaling, scaling.verdicts())
+        tokenizer = context.model.tokenizer()
+        context.scaling = measure_scaling(server, context.corpus, tokenizer, config.scaling_s, rounds)
+        context.report("scaling", context.scaling)
     if {"ACCURACY", "INT8"} & set(sections):
         measure_precisions(context, sections, server)
 
 
 def measure_options(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
     """Measure what TLS and traces cost."""
-    config = context.config
+    seconds, rounds = context.config.seconds, 2 * context.config.rounds
     for name, serving_option in (("tls", serving_tls), ("traces", serving_traces)):
         if name.upper() in sections:
             with serving_option(context.model.directory) as other:
-                figures = measure_option(name, server, other, context.sentences, config.seconds, 2 * config.rounds)
-            progress(figures.describe())
-            context.add(name, figures, figures.verdicts())
+                context.report(name, measure_option(name, server, other, context.sentences, seconds, rounds))
 
 
 def measure_precisions(context: BenchContext, sections: Sequence[str], server: RunningServer) -> None:
@@ -286,13 +288,12 @@ def measure_precisions(context: BenchContext, sections: Sequence[str], server: R
         cosines = measure_accuracy(server.rest, texts, reference)
         context.add("cosines", {precision: cosines}, judge_accuracy(cosines, precision, len(texts)))
         if precision != "float32":
-            with serving(context, precision="float32") as other:
+            with context.serving(precision="float32") as other:
                 cosines = measure_accuracy(other.rest, texts, reference)
             context.add("cosines_float32", cosines, judge_accuracy(cosines, "float32", len(texts)))
     if "INT8" in sections:
         if context.machine.has_vnni:
-            int8 = measure_int8(texts, reference, config.seconds, config.rounds, progress)
-            context.add("int8", int8, int8.verdicts())
+            context.report("int8", measure_int8(texts, reference, config.seconds, config.rounds))
         else:
             context.add("int8", None, [not_measured("int8_rate", "this CPU has no VNNI")])
 
@@ -300,16 +301,6 @@ def measure_precisions(context: BenchContext, sections: Sequence[str], server: R
 def spread(texts: Sequence[str], count: int) -> list[str]:
     """Return `count` evenly spaced texts, which cover all lengths."""
     return [texts[number * len(texts) // count] for number in range(count)]
-
-
-@contextmanager
-def serving(context: BenchContext, **options: object) -> Iterator[RunningServer]:
-    """Serve the default model inside a `with` block."""
-    server = start_server(model_dir=context.model.directory, **options)
-    try:
-        yield server
-    finally:
-        stop_server(server)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.closed_loop import BY_NAME, System, send
-from bench.load import bodies_file
+from bench.load import bodies_file, progress
 from bench.project import encode_body, export_int8
 from bench.targets import Verdict, judge
-from tests.conftest import start_server, stop_server
+from tests.conftest import serving
 
 GROUP, CLIENTS = 32, 4
 SEED = 20_263
@@ -95,31 +95,26 @@ class Int8Figures:
         )
 
 
-def measure_int8(
-    texts: Sequence[str], reference: Vectors, seconds: float, rounds: int, progress: Callable[[str], None]
-) -> Int8Figures:
+def measure_int8(texts: Sequence[str], reference: Vectors, seconds: float, rounds: int) -> Int8Figures:
     """Export, serve int8 and float32, alternate W32 between them, and compare vectors with `reference`, (N, D)."""
     progress("exporting with int8")
     with tempfile.TemporaryDirectory(prefix="bench-int8-") as scratch:
         directory = Path(scratch) / "artifact"
         export_s = export_int8(directory)
         digest = (directory / "manifest.sha256").read_text().strip()
-        servers = [start_server(model_dir=directory, precision=precision) for precision in ("int8", "float32")]
-        try:
-            groups = [texts[at : at + W32.texts] for at in range(0, len(texts) - W32.texts + 1, W32.texts)]
-            rates: list[list[float]] = [[], []]
-            with bodies_file([encode_body(group) for group in groups]) as bodies:
-                for _ in range(rounds):
-                    for place, server in enumerate(servers):
-                        rates[place].append(send(W32, System.attendant(server), bodies, seconds).per_second * W32.texts)
-            packed = encode(servers[0].rest, texts)
-            alone = encode(servers[0].rest, texts, group=1, clients=1)
-        finally:
-            for server in servers:
-                stop_server(server)
+        groups = [texts[at : at + W32.texts] for at in range(0, len(texts) - W32.texts + 1, W32.texts)]
+        rates: list[list[float]] = [[], []]
+        with (
+            serving(model_dir=directory, precision="int8") as int8,
+            serving(model_dir=directory, precision="float32") as float32,
+            bodies_file([encode_body(group) for group in groups]) as bodies,
+        ):
+            for _ in range(rounds):
+                for place, server in enumerate((int8, float32)):
+                    rates[place].append(send(W32, System.attendant(server), bodies, seconds).per_second * W32.texts)
+            packed = encode(int8.rest, texts)
+            alone = encode(int8.rest, texts, group=1, clients=1)
     rate, float32_rate = np.median(rates, axis=1).tolist()
-    figures = Int8Figures(
+    return Int8Figures(
         export_s, digest, rate, float32_rate, min_cosine(packed, reference), min_cosine(alone, packed), len(texts)
     )
-    progress(figures.describe())
-    return figures

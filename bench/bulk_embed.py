@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -67,9 +67,7 @@ class EmbedFigures:
         return f"attendant embed, {self.rows:,} rows: {shown}; {self.share:.2f} of the limit"
 
 
-def measure_embed(
-    model: Model, sentences: Sequence[tuple[str, int]], rows: int, limit: Limit, progress: Callable[[str], None]
-) -> EmbedFigures:
+def measure_embed(model: Model, sentences: Sequence[tuple[str, int]], rows: int, limit: Limit) -> EmbedFigures:
     """Embed a file of `rows` sentences with the command's own engine, and with two workers of a local Ray cluster."""
     chosen = list(islice(cycle(sentences), rows))
     with tempfile.TemporaryDirectory() as directory:
@@ -83,9 +81,7 @@ def measure_embed(
         if has_ray():
             ray = run_embed(model, source, Path(directory) / "ray.npy", "--ray", "--ray-workers", str(RAY_WORKERS))
     mean = sum(tokens for _, tokens in chosen) / rows
-    figures = EmbedFigures(rows, mean, (before + after) / 2, plain, ray)
-    progress(figures.describe())
-    return figures
+    return EmbedFigures(rows, mean, (before + after) / 2, plain, ray)
 
 
 def run_embed(model: Model, source: Path, target: Path, *options: str) -> Run:

@@ -18,7 +18,7 @@ from bench.load import GZIP, Answered, Load, bodies_file, run_wrk, started_wrk, 
 from bench.machine import Machine, load_average
 from bench.project import Model, attend_body, encode_body
 from bench.workloads import read_corpus
-from tests.conftest import start_server, stop_server
+from tests.conftest import serving
 
 CONNECTIONS = 4
 SECONDS = 8.0
@@ -56,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         keys = Path(folder, "keys")
         keys.write_text("".join(f"{name}:{hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("a", "b")))
-        server = start_server(api_keys_file=keys)
-        stack.callback(stop_server, server)
+        server = stack.enter_context(serving(api_keys_file=keys))
         passages = [corpus.passages[place % len(corpus.passages)][0] for place in range(BULK_TEXTS)]
         bodies = {
             "sentence": [encode_body([text]) for text, _ in corpus.sentences],

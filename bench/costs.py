@@ -16,9 +16,12 @@ from bench.load import GZIP, Answered, Load, bodies_file, run_wrk, started_wrk, 
 from bench.project import encode_body, served_name
 from bench.targets import Verdict, judge
 from tests.certificates import Identity
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 
-TEXTS, CONNECTIONS = 32, 4
+TEXTS = 32
+FEW, MANY = 4, 64
+"""Numbers of connections."""
+WARM_UP_S = 1.0
 NATIVE = "native"
 
 
@@ -40,12 +43,10 @@ class ApiFigures:
 
     def describe(self) -> str:
         costs = ", ".join(f"{api} {self.cost(api):.2f}" for api in self.per_second if api != NATIVE)
-        return f"time of W32 c={CONNECTIONS} relative to the native API: {costs}"
+        return f"time of W32 c={FEW} relative to the native API: {costs}"
 
 
-def measure_apis(
-    server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int, progress: Callable[[str], None]
-) -> ApiFigures:
+def measure_apis(server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int) -> ApiFigures:
     """Send the same texts through each API, alternating."""
     batches = [sentences[start : start + TEXTS] for start in range(0, len(sentences) - TEXTS, TEXTS)]
     infer = f"/v2/models/{served_name(server.rest)}/infer"
@@ -55,23 +56,21 @@ def measure_apis(
         "oip": (infer, lambda texts: infer_body(texts, binary=False)),
         "oip_binary": (infer, lambda texts: infer_body(texts, binary=True)),
     }
-    figures = ApiFigures({api: [] for api in requests}, 0)
+    rates: dict[str, list[float]] = {api: [] for api in requests}
     failed = 0
     with ExitStack() as stack:
         loads = {
-            api: Load(server.rest + path, CONNECTIONS, stack.enter_context(bodies_file([make(b) for b in batches])))
+            api: Load(server.rest + path, FEW, stack.enter_context(bodies_file([make(b) for b in batches])))
             for api, (path, make) in requests.items()
         }
         for load in loads.values():
-            run_wrk(load, 1)
+            run_wrk(load, WARM_UP_S)
         for _ in range(rounds):
             for api, load in loads.items():
                 answered = run_wrk(load, seconds)
-                figures.per_second[api].append(answered.per_second)
+                rates[api].append(answered.per_second)
                 failed += answered.failed
-    figures = ApiFigures(figures.per_second, failed)
-    progress(figures.describe())
-    return figures
+    return ApiFigures(rates, failed)
 
 
 def infer_body(texts: Sequence[str], *, binary: bool) -> dict[str, Any]:
@@ -80,10 +79,6 @@ def infer_body(texts: Sequence[str], *, binary: bool) -> dict[str, Any]:
         "inputs": [{"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": list(texts)}],
         "outputs": [{"name": "pooled", "parameters": {"binary_data": binary}}],
     }
-
-
-CONNECTIONS = 64
-WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -105,18 +100,13 @@ class OptionFigures:
 
     def describe(self) -> str:
         return (
-            f"W1 c={CONNECTIONS} with {self.name} {median(self.with_option):.0f} texts/s, "
+            f"W1 c={MANY} with {self.name} {median(self.with_option):.0f} texts/s, "
             f"without {median(self.without):.0f}, share {self.share:.3f}"
         )
 
 
-def measure_option(  # what is compared, and how long  # what is compared, and how long
-    name: str,
-    server: RunningServer,
-    other: RunningServer,
-    sentences: Sequence[str],
-    seconds: float,
-    rounds: int,
+def measure_option(
+    name: str, server: RunningServer, other: RunningServer, sentences: Sequence[str], seconds: float, rounds: int
 ) -> OptionFigures:
     """Send the same texts to `server` and to `other`, which has the option; the one that is first alternates."""
     without: list[float] = []
@@ -126,7 +116,7 @@ def measure_option(  # what is compared, and how long  # what is compared, and h
         pairs = [(server, without), (other, with_option)]
         for number in range(rounds):
             for target, rates in pairs[:: -1 if number % 2 else 1]:
-                load = Load(f"{target.rest}/v1/encode", CONNECTIONS, bodies, GZIP)
+                load = Load(f"{target.rest}/v1/encode", MANY, bodies, GZIP)
                 run_wrk(load, WARM_UP_S)
                 answered = run_wrk(load, seconds)
                 rates.append(answered.per_second)
@@ -142,11 +132,9 @@ def serving_tls(model_dir: Path) -> Iterator[RunningServer]:
         for name, content in (("cert", identity.pem), ("key", identity.key_pem)):
             (Path(folder) / name).write_bytes(content)
             (Path(folder) / name).chmod(0o600)
-        server = start_server(model_dir=model_dir, tls_cert_file=f"{folder}/cert", tls_key_file=f"{folder}/key")
-        try:
+        files = {"tls_cert_file": f"{folder}/cert", "tls_key_file": f"{folder}/key"}
+        with serving(model_dir=model_dir, **files) as server:
             yield server
-        finally:
-            stop_server(server)
 
 
 @contextmanager
@@ -155,13 +143,10 @@ def serving_traces(model_dir: Path) -> Iterator[RunningServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
-        with patch.dict(os.environ, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf"):
-            server = start_server(model_dir=model_dir)
-        try:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+        with patch.dict(os.environ, variables), serving(model_dir=model_dir) as server:
             yield server
-        finally:
-            stop_server(server)
-            receiver.shutdown()
+        receiver.shutdown()
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -177,8 +162,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 FLOODED, OTHER = "flooded", "other"
-CONNECTIONS, FLOOD_CONNECTIONS = 4, 16
-FLOOD_TEXTS = 32
+FLOOD_CONNECTIONS = 16
 
 
 @dataclass(frozen=True)
@@ -201,28 +185,25 @@ class ModelFigures:
         alone, beside = (
             ", ".join(f"{figure.p99_ms:.0f}" for figure in figures) for figures in (self.alone, self.beside)
         )
-        return f"W1 c={CONNECTIONS} of one model: p99 {alone} ms alone, {beside} ms beside a flood of another one"
+        return f"W1 c={FEW} of one model: p99 {alone} ms alone, {beside} ms beside a flood of another one"
 
 
-def measure_models(
-    server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int, progress: Callable[[str], None]
-) -> ModelFigures:
+def measure_models(server: RunningServer, sentences: Sequence[str], seconds: float, rounds: int) -> ModelFigures:
     """Measure a server with two models in alternating rounds."""
     url = f"{server.rest}/v1/encode"
-    starts = range(0, len(sentences) - FLOOD_TEXTS, FLOOD_TEXTS)
-    flood_bodies = [{"inputs": sentences[start : start + FLOOD_TEXTS], "model": FLOODED} for start in starts]
+    starts = range(0, len(sentences) - TEXTS, TEXTS)
+    flood_bodies = [{"inputs": sentences[start : start + TEXTS], "model": FLOODED} for start in starts]
     figures = ModelFigures([], [])
     with (
         bodies_file([{"inputs": [text], "model": OTHER} for text in sentences]) as single,
         bodies_file(flood_bodies) as flood,
     ):
-        load = Load(url, CONNECTIONS, single, GZIP)
-        run_wrk(load, 1)
+        load = Load(url, FEW, single, GZIP)
+        run_wrk(load, WARM_UP_S)
         for _ in range(rounds):
             figures.alone.append(run_wrk(load, seconds))
             with started_wrk(Load(url, FLOOD_CONNECTIONS, flood, GZIP), 2 * seconds + 5) as wrk:
-                run_wrk(load, 1)
+                run_wrk(load, WARM_UP_S)
                 figures.beside.append(run_wrk(load, seconds))
                 wrk_result(wrk, stop=True)
-    progress(figures.describe())
     return figures

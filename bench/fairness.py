@@ -1,6 +1,6 @@
 """Fairness (C14): single sentences while one client sends requests of 256 passages back to back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.bulk_load import BulkFigure
@@ -57,7 +57,6 @@ def measure_fairness(
     sentences: Sequence[str],
     passages: Sequence[str],
     seconds: float,
-    progress: Callable[[str], None],
 ) -> FairnessFigures:
     """Measure each client alone, then both together. W1 runs until the bulk client's last request ends."""
     url = f"{server.rest}/v1/encode"
@@ -74,9 +73,7 @@ def measure_fairness(
             with started_wrk(Load(url, connections, w1, GZIP), MAX_S) as wrk:
                 bulk_beside = _run_bulk(url, bulk, seconds)
                 pairs.append((wrk_result(wrk, stop=True), bulk_beside))
-    figures = FairnessFigures(single_alone, bulk_alone, *pairs[0], *pairs[1])
-    progress(figures.describe())
-    return figures
+    return FairnessFigures(single_alone, bulk_alone, *pairs[0], *pairs[1])
 
 
 def _run_bulk(url: str, bodies: str, seconds: float) -> BulkFigure:

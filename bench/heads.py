@@ -71,8 +71,8 @@ def measure_rerank(folder: Path) -> bool:
     save(transformers.BertForSequenceClassification(config), source)
     export_silently(source, artifact)
     documents = make_documents(Model(artifact))
-    limit = Limit(Model(artifact), Machine.read().cores, detect_cpu().fast_bfloat16, print)
-    limit.calibrate(documents[:8], 1.0, print)
+    limit = Limit(Model(artifact), Machine.read().cores, detect_cpu().fast_bfloat16)
+    limit.calibrate(documents[:8], 1.0)
     export_logits(source)
     tokens = DOCUMENTS * PAIR_TOKENS
     shares: list[float] = []
@@ -117,7 +117,7 @@ def start_peer(
 ) -> Callable[[], float] | None:
     """Start a peer; return a function that ranks once and returns the duration, or None if it is not available."""
     try:
-        environment.install(print)
+        environment.install()
     except PeerError as error:
         print(f"{name}: skipped: {error}")
         return None

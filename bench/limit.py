@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from bench.load import progress
 from bench.project import Model
 from service.engine.backends.openvino import HINTS, import_openvino
 
@@ -25,7 +26,6 @@ REMEASURED = 3
 
 Inputs = dict[str, NDArray[np.int64]]
 Run = Callable[[Inputs], NDArray[np.float32]]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LimitFigure:
 class Limit:
     """Backends of this machine, calibrated once."""
 
-    def __init__(self, model: Model, cores: int, bfloat16: bool, progress: Progress) -> None:
+    def __init__(self, model: Model, cores: int, bfloat16: bool) -> None:
         self._tokenizer = model.tokenizer()
         self._vocabulary_size = model.vocab_size
         self._single = [onnxruntime_backend(model, cores, streams=1)]
@@ -108,7 +108,7 @@ class Limit:
         """The fastest correct backend."""
         return self._best[0][0]
 
-    def calibrate(self, texts: Sequence[str], seconds: float, progress: Progress) -> None:
+    def calibrate(self, texts: Sequence[str], seconds: float) -> None:
         """Measure each backend on each shape for `seconds`, and its minimum cosine over `texts`."""
         reference = self.reference(texts)
         correct, rates = [], {}

@@ -19,6 +19,10 @@ CLOSE = {"connection": "close"}
 END_TIMEOUT_S = 10
 
 
+def progress(line: str) -> None:
+    print(line, flush=True)
+
+
 class LoadError(Exception):
     """A sender failed. The message names it."""
 

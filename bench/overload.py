@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bench.load import GZIP, Load, bodies_file
+from bench.load import GZIP, Load, bodies_file, progress
 from bench.open_loop import Offered, run_open
 from bench.project import encode_body
 from bench.targets import Verdict, judge
@@ -22,7 +22,6 @@ def measure_overload(
     capacity: float,
     seconds: float,
     queue_ms: int,
-    progress: Callable[[str], None],
 ) -> list[Offered]:
     """Offer increasing multiples of `capacity` (requests per second), each for `seconds` after the queue has filled."""
     results = []

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bench.accuracy import min_cosine
 from bench.closed_loop import System
-from bench.load import ROOT, started
+from bench.load import ROOT, progress, started
 from bench.project import checkpoint_directory
 
 HOME = ROOT / "bench-peers"
@@ -31,7 +31,6 @@ INSTALL_TIMEOUT_S, PREPARE_TIMEOUT_S, START_TIMEOUT_S, STEP_S = 1800, 300, 180, 
 MIN_COSINE = 0.999
 MODEL_NAME = "peer"
 
-Progress = Callable[[str], None]
 Paths = Mapping[str, str]
 
 
@@ -56,7 +55,7 @@ class Environment:
     def python(self) -> Path:
         return self.directory / "bin" / "python"
 
-    def install(self, progress: Progress) -> None:
+    def install(self) -> None:
         """Install the requirements unless the same ones are installed already. Raises `PeerError`."""
         requirements, marker = (
             "\n".join((*self.requirements, *(f"not {name}" for name in self.removed))),
@@ -67,11 +66,11 @@ class Environment:
         HOME.mkdir(exist_ok=True)
         progress(f"{self.name}: creating an environment in {self.directory.relative_to(ROOT)}")
         log = HOME / f"{self.name}.install.log"
-        _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S, progress)
+        _run([sys.executable, "-m", "venv", "--clear", str(self.directory)], log, INSTALL_TIMEOUT_S)
         pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-        _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S, progress)
+        _run([*pip, *self.requirements], log, INSTALL_TIMEOUT_S)
         if self.removed:
-            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S, progress)
+            _run([str(self.python), "-m", "pip", "uninstall", "--yes", *self.removed], log, INSTALL_TIMEOUT_S)
         marker.write_text(requirements)
 
 
@@ -145,7 +144,7 @@ PEERS = (
 
 @contextmanager
 def serving_peers(
-    texts: Sequence[str], reference: NDArray[np.float64], progress: Progress
+    texts: Sequence[str], reference: NDArray[np.float64]
 ) -> Iterator[tuple[list[System], dict[str, str]]]:
     """Start the peers. Yield the ones whose vectors match `reference`, (N, D), and the reasons why others were
     skipped.
@@ -155,7 +154,7 @@ def serving_peers(
     with ExitStack() as stack:
         for peer in PEERS:
             try:
-                system = _start(peer, stack, progress)
+                system = _start(peer, stack)
                 cosine = min_cosine(_vectors(system, texts), reference)
                 if not cosine >= MIN_COSINE:
                     raise PeerError(f"wrong vectors: smallest cosine {cosine:.5f}, limit {MIN_COSINE}")
@@ -168,10 +167,10 @@ def serving_peers(
         yield systems, reasons
 
 
-def _start(peer: Peer, stack: ExitStack, progress: Progress) -> System:
+def _start(peer: Peer, stack: ExitStack) -> System:
     """Install, prepare and start a peer, and wait until it responds. The exit stack stops its process."""
     HOME.mkdir(exist_ok=True)
-    peer.environment.install(progress)
+    peer.environment.install()
     # Some peers write to the model directory, so each one gets a copy.
     model = HOME / "models" / peer.name.replace(" ", "-")
     if not (model / "config.json").is_file():
@@ -183,7 +182,7 @@ def _start(peer: Peer, stack: ExitStack, progress: Progress) -> System:
     log.unlink(missing_ok=True)
     if peer.prepare and not (model / peer.prepared).is_file():
         progress(f"{peer.name}: creating {peer.prepared}")
-        _run(_fill(peer.prepare, paths), log, PREPARE_TIMEOUT_S, progress)
+        _run(_fill(peer.prepare, paths), log, PREPARE_TIMEOUT_S)
     progress(f"{peer.name}: starting")
     out = stack.enter_context(log.open("a"))
     command = _fill(peer.command, paths)
@@ -227,7 +226,7 @@ def _fill(command: Sequence[str], paths: Paths) -> list[str]:
     return [word.format_map(paths) for word in command]
 
 
-def _run(command: Sequence[str], log: Path, timeout_s: float, progress: Progress) -> None:
+def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
     """Run a command and report its progress. Raises `PeerError`."""
     started_at = time.monotonic()
     with log.open("a") as out, started(command, env=_environment(), stdout=out, stderr=subprocess.STDOUT) as process:

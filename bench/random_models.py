@@ -1,8 +1,8 @@
 """Models of real sizes with random weights, exported and served."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import transformers
 
 from bench.project import checkpoint_directory
 from model.export.export import Variants, export
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -30,14 +30,9 @@ def export_silently(source: Path, artifact: Path) -> None:
     )  # fmt: skip
 
 
-@contextmanager
-def served(artifact: Path, **options: Any) -> Iterator[RunningServer]:
-    """Serve an artifact with a long queue."""
-    server = start_server(model_dir=artifact, max_queue_ms=60_000, **options)
-    try:
-        yield server
-    finally:
-        stop_server(server)
+def served(artifact: Path, **options: Any) -> AbstractContextManager[RunningServer]:
+    """Serve an artifact with a long queue inside a `with` block."""
+    return serving(model_dir=artifact, max_queue_ms=60_000, **options)
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +104,7 @@ def worst_requests() -> dict[str, tuple[str, Any]]:
     }  # fmt: skip
 
 
-def measure_responsiveness(server: RunningServer, progress: Callable[[str], None]) -> Responsiveness:
+def measure_responsiveness(server: RunningServer) -> Responsiveness:
     """Send each request once while the probe runs."""
     with httpx.Client(base_url=server.rest, timeout=120) as client:
         with probing(server.rest) as idle:
@@ -127,9 +126,7 @@ def measure_responsiveness(server: RunningServer, progress: Callable[[str], None
             timing = client.post("/v1/encode", json=body).headers["server-timing"]
             stages = dict(stage.strip().split(";dur=") for stage in timing.split(","))
             prepared.append(float(stages["tokenize"]) + float(stages["postprocess"]))
-    figures = Responsiveness(max(idle), results, min(prepared))
-    progress(figures.describe())
-    return figures
+    return Responsiveness(max(idle), results, min(prepared))
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Scaling (C8): tokens per second over gRPC, by text length and by texts in flight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.load import Load, bodies_file
+from bench.load import Load, bodies_file, progress
 from bench.project import Tokenizer, encode_body
 from bench.rpc_load import run_rpc
 from bench.targets import Verdict, judge
@@ -51,7 +51,6 @@ def measure_scaling(
     tokenizer: Tokenizer,
     seconds: float,
     rounds: int,
-    progress: Callable[[str], None],
 ) -> Scaling:
     """Measure the points in turn, `seconds` each, so that machine drift affects all of them equally."""
     long = " ".join(text for text, _ in corpus.passages)
@@ -67,9 +66,7 @@ def measure_scaling(
             rate = _rate(server, [[text] for text, _ in corpus.sentences], count, seconds)
             flights[count].append(rate * mean_tokens)
         progress(f"scaling [{number + 1}/{rounds}]")
-    scaling = Scaling(_medians(lengths), _medians(flights))
-    progress(scaling.describe())
-    return scaling
+    return Scaling(_medians(lengths), _medians(flights))
 
 
 def _requests(texts: Sequence[str], length: int) -> list[list[str]]:

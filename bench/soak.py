@@ -21,7 +21,7 @@ from bench.report import DIRECTORY, clean, plot_soak
 from bench.startup import resident_mib
 from bench.targets import Verdict, all_passed, judge, not_measured
 from bench.workloads import Corpus, read_corpus
-from tests.conftest import start_server, stop_server
+from tests.conftest import serving
 from tests.operation_requests import Body, ModelFacts, requests
 
 SEED = 20_264
@@ -122,8 +122,7 @@ def soak(seconds: float) -> Soak:
     interval = max(0.5, seconds / SAMPLES)
     times: list[float] = []
     mib: list[float] = []
-    server = start_server(model_dir=model.directory)
-    try:
+    with serving(model_dir=model.directory) as server:
         drawn = draw_requests(server.rest, corpus, REQUESTS)
         with bodies_file([body for _, body in drawn], [path for path, _ in drawn]) as bodies:
             started = reported = time.monotonic()
@@ -141,8 +140,6 @@ def soak(seconds: float) -> Soak:
                         print(f"{times[-1]:6.0f} of {seconds:.0f} s  {mib[-1]:.1f} MiB", flush=True)
                 answered = wrk_result(wrk)
         return Soak(times, mib, resident_mib(server.pid, "VmHWM"), answered, _server_errors(server.admin))
-    finally:
-        stop_server(server)
 
 
 def _server_errors(admin: str) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.load import ROOT
 from bench.targets import Verdict, judge
-from tests.conftest import start_server, stop_server
+from tests.conftest import serving
 
 SETTLE_S = 2.0
 
@@ -42,13 +42,10 @@ def measure_start(model_dir: Path, times: int) -> StartFigures:
     ready, rest = [], []
     for _ in range(times + 1):
         started = time.perf_counter()
-        server = start_server(model_dir=model_dir)
-        ready.append(time.perf_counter() - started)
-        try:
+        with serving(model_dir=model_dir) as server:
+            ready.append(time.perf_counter() - started)
             time.sleep(SETTLE_S)
             rest.append(resident_mib(server.pid))
-        finally:
-            stop_server(server)
     imports = [_import_s("service.app") for _ in range(times + 1)]
     return StartFigures(float(np.median(ready[1:])), float(np.median(rest[1:])), float(np.median(imports[1:])))
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -165,12 +166,22 @@ def stop_server(server: RunningServer) -> int:
     return server.process.returncode
 
 
+@contextmanager
+def serving(*arguments: str, **options: object) -> Iterator[RunningServer]:
+    """Run a server inside a `with` block. It must end with status 0."""
+    running = start_server(*arguments, **options)
+    try:
+        yield running
+    finally:
+        status = stop_server(running)
+    assert status == 0
+
+
 @pytest.fixture(scope="session")
 def server(default_artifact: Path) -> Iterator[RunningServer]:
     """A server shared by all tests, with the default model and options."""
-    running = start_server(model_dir=default_artifact)
-    yield running
-    assert stop_server(running) == 0
+    with serving(model_dir=default_artifact) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
