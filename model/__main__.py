@@ -9,8 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_INTERRUPTED, Parser, output_path, run_command
-from model.artifact.files import GOLDEN, Artifact, ArtifactError
+from model.artifact.console import (
+    EX_CANTCREAT,
+    EX_CONFIG,
+    EX_DATAERR,
+    EX_INTERRUPTED,
+    Parser,
+    ReportedError,
+    output_path,
+    run_command,
+)
+from model.artifact.files import GOLDEN, Artifact
 from model.artifact.manifest import POOLINGS, VARIANTS, Absent
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.examples.command import EXAMPLES, write_example
@@ -53,14 +62,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    if options.command == "train":
-        return _train(options.config, options.out)
-    if options.command == "list":
-        print("\n".join(list_models()))
-        return 0
-    if options.command == "example":
-        return _example(options.name, options.out)
-    return _export(options) if options.command == "export" else _verify(options.artifact)
+    try:
+        if options.command == "train":
+            return _train(options.config, options.out)
+        if options.command == "list":
+            print("\n".join(list_models()))
+            return 0
+        if options.command == "example":
+            return _example(options.name, options.out)
+        return _export(options) if options.command == "export" else _verify(options.artifact)
+    except ReportedError as error:
+        return _fail(str(error), error.status)
+    except ModuleNotFoundError as missing:
+        extras = "cpu,export,train" if options.command == "train" else "cpu,export"
+        return _fail(f"{missing.name}: not installed. Run: pip install '.[{extras}]'", EX_CONFIG)
 
 
 def _parser() -> Parser:
@@ -132,18 +147,10 @@ def _model_name(text: str) -> str:
 
 def _train(config: Path, out: Path) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # remove the temporary directory
-    try:
-        from model.export.graphs import ParityError
-        from model.source.hub import SourceError
-        from model.source.published import CheckpointError
-        from model.train.command import run_training
-        from model.train.config import TrainError
-    except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export,train]'", EX_CONFIG)
+    from model.train.command import run_training  # the other commands work without the extra "train"
+
     try:
         manifest = run_training(config, out, _progress())
-    except (TrainError, SourceError, CheckpointError, ParityError, ArtifactError) as error:
-        return _fail(str(error), error.status)
     except OSError as error:
         return _fail(
             f"{error.filename or out}: cannot be read or written ({error.strerror or error}). Correct that, then run "
@@ -180,17 +187,10 @@ def _progress() -> Callable[[str], None]:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from model.export.export import Variants, export  # `verify` works without torch
+    from model.source.sentence_transformers import SettingOptions
+
     progress = _progress()
-    try:
-        # `verify` works without torch.
-        from model.export.cuda import AccuracyError
-        from model.export.export import Variants, export
-        from model.export.graphs import ParityError
-        from model.source.hub import SourceError
-        from model.source.published import CheckpointError
-        from model.source.sentence_transformers import SettingOptions
-    except ModuleNotFoundError as missing:
-        return _fail(f"{missing.name}: not installed. Run: pip install '.[cpu,export]'", EX_CONFIG)
     try:
         eval_texts = _eval_texts(options)
     except ValueError as error:
@@ -215,8 +215,6 @@ def _export(options: argparse.Namespace) -> int:
                 ),
                 overwrite=options.overwrite,
             )
-    except (SourceError, CheckpointError, ParityError, AccuracyError, ArtifactError) as error:
-        return _fail(str(error), error.status)
     except OSError as error:
         path = error.filename or options.out
         return _fail(f"{path}: cannot be read or written ({error.strerror or error}).", EX_CANTCREAT)
@@ -250,10 +248,7 @@ def _eval_texts(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _verify(directory: Path) -> int:
-    try:
-        artifact = Artifact.open(directory)
-    except ArtifactError as error:
-        return _fail(str(error), error.status)
+    artifact = Artifact.open(directory)
     manifest = artifact.manifest
     print(f"{directory}: {manifest.name}, {len(manifest.files)} files, sha256:{artifact.digest}")
     prompts, default = manifest.prompts, manifest.default_prompt_name

@@ -5,22 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from model.encoder import (
-    Encoder,
-    EncoderConfig,
-    LayerConfig,
-    PostNormBlock,
-    PreNormBlock,
-    RMSNorm,
-    RotaryConfig,
-    SandwichBlock,
-)
+from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, RMSNorm, RotaryConfig, SelfAttention
 from model.export.layers import LayerAttention
 from service.engine.layers import AttentionOutput, OutputWeights
 from service.operations.maps import LayerMaps
@@ -111,9 +103,9 @@ class TorchLayer:
     index: int
 
     @cached_property
-    def block(self) -> PostNormBlock | PreNormBlock | SandwichBlock:
+    def block(self) -> Block:
         block = self.encoder.blocks[self.index]
-        assert isinstance(block, PostNormBlock | PreNormBlock | SandwichBlock)
+        assert isinstance(block, Block)
         return block
 
     @cached_property
@@ -146,15 +138,14 @@ class TorchLayer:
         x, positions = torch.from_numpy(np.array(hidden))[None], torch.arange(len(hidden))[None]
         with torch.inference_mode():
             inputs = self.encoder.positions(self.encoder.config.layers[self.index], positions * 0, positions)
-            output, _ = self.block(x, inputs)
-        result: Floats = output[0].numpy()
+            result: Floats = self.block(x, inputs)[0].numpy()
         return result
 
     def decomposed(self, hidden: Floats) -> Floats:
         """Return the result that block_norm and projection decompose, (T, D)."""
         with capture_outputs(self.block.mixed_norm) as captured:
             self.run(hidden)
-        return captured[0] + hidden if isinstance(self.block, SandwichBlock) else captured[0]
+        return captured[0] + hidden if self.block.kind == "sandwich" else captured[0]
 
 
 @dataclass(frozen=True)
@@ -195,12 +186,31 @@ def random_ids(tokens: int) -> list[int]:
     return ids
 
 
+@dataclass(frozen=True)
+class EncoderOutput:
+    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T), none for long rows."""
+
+    hidden_states: list[Tensor]
+    probs: list[Tensor]
+
+
+def encode(encoder: Encoder, *inputs: Tensor) -> EncoderOutput:
+    """Return the hidden states of all layers, and their attention probabilities: the softmax of the scores."""
+    probs, compute_scores = [], SelfAttention.scores
+
+    def scores(attention: SelfAttention, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        computed = compute_scores(attention, q, k, mask)
+        probs.append(computed.softmax(dim=-1))
+        return computed
+
+    with torch.inference_mode(), mock.patch.object(SelfAttention, "scores", scores):
+        return EncoderOutput(encoder.hidden_states(*inputs), probs)
+
+
 def run(encoder: Encoder, ids: list[int]) -> SequenceOutput:
     input_ids = torch.tensor([ids])
-    with torch.inference_mode():
-        output = encoder.encode(
-            input_ids, torch.arange(len(ids))[None], torch.zeros_like(input_ids), torch.ones_like(input_ids)
-        )
+    inputs = (input_ids, torch.arange(len(ids))[None], torch.zeros_like(input_ids), torch.ones_like(input_ids))
+    output = encode(encoder, *inputs)
     return SequenceOutput(torch.cat(output.hidden_states).numpy(), torch.cat(output.probs).numpy())
 
 

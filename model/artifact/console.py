@@ -37,6 +37,12 @@ _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
+class ReportedError(Exception):
+    """An error that a command reports in one line, which names the cause and a remedy, before it exits."""
+
+    status: int
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that names the option, the limit and a remedy."""
 

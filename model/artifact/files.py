@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from model.artifact.console import EX_CONFIG
+from model.artifact.console import EX_CONFIG, ReportedError
 from model.artifact.manifest import (
     FORMAT_VERSION,
     VARIANTS,
@@ -68,7 +68,7 @@ CHUNK_BYTES = 2**20
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-class ArtifactError(Exception):
+class ArtifactError(ReportedError):
     """An invalid artifact. The message names the file and a remedy."""
 
     status = EX_CONFIG

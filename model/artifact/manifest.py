@@ -53,6 +53,10 @@ class PairTemplateRecord(Record):
     tail: str
     suffix_ids: tuple[TokenId, ...]
 
+    def fill(self, query: str, document: str) -> str:
+        """Return the text between the prefix and the suffix."""
+        return f"{self.head}{query}{self.middle}{document}{self.tail}"
+
 
 class ClassificationHead(Record):
     """The labels of a text, or with one label the score of a cross-encoder.
@@ -321,11 +325,6 @@ class LayerRecord(Record):
     norm: TensorRecord
     norm_bias: TensorRecord | None
 
-    def tensors(self) -> list[TensorRecord]:
-        """Return the records of all tensors of the layer."""
-        own = (self.output, self.output_bias, self.norm, self.norm_bias)
-        return [*self.weights.values(), *(tensor for tensor in own if tensor is not None)]
-
 
 class LayersRecord(Record):
     """The graphs and weights for attention maps, first layer first.
@@ -523,23 +522,20 @@ class Manifest(Record):
 
     def tensors(self) -> Iterator[tuple[str, TensorRecord]]:
         """Yield the records of all tensors, each with its field."""
-        for number, dense in enumerate(self.embedding.dense):
-            yield from _present(f"embedding.dense.{number}", weight=dense.weight, bias=dense.bias)
-        if (masked := self.masked_lm) is not None:
-            yield from _present("masked_lm", decoder=masked.decoder, bias=masked.bias)
-        if (sparse := self.sparse) is not None:
-            own = {"decoder": sparse.decoder, "bias": sparse.bias, "query_weights": sparse.query_weights}
-            yield from _present("sparse", **own)
-        if isinstance(self.layers, LayersRecord):
-            for number, layer in enumerate(self.layers.layers):
-                yield from ((f"layers.{number}", tensor) for tensor in layer.tensors())
-        if isinstance(self.static, TensorRecord):
-            yield "static", self.static
+        for head in self.heads:
+            yield from _find_tensors(head.type, head)
+        yield from _find_tensors("layers", self.layers)
+        yield from _find_tensors("static", self.static)
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:
         return self.explain.kinds if isinstance(self.explain, ExplainRecord) else ()
 
 
-def _present(field: str, **tensors: TensorRecord | None) -> Iterator[tuple[str, TensorRecord]]:
-    yield from ((f"{field}.{name}", tensor) for name, tensor in tensors.items() if tensor is not None)
+def _find_tensors(field: str, value: Any) -> Iterator[tuple[str, TensorRecord]]:
+    if isinstance(value, TensorRecord):
+        yield field, value
+    elif isinstance(value, Record | dict | tuple):
+        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else value
+        for name, part in parts:
+            yield from _find_tensors(f"{field}.{name}", part)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE
+from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, ReportedError
 
 RESERVED = "none"
 """The model of requests that select none, in metrics."""
@@ -35,7 +35,7 @@ _REVISION = re.compile(r"\w[\w./+-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class SourceError(Exception):
+class SourceError(ReportedError):
     """An unavailable model source. The message names the cause and a remedy."""
 
     status = EX_DATAERR

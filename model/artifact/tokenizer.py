@@ -71,28 +71,13 @@ class TokenIdsEncoding:
     offsets: list[Offsets]
 
 
-@dataclass(frozen=True)
-class PairTemplate:
-    """A pair as a conversation: `prefix_ids`, the tokens of `head + query + middle + document + tail`, `suffix_ids`."""
-
-    prefix_ids: tuple[int, ...]
-    head: str
-    middle: str
-    tail: str
-    suffix_ids: tuple[int, ...]
-
-    def fill(self, query: str, document: str) -> str:
-        """Return the text between the prefix and the suffix."""
-        return f"{self.head}{query}{self.middle}{document}{self.tail}"
-
-
 class TemplateEncoding:
     """The encoding of a pair in a template, whose other tokens count as special.
 
     A token that covers the start of the query or document and text before it belongs to the query or document.
     """
 
-    def __init__(self, text: Encoding, template: PairTemplate, query: str, document: str) -> None:
+    def __init__(self, text: Encoding, template: PairTemplateRecord, query: str, document: str) -> None:
         self._text = text
         self._before, self._after = len(template.prefix_ids), len(template.suffix_ids)
         start = len(template.head)
@@ -485,7 +470,9 @@ class Tokenizer:
             for pair, other in zip(pairs, others, strict=True)
         ]
 
-    def encode_template(self, template: PairTemplate, query: str, documents: Sequence[str]) -> list[TokenizedInput]:
+    def encode_template(
+        self, template: PairTemplateRecord, query: str, documents: Sequence[str]
+    ) -> list[TokenizedInput]:
         """Return the untruncated tokens of a query with each of several documents, in a template."""
         texts = [template.fill(query, document) for document in documents]
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)

@@ -9,22 +9,18 @@ E embedding size.
 
 from model.encoder.attention import attention_mask
 from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
-from model.encoder.encoder import Encoder, EncoderOutput, HiddenStatesEncoder
-from model.encoder.layers import Block, PostNormBlock, PreNormBlock, RMSNorm, SandwichBlock, SelfAttention, sinusoids
+from model.encoder.encoder import Encoder, HiddenStatesEncoder
+from model.encoder.layers import Block, RMSNorm, SelfAttention, sinusoids
 
 __all__ = [
     "ACTIVATIONS",
     "Block",
     "Encoder",
     "EncoderConfig",
-    "EncoderOutput",
     "HiddenStatesEncoder",
     "LayerConfig",
-    "PostNormBlock",
-    "PreNormBlock",
     "RMSNorm",
     "RotaryConfig",
-    "SandwichBlock",
     "SelfAttention",
     "attention_mask",
     "sinusoids",

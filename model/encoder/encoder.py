@@ -1,24 +1,11 @@
 """The encoder: embeddings, blocks, and in pre-norm and sandwich encoders a final norm."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from model.encoder.attention import MAX_DENSE_TOKENS, attention_mask, build_mask
 from model.encoder.config import EncoderConfig, LayerConfig
-from model.encoder.layers import AttentionInputs, Embeddings, RelativeBias, RotaryEmbedding, make_block, make_norm
-
-
-@dataclass(frozen=True)
-class EncoderOutput:
-    """`hidden_states`: L+1 tensors (R, T, D), embeddings first. `probs`: L tensors (R, H, T, T), none for long rows.
-
-    The last hidden state is after the final norm; the ones before it are the inputs of the layers.
-    """
-
-    hidden_states: list[Tensor]
-    probs: list[Tensor]
+from model.encoder.layers import AttentionInputs, Block, Embeddings, RelativeBias, RotaryEmbedding, make_norm
 
 
 class Encoder(nn.Module):
@@ -29,7 +16,7 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.positions = PositionInputs(config)
-        self.blocks = nn.ModuleList(make_block(config, layer) for layer in config.layers)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
         self.norm = nn.Identity() if config.block == "post" else make_norm(config, config.hidden_size)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
@@ -37,25 +24,23 @@ class Encoder(nn.Module):
 
         `position_ids` restart at 0 in each sequence and increase within it.
         """
-        return self.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states[-1]
+        return self.hidden_states(input_ids, position_ids, token_type_ids, sequence_ids)[-1]
 
-    def encode(
+    def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor
-    ) -> EncoderOutput:
-        """Return the hidden states and attention probabilities of all layers."""
+    ) -> list[Tensor]:
+        """Return L+1 tensors (R, T, D): the input of each layer, then the output of the last one and the final norm."""
         inputs = {
             layer: self.positions(layer, sequence_ids, position_ids)
             for layer in dict.fromkeys(map(attention_options, self.config.layers))
         }
         x = self.embeddings(input_ids, position_ids, token_type_ids)
-        hidden_states, probs = [x], []
+        hidden_states = [x]
         for block, layer in zip(self.blocks, self.config.layers, strict=True):
-            x, block_probs = block(x, inputs[attention_options(layer)])
+            x = block(x, inputs[attention_options(layer)])
             hidden_states.append(x)
-            if block_probs is not None:
-                probs.append(block_probs)
         hidden_states[-1] = self.norm(x)
-        return EncoderOutput(hidden_states, probs)
+        return hidden_states
 
 
 def attention_options(layer: LayerConfig) -> LayerConfig:
@@ -114,4 +99,4 @@ class HiddenStatesEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
         """Return (L+1, R, T, D)."""
-        return torch.stack(self.encoder.encode(input_ids, position_ids, token_type_ids, sequence_ids).hidden_states)
+        return torch.stack(self.encoder.hidden_states(input_ids, position_ids, token_type_ids, sequence_ids))

@@ -1,7 +1,6 @@
 """The layers of an encoder, from the leaves up: norms, positions, embeddings, feed-forward, attention, blocks."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.encoder.attention import AttentionMask, attend
-from model.encoder.config import ACTIVATIONS, BlockKind, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
 
 
 class RMSNorm(nn.Module):
@@ -152,38 +151,24 @@ class Embeddings(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
+    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3).
+
+    With a gate, it is `outer(activation(gate(x)) * inner(x))` (Shazeer 2020).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, config.feed_forward_output_bias)
+        size, inner, bias = config.hidden_size, config.intermediate_size, config.feed_forward_bias
+        self.gate = nn.Linear(size, inner, bias) if config.gated else None
+        self.inner = nn.Linear(size, inner, bias)
+        self.outer = nn.Linear(inner, size, config.feed_forward_output_bias)
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (R, T, D)."""
-        out: Tensor = self.outer(self.activation(self.inner(x)))
+        inner = self.inner(x)
+        out: Tensor = self.outer(self.activation(inner) if self.gate is None else self.activation(self.gate(x)) * inner)
         return out
-
-
-class GatedFeedForward(nn.Module):
-    """A gated linear unit and a linear layer (Shazeer 2020): `outer(activation(gate(x)) * inner(x))`."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, config.feed_forward_bias)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, config.feed_forward_output_bias)
-        self.activation = ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (R, T, D)."""
-        out: Tensor = self.outer(self.activation(self.gate(x)) * self.inner(x))
-        return out
-
-
-def make_feed_forward(config: EncoderConfig) -> FeedForward | GatedFeedForward:
-    return GatedFeedForward(config) if config.gated else FeedForward(config)
 
 
 @dataclass(frozen=True)
@@ -220,16 +205,15 @@ class SelfAttention(nn.Module):
         self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
         self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        """Return the output (R, T, D) and the attention probabilities (R, H, T, T), None for encoders of long rows."""
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the output (R, T, D)."""
         q, k, v = self.project(x, inputs.rotation)
-        probs = None
         if isinstance(inputs.mask, AttentionMask):
             context = attend(q, k, v, inputs.mask, self.scale)  # (R, H, T, d)
         else:
-            probs = self.scores(q, k, inputs.mask).softmax(dim=-1)
-            context = probs @ v
-        return self.output(context.transpose(1, 2).flatten(2)), probs
+            context = self.scores(q, k, inputs.mask).softmax(dim=-1) @ v
+        output: Tensor = self.output(context.transpose(1, 2).flatten(2))
+        return output
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
         """Return the masked scores (R, H, T, T), whose softmax the probabilities are."""
@@ -255,106 +239,50 @@ class SelfAttention(nn.Module):
         return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
 
 
-class Block(nn.Module, ABC):
-    """The attention and the feed-forward network of one layer.
+class Block(nn.Module):
+    """The attention and the feed-forward network of one layer, each with a residual connection and norms.
 
-    `norm_before_attention`: attention reads the output of `attention_norm`. `mixed_norm`: the norm that reads the
-    attention output, before or after the residual is added.
+    - "post": a norm after each residual connection (Vaswani et al. 2017): `x = N(x + f(x))`.
+    - "pre": a norm before attention and feed-forward (Xiong et al. 2020): `x = x + f(N(x))`.
+    - "sandwich": norms before and after them (Ding et al. 2021): `x = x + N2(f(N1(x)))`.
     """
 
-    attention: SelfAttention
-    attention_norm: nn.Module
-    norm_before_attention: bool
+    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        self.kind = config.block
+        self.attention = SelfAttention(config)
+        has_norm = layer.attention_norm or config.block != "pre"
+        self.attention_norm = make_norm(config, config.hidden_size) if has_norm else nn.Identity()
+        if config.block == "sandwich":
+            self.attention_output_norm = make_norm(config, config.hidden_size)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
+        if config.block == "sandwich":
+            self.feed_forward_output_norm = make_norm(config, config.hidden_size)
 
     @property
-    @abstractmethod
-    def mixed_norm(self) -> nn.LayerNorm | RMSNorm: ...
-
-    @abstractmethod
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden state (R, T, D) and the attention probabilities, see `SelfAttention`."""
-
-
-class PostNormBlock(Block):
-    """A norm after each residual connection (Vaswani et al. 2017): `x = N(x + f(x))`."""
-
-    norm_before_attention = False
-
-    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
-        del layer
-        super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = make_norm(config, config.hidden_size)
-        self.feed_forward = make_feed_forward(config)
-        self.feed_forward_norm = make_norm(config, config.hidden_size)
+    def norm_before_attention(self) -> bool:
+        """Whether attention reads the output of `attention_norm`."""
+        return self.kind != "post"
 
     @property
     def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
-        assert isinstance(self.attention_norm, nn.LayerNorm | RMSNorm)
-        return self.attention_norm
+        """The norm that reads the attention output, before or after the residual is added."""
+        if self.kind == "pre":
+            return self.feed_forward_norm
+        norm = self.attention_norm if self.kind == "post" else self.attention_output_norm
+        assert not isinstance(norm, nn.Identity)
+        return norm
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        attended, probs = self.attention(x, inputs)
-        x = self.attention_norm(x + attended)
-        x = self.feed_forward_norm(x + self.feed_forward(x))
-        return x, probs
-
-
-class PreNormBlock(Block):
-    """A norm before attention and feed-forward (Xiong et al. 2020): `x = x + f(N(x))`."""
-
-    norm_before_attention = True
-
-    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = make_norm(config, config.hidden_size) if layer.attention_norm else nn.Identity()
-        self.feed_forward = make_feed_forward(config)
-        self.feed_forward_norm = make_norm(config, config.hidden_size)
-
-    @property
-    def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
-        return self.feed_forward_norm
-
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        attended, probs = self.attention(self.attention_norm(x), inputs)
-        x = x + attended
-        x = x + self.feed_forward(self.feed_forward_norm(x))
-        return x, probs
-
-
-class SandwichBlock(Block):
-    """Norms before and after attention and feed-forward (Ding et al. 2021): `x = x + N2(f(N1(x)))`."""
-
-    norm_before_attention = True
-
-    def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
-        del layer
-        super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = make_norm(config, config.hidden_size)
-        self.attention_output_norm = make_norm(config, config.hidden_size)
-        self.feed_forward = make_feed_forward(config)
-        self.feed_forward_norm = make_norm(config, config.hidden_size)
-        self.feed_forward_output_norm = make_norm(config, config.hidden_size)
-
-    @property
-    def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
-        return self.attention_output_norm
-
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        attended, probs = self.attention(self.attention_norm(x), inputs)
-        x = x + self.attention_output_norm(attended)
-        x = x + self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x)))
-        return x, probs
-
-
-BLOCKS: dict[BlockKind, type[PostNormBlock | PreNormBlock | SandwichBlock]] = {
-    "post": PostNormBlock,
-    "pre": PreNormBlock,
-    "sandwich": SandwichBlock,
-}
-
-
-def make_block(config: EncoderConfig, layer: LayerConfig) -> Block:
-    return BLOCKS[config.block](config, layer)
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the hidden state (R, T, D)."""
+        if self.kind == "post":
+            x = self.attention_norm(x + self.attention(x, inputs))
+            x = self.feed_forward_norm(x + self.feed_forward(x))
+        elif self.kind == "pre":
+            x = x + self.attention(self.attention_norm(x), inputs)
+            x = x + self.feed_forward(self.feed_forward_norm(x))
+        else:
+            x = x + self.attention_output_norm(self.attention(self.attention_norm(x), inputs))
+            x = x + self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x)))
+        return x

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from model.artifact.console import EX_SOFTWARE
+from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.manifest import AccuracyRecord, Pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
@@ -90,25 +90,24 @@ class PackedAttention(nn.Module):
         self.query, self.key, self.value = attention.query, attention.key, attention.value
         self.output = attention.output
 
-    def forward(self, x: Tensor, bounds: SequenceBounds) -> tuple[Tensor, None]:
-        """Return the output (1, T, D); the operator does not expose attention probabilities."""
+    def forward(self, x: Tensor, bounds: SequenceBounds) -> Tensor:
+        """Return the output (1, T, D)."""
         query, key, value = (part(x).squeeze(0).half() for part in (self.query, self.key, self.value))
         context = packed_attention(query, key, value, bounds, self.num_heads)
-        return self.output(context.unsqueeze(0).to(x.dtype)), None
+        output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
+        return output
 
 
 class VarlenEncoder(nn.Module):
     """A copy of an encoder that takes varlen inputs, followed by pooling of each sequence.
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Max pooling is not part of
-    the graph, whose only output is then the last hidden state. Raises ValueError for an encoder with other parts than
-    BERT's, see `unsupported_part`.
+    the graph, whose only output is then the last hidden state.
     """
 
     def __init__(self, encoder: Encoder, pooling: Pooling, float32_parts: Collection[str] = ()) -> None:
         super().__init__()
-        if part := unsupported_part(encoder.config):
-            raise ValueError(f"encoder: {part} is not supported")
+        assert unsupported_part(encoder.config) is None  # checked by `check_cuda`
         clone = copy.deepcopy(encoder)
         self.pooling = pooling
         self.embeddings, self.blocks = clone.embeddings, clone.blocks
@@ -138,7 +137,7 @@ class VarlenEncoder(nn.Module):
         x = self.embeddings(input_ids.unsqueeze(0), position_ids.unsqueeze(0), token_type_ids.unsqueeze(0))  # (1, T, D)
         for block in self.blocks:
             assert isinstance(block, Block)
-            x, _ = block(x.to(block.attention_norm.weight.dtype), bounds)
+            x = block(x.to(block.attention_norm.weight.dtype), bounds)
         hidden = x.squeeze(0)
         if self.pooling == "max":
             return (hidden,)
@@ -198,7 +197,7 @@ CAST_OPERATORS = (torch.ops.aten.to, torch.ops.aten._to_copy)
 Floats = NDArray[np.float64]
 
 
-class AccuracyError(Exception):
+class AccuracyError(ReportedError):
     """Insufficient accuracy in float16, even with every supported part in float32."""
 
     status = EX_SOFTWARE

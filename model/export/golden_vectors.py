@@ -26,7 +26,7 @@ from model.artifact.manifest import (
     SparseActivation,
     SparseHead,
 )
-from model.artifact.tokenizer import PairTemplate, TokenizedInput, Tokenizer, TokenizerInput
+from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.export.parity import make_sequence, pool
 from model.source.published import CheckpointError
@@ -147,8 +147,7 @@ class _Reference:
             if head.template is None:
                 encoded += self.tokenizer.encode_pairs(first, [second])
             else:
-                template = PairTemplate(**head.template.model_dump())
-                encoded += self.tokenizer.encode_template(template, first, [second])
+                encoded += self.tokenizer.encode_template(head.template, first, [second])
         return [self._truncate(tokens) for tokens in encoded]
 
     def _classify(self, tokens: TokenizedInput, hidden: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 from torch import Tensor, nn
 
-from model.artifact.console import EX_SOFTWARE
+from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.files import ArtifactError, describe_file
 from model.artifact.manifest import (
     AccuracyRecord,
@@ -52,7 +52,8 @@ def compact_weights(model: onnx_ir.Model) -> None:
         values = tensor.numpy()
         fitting = next((dtype for dtype in COMPACT_TYPES if is_lossless(values, dtype.numpy())), None)
         if fitting is not None:
-            _store(model.graph, value, values, fitting)
+            stored = onnx_ir.tensor(values.astype(fitting.numpy()), name=f"{value.name}.{fitting.name.lower()}")
+            compute_weight(model.graph, value, "Cast", [stored], {"to": onnx_ir.DataType.FLOAT.value})
 
 
 def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
@@ -65,22 +66,29 @@ def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
         )
 
 
-def _store(graph: onnx_ir.Graph, value: onnx_ir.Value, values: NDArray[np.float32], dtype: onnx_ir.DataType) -> None:
-    """Replace an initializer by the same values in `dtype` and a Cast."""
-    name = value.name
-    assert name is not None
-    stored = onnx_ir.Value(
-        name=f"{name}.{dtype.name.lower()}",
-        shape=value.shape,
-        type=onnx_ir.TensorType(dtype),
-        const_value=onnx_ir.tensor(values.astype(dtype.numpy())),
-    )
-    cast = onnx_ir.node("Cast", [stored], {"to": onnx_ir.DataType.FLOAT.value}, name=f"{name}.cast")
-    value.replace_all_uses_with(cast.outputs[0])
-    del graph.initializers[name]
-    graph.register_initializer(stored)
-    cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = name, value.type, value.shape
-    graph.insert_before(graph[0], cast)
+def compute_weight(
+    graph: onnx_ir.Graph, weight: onnx_ir.Value, operator: str, stored: Sequence[onnx_ir.TensorProtocol], options: Any
+) -> None:
+    """Replace a weight, an initializer or a Cast of one, by an operator of `stored` tensors, named as they are."""
+    inputs = [onnx_ir.val(tensor.name, const_value=tensor) for tensor in stored]
+    node = onnx_ir.node(operator, inputs, options, name=f"{weight.name}.{operator.lower()}")
+    weight.replace_all_uses_with(node.outputs[0])
+    initializer, cast = stored_weight(weight).name, weight.producer()
+    assert initializer is not None
+    if cast is not None:
+        graph.remove(cast, safe=True)
+    del graph.initializers[initializer]
+    for value in inputs:
+        graph.register_initializer(value)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = weight.name, weight.type, weight.shape
+    graph.insert_before(graph[0], node)
+
+
+def stored_weight(value: onnx_ir.Value) -> onnx_ir.Value:
+    """Return the operand of the Cast that computes `value`, else `value`."""
+    node = value.producer()
+    operand = node.inputs[0] if node is not None and node.op_type == "Cast" else None
+    return value if operand is None else operand
 
 
 FUSED = "fused_attention"
@@ -381,7 +389,7 @@ def open_session(
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-class ParityError(Exception):
+class ParityError(ReportedError):
     """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
 
     status = EX_SOFTWARE

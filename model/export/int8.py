@@ -11,7 +11,7 @@ import onnx_ir
 from numpy.typing import NDArray
 
 from model.checkpoint import Checkpoint
-from model.export.graphs import GraphSet, save_graph
+from model.export.graphs import GraphSet, compute_weight, save_graph, stored_weight
 from model.export.parity import measure_parity
 
 WEIGHTS = "int8.bin"
@@ -38,33 +38,15 @@ def quantize_weights(model: onnx_ir.Model) -> int:
     """
     graph = model.graph
     operands = [node.inputs[1] for node in graph if node.op_type == "MatMul"]
-    weights = dict.fromkeys(value for value in operands if value is not None and _stored(value).is_initializer())
+    weights = dict.fromkeys(value for value in operands if value is not None and stored_weight(value).is_initializer())
     for weight in weights:
-        tensor, name, cast = _stored(weight).const_value, weight.name, weight.producer()
+        tensor = stored_weight(weight).const_value
         assert tensor is not None
         values, scales = quantize(tensor.numpy().astype(np.float32))
-        tensors = onnx_ir.tensor(values, name=f"{name}.int8"), onnx_ir.tensor(scales, name=f"{name}.scale")
-        inputs = [onnx_ir.val(tensor.name, const_value=tensor) for tensor in tensors]
-        for value in inputs:
-            graph.register_initializer(value)
-        dequantize = onnx_ir.node("DequantizeLinear", inputs, {"axis": 1}, name=f"{name}.dequantize")
-        dequantize.outputs[0].type, dequantize.outputs[0].shape = weight.type, weight.shape
-        stored = _stored(weight).name
-        assert stored is not None
-        weight.replace_all_uses_with(dequantize.outputs[0])
-        if cast is not None:
-            graph.remove(cast, safe=True)
-        del graph.initializers[stored]
-        dequantize.outputs[0].name = name
-        graph.insert_before(graph[0], dequantize)
+        int8 = onnx_ir.tensor(values, name=f"{weight.name}.int8")
+        scale = onnx_ir.tensor(scales, name=f"{weight.name}.scale")
+        compute_weight(graph, weight, "DequantizeLinear", [int8, scale], {"axis": 1})
     return len(weights)
-
-
-def _stored(value: onnx_ir.Value) -> onnx_ir.Value:
-    """Return the operand of the Cast that computes `value`, else `value`."""
-    node = value.producer()
-    operand = node.inputs[0] if node is not None and node.op_type == "Cast" else None
-    return value if operand is None else operand
 
 
 def quantize(weight: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

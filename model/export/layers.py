@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -14,6 +13,7 @@ from model.encoder.config import EncoderConfig
 from model.encoder.encoder import Encoder
 from model.encoder.layers import Block
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_session, write_graph
+from model.export.parity import compare
 
 OUTPUTS = ("scores", "probs", "values")
 
@@ -117,8 +117,7 @@ def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
         _, expected, _ = module(*inputs)
     names = [value.name for value in session.get_inputs()]
     (probs,) = session.run(["probs"], {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
-    difference = float(np.abs(probs - expected.numpy()).max())
-    return ParityRecord(batches=1, max_abs_difference=difference, tolerance=TOLERANCE)
+    return compare([(expected.numpy(), probs)], TOLERANCE)
 
 
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:

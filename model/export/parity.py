@@ -1,6 +1,6 @@
 """Parity: what the exported graphs compute, compared with PyTorch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,21 +130,34 @@ def compare_outputs(
         module: reference, run on one sequence at a time.
         run: returns (..., T, D) for the T tokens of a batch of sequences.
         max_input_tokens: longest sequence to test, at most `MAX_TESTED_TOKENS`.
-        tolerance: relative to the largest absolute value of the reference; absolute in the record.
+        tolerance: as in `compare`.
     """
     rng = np.random.default_rng(0)
     longest = min(max_input_tokens, MAX_TESTED_TOKENS)
-    batches = [lengths for lengths in (*GRID, (longest,)) if max(lengths) <= longest]
-    difference, largest = 0.0, 1.0
-    for lengths in batches:
-        sequences = [_random_sequence(module.config, length, rng) for length in lengths]
-        reference = np.concatenate([_run_torch(module, sequence) for sequence in sequences], axis=-2)
-        output = run(sequences)
-        if not np.isfinite(reference).all():
-            return ParityRecord(batches=len(batches), max_abs_difference=float("nan"), tolerance=tolerance)
-        difference = float(np.maximum(difference, np.abs(output - reference).max()))  # max() would lose a NaN
-        largest = max(largest, float(np.abs(reference).max()))
-    return ParityRecord(batches=len(batches), max_abs_difference=difference, tolerance=tolerance * largest)
+
+    def run_both() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for lengths in (*GRID, (longest,)):
+            if max(lengths) <= longest:
+                sequences = [_random_sequence(module.config, length, rng) for length in lengths]
+                yield np.concatenate([_run_torch(module, sequence) for sequence in sequences], axis=-2), run(sequences)
+
+    return compare(run_both(), tolerance)
+
+
+def compare(results: Iterable[tuple[NDArray[Any], NDArray[Any]]], tolerance: float) -> ParityRecord:
+    """Return the largest difference between the two arrays of each batch, of which the first is the reference.
+
+    `tolerance` is relative to the largest absolute value of the reference, at least 1; absolute in the record. The
+    difference is NaN if a value is NaN, or the reference is infinite.
+    """
+    batches, difference, largest = 0, 0.0, 1.0
+    for batches, (reference, output) in enumerate(results, start=1):  # noqa: B007
+        if np.isfinite(reference).all():
+            difference = float(np.maximum(difference, np.abs(output - reference).max()))  # max() would lose a NaN
+            largest = max(largest, float(np.abs(reference).max()))
+        else:
+            difference = float("nan")
+    return ParityRecord(batches=batches, max_abs_difference=difference, tolerance=tolerance * largest)
 
 
 def make_sequence(input_ids: Sequence[int], token_type_ids: Sequence[int]) -> Inputs:

@@ -61,10 +61,7 @@ BERT = Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read
 # DistilBERT (Sanh et al. 2019): no token types, and keys and tensors under other names.
 
 DISTILBERT_NORM_EPS = 1e-12  # not in config.json
-DISTILBERT_NAMES = {
-    "embeddings.word_embeddings": "embeddings.word_embeddings",
-    "embeddings.position_embeddings": "embeddings.position_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
+DISTILBERT_NAMES = NAMES | {
     "blocks": "transformer.layer",
     "attention.query": "attention.q_lin",
     "attention.key": "attention.k_lin",
@@ -165,20 +162,13 @@ ROBERTAS = tuple(
 # MPNet (Song et al. 2020): no token types, and a relative position bias that all layers share.
 
 MPNET_FIRST_POSITION = 2  # whatever the padding id
-MPNET_NAMES = {
-    "embeddings.word_embeddings": "embeddings.word_embeddings",
-    "embeddings.position_embeddings": "embeddings.position_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
+MPNET_NAMES = NAMES | {
     "positions.bias": "encoder.relative_attention_bias",
-    "blocks": "encoder.layer",
     "attention.query": "attention.attn.q",
     "attention.key": "attention.attn.k",
     "attention.value": "attention.attn.v",
     "attention.output": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
-    "feed_forward.inner": "intermediate.dense",
-    "feed_forward.outer": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
 }
 
 

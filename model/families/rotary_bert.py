@@ -193,10 +193,7 @@ GTES = tuple(
 
 # jina-embeddings-v3 (Sturua et al. 2024): XLM-RoBERTa with rotary positions.
 
-JINA_NAMES = {name: published for name, published in NAMES.items() if name != "feed_forward.gate"} | {
-    "feed_forward.inner": "mlp.fc1",
-    "feed_forward.outer": "mlp.fc2",
-}
+JINA_NAMES = NAMES | {"feed_forward.inner": "mlp.fc1", "feed_forward.outer": "mlp.fc2"}
 JINA_RENAMES = (
     (r"^encoder\.layers\.", "layers."),
     (r"^emb_ln\.", "embeddings.LayerNorm."),

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.artifact.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR, ReportedError
 
 PICKLED_FILE = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
@@ -42,7 +42,7 @@ PICKLED = "pytorch_model.bin"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-class CheckpointError(Exception):
+class CheckpointError(ReportedError):
     """Unsupported or invalid model files. The message names the file, tensor or setting."""
 
     status = EX_DATAERR

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -47,12 +47,7 @@ POOLING_NAMES = {
     "lasttoken": "last",
     "weightedmean_tokens": "weightedmean",
 }
-SIMILARITIES: dict[str, Similarity] = {
-    "cosine": "cosine",
-    "dot": "dot",
-    "euclidean": "euclidean",
-    "manhattan": "manhattan",
-}
+SIMILARITIES: dict[str, Similarity] = {name: name for name in get_args(Similarity)}
 LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
 TASKS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, models
 
 from model.artifact.files import TOKENIZER
 from model.artifact.manifest import TruncationSide
@@ -57,7 +57,15 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
             f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
             f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
-    return str(_convert_wordpiece(options).to_str())
+    config = options.merged()
+    tokenizer = BertWordPieceTokenizer(  # as transformers makes of the same files
+        _read_vocabulary(directory),
+        **_special_tokens(config),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+        lowercase=config.get("do_lower_case", True),
+    )
+    return str(tokenizer.to_str())
 
 
 def _find_obstacle(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str | None:
@@ -81,29 +89,6 @@ def _find_obstacle(options: "TokenizerSettings", model_config: Mapping[str, Any]
         return "special tokens have options"
     missing = expected - _read_vocabulary(directory).keys()
     return f"vocab.txt has no {min(missing)}" if missing else None
-
-
-def _convert_wordpiece(options: "TokenizerSettings") -> Tokenizer:
-    """Return the tokenizer that transformers makes of the same files (`BertTokenizer`)."""
-    config, vocabulary = options.merged(), _read_vocabulary(options.files.transformer)
-    special = _special_tokens(config)
-    cls, sep = special["cls_token"], special["sep_token"]
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
-        lowercase=config.get("do_lower_case", True),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
-    )
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    tokenizer.add_special_tokens(list(special.values()))
-    return tokenizer
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -182,7 +167,6 @@ class TokenizerSettings:
 
     def __init__(self, files: Published, model_config: Mapping[str, Any], settings: TransformerSettings) -> None:
         self.files = files
-        self._transformer = settings
         directory = files.transformer
         self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
         if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, ReportedError
 from model.artifact.names import check_model_name
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
@@ -22,7 +22,7 @@ MESSAGE_REWRITES = {
 """Terms of pydantic and Python, and their TOML equivalents."""
 
 
-class TrainError(Exception):
+class TrainError(ReportedError):
     """An invalid configuration or a failed run. The message names the option or file."""
 
     status = EX_CONFIG

@@ -21,7 +21,7 @@ from model.artifact.manifest import (
     Manifest,
     Precision,
 )
-from model.artifact.tokenizer import PairTemplate, TokenizedInput, Tokenizer, TokenizerInput
+from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.backends.base import Backend
 from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, HeadName, TextVectors, WordQuery
@@ -149,8 +149,7 @@ class _Check:
         pairs = [(texts[place], texts[(place + 1) % len(texts)]) for place in places]
         if classifier.template is None:
             return [self.tokenizer.encode_pairs(first, [second], offsets=False)[0] for first, second in pairs]
-        template = PairTemplate(**classifier.template.model_dump())
-        return [self.tokenizer.encode_template(template, first, [second])[0] for first, second in pairs]
+        return [self.tokenizer.encode_template(classifier.template, first, [second])[0] for first, second in pairs]
 
     def _run(self, tasks: dict[int, EncodeTask]) -> dict[int, TextVectors]:
         results: list[TextVectors] = []

@@ -19,7 +19,7 @@ from attendant_client.types import (
 from numpy.typing import NDArray
 
 from model.artifact.manifest import ClassificationHead, Manifest, ScoreActivation
-from model.artifact.tokenizer import PairTemplate, TokenizedInput, TokenizerInput
+from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
@@ -209,8 +209,7 @@ def encode_pairs(
     """Return the tokens of the query with each document; without a template, the query is tokenized once."""
     if head.template is None:
         return engine.tokenizer.encode_pairs(request.query, request.documents, prompt=prompt, offsets=offsets)
-    template = PairTemplate(**head.template.model_dump())
-    return engine.tokenizer.encode_template(template, request.query, request.documents)
+    return engine.tokenizer.encode_template(head.template, request.query, request.documents)
 
 
 def own_similarity(engine: Engine) -> TextSimilarity:

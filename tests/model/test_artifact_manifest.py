@@ -16,32 +16,21 @@ def artifact(exported_labse: Path, tmp_path: Path) -> Path:
     return copy_artifact(exported_labse, tmp_path)
 
 
-def point_static(manifest: dict[str, Any]) -> None:
-    manifest["static"]["file"] = "other.bin"
-
-
-def point_dense(manifest: dict[str, Any]) -> None:
-    manifest["heads"][0]["dense"][0]["bias"]["file"] = "other.bin"
-
-
-def point_graph(manifest: dict[str, Any]) -> None:
-    manifest["graphs"]["fast"]["file"] = "other.bin"
-
-
-def point_weights(manifest: dict[str, Any]) -> None:
-    manifest["graphs"]["fast"]["weights"].append("other.bin")
-
-
-def point_layer(manifest: dict[str, Any]) -> None:
-    manifest["layers"]["layers"][1]["norm"]["file"] = "other.bin"
-
-
-def point_notice(manifest: dict[str, Any]) -> None:
-    manifest["notices"].append("other.bin")
-
-
-@pytest.mark.parametrize("change", [point_static, point_dense, point_graph, point_weights, point_layer, point_notice])
-def test_artifact_rejects_reference_to_unlisted_file(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["static"].update(file="other.bin"),
+        lambda manifest: manifest["heads"][0]["dense"][0]["bias"].update(file="other.bin"),
+        lambda manifest: manifest["graphs"]["fast"].update(file="other.bin"),
+        lambda manifest: manifest["graphs"]["fast"]["weights"].append("other.bin"),
+        lambda manifest: manifest["layers"]["layers"][1]["norm"].update(file="other.bin"),
+        lambda manifest: manifest["notices"].append("other.bin"),
+    ],
+    ids=["static", "dense", "graph", "weights", "layer", "notice"],
+)
+def test_artifact_rejects_reference_to_unlisted_file(
+    artifact: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
     rewrite_manifest(artifact, change)
     with pytest.raises(ArtifactError, match=r"refers to unlisted file 'other\.bin'"):
         Artifact.open(artifact)

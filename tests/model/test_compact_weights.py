@@ -144,12 +144,11 @@ def test_mapped_tensors_have_the_same_values(stored: tuple[Dtype, Artifact, Arti
         rows, expected = tables[0][index], tables[1][index]
         assert rows.dtype == np.float32
         np.testing.assert_array_equal(rows, expected)
-    records = [artifact.manifest.layers for artifact in (compact, float32)]
-    assert isinstance(records[0], LayersRecord)
-    assert isinstance(records[1], LayersRecord)
-    for layer, expected_layer in zip(records[0].layers, records[1].layers, strict=True):
-        for tensor, expected_tensor in zip(layer.tensors(), expected_layer.tensors(), strict=True):
-            np.testing.assert_array_equal(compact.map(tensor)[:], float32.map(expected_tensor)[:])
+    for (name, tensor), (other, expected_tensor) in zip(
+        compact.manifest.tensors(), float32.manifest.tensors(), strict=True
+    ):
+        assert name == other
+        np.testing.assert_array_equal(compact.map(tensor)[:], float32.map(expected_tensor)[:])
 
 
 def test_int8_weights_are_the_same(stored: tuple[Dtype, Artifact, Artifact]) -> None:

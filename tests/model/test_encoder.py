@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.encoder import Encoder, EncoderConfig, EncoderOutput, attention_mask
+from model.encoder import Encoder, EncoderConfig
+from tests import random_encoders
+from tests.random_encoders import EncoderOutput
 
 CONFIG = EncoderConfig(
     vocab_size=53,
@@ -41,8 +43,7 @@ def random_ids(*shape: int) -> Tensor:
 
 
 def encode(encoder: Encoder, ids: Tensor, positions: Tensor, sequence_ids: Tensor) -> EncoderOutput:
-    with torch.inference_mode():
-        return encoder.encode(ids, positions, ids % CONFIG.type_vocab_size, sequence_ids)
+    return random_encoders.encode(encoder, ids, positions, ids % CONFIG.type_vocab_size, sequence_ids)
 
 
 def packed_inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -57,6 +58,7 @@ def test_attention_to_other_sequences_is_exactly_zero(encoder: Encoder) -> None:
     others = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
     for probs in encode(encoder, ids, positions, sequence_ids).probs:
         assert float(probs.masked_select(others).abs().max()) == 0.0
+        assert torch.allclose(probs.sum(dim=-1), torch.ones(()))
 
 
 def test_packed_sequence_equals_sequence_alone(encoder: Encoder) -> None:
@@ -116,27 +118,6 @@ def test_output_is_finite_and_masked_with_scores_near_float32_limit(encoder: Enc
     others = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
     assert bool(encoded.hidden_states[-1].isfinite().all())
     assert float(encoded.probs[0].masked_select(others).max()) == 0.0
-
-
-def test_mask_is_zero_within_sequence_and_lowest_float_elsewhere() -> None:
-    lowest = torch.finfo(torch.float32).min
-    mask = attention_mask(torch.tensor([[1, 1, 2]]), torch.tensor([[0, 1, 0]]))
-    assert mask.tolist() == [[[[0.0, 0.0, lowest], [0.0, 0.0, lowest], [lowest, lowest, 0.0]]]]
-
-
-def test_causal_mask_is_zero_for_earlier_tokens_of_the_sequence_and_lowest_float_elsewhere() -> None:
-    lowest = torch.finfo(torch.float32).min
-    mask = attention_mask(torch.tensor([[1, 1, 2, 2]]), torch.tensor([[0, 1, 0, 1]]), causal=True)
-    assert mask.tolist() == [
-        [
-            [
-                [0.0, lowest, lowest, lowest],
-                [0.0, 0.0, lowest, lowest],
-                [lowest, lowest, 0.0, lowest],
-                [lowest, lowest, 0.0, 0.0],
-            ]
-        ]
-    ]
 
 
 def test_attention_of_causal_encoder_to_later_tokens_is_exactly_zero() -> None:

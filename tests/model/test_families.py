@@ -2,11 +2,9 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import pytest
 import torch
 import transformers
@@ -14,16 +12,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder, EncoderOutput
+from model.encoder import Encoder
 from model.encoder.attention import MAX_DENSE_TOKENS
 from model.export.parity import measure_parity
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
-from tests.model.family_cases import FAMILY_CASES, bert_case, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, oracle_directory
 from tests.model.model_files import change_json, read_json
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
 from tests.model.sequences import FIRST_ORDINARY_ID
+from tests.random_encoders import EncoderOutput, encode
 
 Publish = Callable[[str], Path]
 
@@ -72,9 +71,8 @@ def random_batch(encoder: Encoder, *lengths: int) -> Batch:
 
 def run_encoder(encoder: Encoder, batch: Batch) -> EncoderOutput:
     input_ids, token_type_ids, attention_mask = batch
-    with torch.inference_mode():
-        positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
-        return encoder.encode(input_ids, positions, token_type_ids, attention_mask)
+    positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+    return encode(encoder, input_ids, positions, token_type_ids, attention_mask)
 
 
 def run_transformers(encoder: Encoder, directory: Path, batch: Batch) -> Any:
@@ -124,15 +122,6 @@ def test_hidden_states_and_probs_equal_transformers(publish: Publish, kind: str,
                 assert float(expected.max(dim=-1).values.mean()) > 2 / length, WEAK
 
 
-@pytest.mark.parametrize("kind", BERT_KINDS)
-def test_only_decoders_are_causal(publish: Publish, kind: str) -> None:
-    """transformers ignores `is_decoder` for DistilBERT."""
-    encoder = load_checkpoint(publish(kind)).encoder
-    assert encoder.config.causal == (kind.startswith("causal-") and kind != "causal-distilbert")
-    probs = run_encoder(encoder, random_batch(encoder, 9)).probs
-    assert [bool((layer.triu(1) == 0).all()) for layer in probs] == [encoder.config.causal] * 2
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -152,27 +141,12 @@ def test_roberta_positions_start_after_padding_id(publish: Publish, tmp_path: Pa
     assert_equal_to_transformers(tmp_path)
 
 
-def test_causal_model_with_cls_pooling_is_an_error(publish: Publish, tmp_path: Path) -> None:
-    case = replace(bert_case("causal-bert"), pooling="cls")
-    case.publish(tmp_path, (publish("bert") / "tokenizer.json").read_bytes())
-    with pytest.raises(CheckpointError, match="cls pooling of a causal model"):
-        load_checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize("kind", mark_slow(*FAMILY_CASES, fast=("mpnet", "modernbert", "qwen3", "gemma3_text")))
 def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, graphs: Publish, kind: str) -> None:
     checkpoint = load_checkpoint(publish(kind))
     parity = measure_parity(checkpoint.encoder, graphs(kind), checkpoint.max_input_tokens)
     assert parity.batches >= 11
     assert parity.max_abs_difference <= parity.tolerance
-
-
-@pytest.mark.parametrize("kind", ["modernbert", "qwen3"])
-def test_graph_has_the_four_inputs(graphs: Publish, kind: str) -> None:
-    """Also those that the family does not use, so that a batch has the same inputs for every model."""
-    session = onnxruntime.InferenceSession(graphs(kind), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-    assert names == ["input_ids", "position_ids", "token_type_ids", "sequence_ids"]
 
 
 @pytest.mark.parametrize(

@@ -121,21 +121,17 @@ def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.C
     ]
 
 
+def export_cuda(published: Path, directory: Path) -> int:
+    """Export to `out` with the texts in the file `texts`."""
+    arguments = ["--variant", "cuda", "--eval-texts", str(directory / "texts")]
+    return main(["export", str(published), "-o", str(directory / "out"), *arguments])
+
+
 def test_verify_prints_accuracy_of_exported_variant(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "texts").write_text("\n".join(SENTENCES))
-    arguments = [
-        "export",
-        str(published),
-        "-o",
-        str(tmp_path / "out"),
-        "--variant",
-        "cuda",
-        "--eval-texts",
-        str(tmp_path / "texts"),
-    ]
-    assert main(arguments) == 0
+    assert export_cuda(published, tmp_path) == 0
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "out")]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "graph cuda" in line)
@@ -149,17 +145,7 @@ def test_export_rejects_unreadable_eval_texts(
 ) -> None:
     if body is not None:
         (tmp_path / "texts").write_bytes(body)
-    arguments = [
-        "export",
-        str(published),
-        "-o",
-        str(tmp_path / "out"),
-        "--variant",
-        "cuda",
-        "--eval-texts",
-        str(tmp_path / "texts"),
-    ]
-    assert main(arguments) == 65
+    assert export_cuda(published, tmp_path) == 65
     assert error_line(capsys).startswith(f"attendant-model: {tmp_path / 'texts'}: {message}")
     assert not (tmp_path / "out").exists()
 
@@ -174,11 +160,8 @@ def test_verify_names_damaged_file(artifact: Path, capsys: pytest.CaptureFixture
     ("name", "body", "message"),
     [
         ("config.json", "{", "config.json: not JSON"),
-        ("config.json", '{"model_type": "gpt2"}', "model_type: unsupported ('gpt2')"),
-        ("model.safetensors", "", "model.safetensors: not a safetensors file"),
         ("tokenizer.json", "{}", "tokenizer.json"),
-        ("modules.json", "{", "modules.json"),
-        ("config_sentence_transformers.json", '{"prompts": 7}', "config_sentence_transformers.json"),
+        ("tokenizer.json", "\xff", "tokenizer.json"),
         ("sentence_bert_config.json", '{"max_seq_length": 2}', "sentence_bert_config.json: no room for text"),
     ],
 )

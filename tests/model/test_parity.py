@@ -7,41 +7,16 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import transformers
 
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder
-from model.export.parity import GRID, Inputs, make_sequence, measure_parity, pack_sequences, pack_varlen
+from model.export.parity import GRID, make_sequence, measure_parity, pack_sequences, pack_varlen
 from tests.model.conftest import mark_slow
+from tests.model.varlen_inputs import random_sequences
 
 Publish = Callable[[str], Path]
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "causal-bert", "causal-roberta")
-LENGTHS = (11, 1, 29, 5)
-
-
-def make_random_sequence(encoder: Encoder, length: int) -> Inputs:
-    """Return a random sequence without padding ids."""
-    rng = np.random.default_rng(length)
-    return {
-        "input_ids": rng.integers(5, encoder.config.vocab_size, (1, length)),
-        "position_ids": np.arange(length)[None],
-        "token_type_ids": rng.integers(0, max(1, encoder.config.type_vocab_size), (1, length)),
-        "sequence_ids": np.ones((1, length), dtype=np.int64),
-    }
-
-
-def run_transformers(directory: Path, sequence: Inputs) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    model = transformers.AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
-    inputs = {
-        "input_ids": torch.from_numpy(sequence["input_ids"]),
-        "token_type_ids": torch.from_numpy(sequence["token_type_ids"]),
-    }
-    if model.config.model_type == "distilbert":
-        del inputs["token_type_ids"]
-    with torch.inference_mode():
-        hidden: torch.Tensor = model(**inputs).last_hidden_state
-    return hidden.numpy()
 
 
 @pytest.fixture
@@ -55,19 +30,6 @@ def graph(graphs: Publish) -> Path:
     return graphs("bert")
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert", "causal-roberta")))
-def test_graph_with_packed_sequences_equals_transformers_without_packing(
-    publish: Publish, graphs: Publish, family: str
-) -> None:
-    encoder = load_checkpoint(publish(family)).encoder
-    sequences = [make_random_sequence(encoder, length) for length in LENGTHS]
-    session = onnxruntime.InferenceSession(graphs(family), providers=["CPUExecutionProvider"])
-    (packed,) = session.run(None, pack_sequences(sequences))
-    expected = np.concatenate([run_transformers(publish(family), sequence) for sequence in sequences], axis=1)
-    assert packed.shape == expected.shape
-    assert float(np.abs(packed - expected).max()) < 1e-4
-
-
 @pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("electra",)))
 def test_parity_of_correct_export_is_below_1e_5(publish: Publish, graphs: Publish, family: str) -> None:
     checkpoint = load_checkpoint(publish(family))
@@ -77,10 +39,8 @@ def test_parity_of_correct_export_is_below_1e_5(publish: Publish, graphs: Publis
 
 
 def test_graph_accepts_several_rows(encoder: Encoder, graph: Path) -> None:
-    rows = [
-        make_random_sequence(encoder, 13),
-        {**make_random_sequence(encoder, 13), "sequence_ids": np.array([[1] * 6 + [0] * 7])},
-    ]
+    first, second = random_sequences(encoder, (13, 13))
+    rows = [first, second | {"sequence_ids": np.array([[1] * 6 + [0] * 7])}]
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     stacked = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     (batched,) = session.run(None, stacked)

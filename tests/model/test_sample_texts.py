@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from model.export.sample_texts import find_sentences, read_texts, sample_sentences
 
 
@@ -26,10 +24,3 @@ def test_sample_sentences_is_deterministic_and_distinct() -> None:
 def test_read_texts_returns_one_text_per_nonblank_line(tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("money bank grows\n\n  \n  river bänk flows\n", encoding="utf-8")
     assert read_texts(tmp_path / "texts") == ["money bank grows", "  river bänk flows"]
-
-
-@pytest.mark.parametrize(("body", "message"), [(b"\xff\xfe\x00", "not UTF-8"), (b"\n  \n", "no text")])
-def test_read_texts_rejects_file_without_texts(tmp_path: Path, body: bytes, message: str) -> None:
-    (tmp_path / "texts").write_bytes(body)
-    with pytest.raises(ValueError, match=message):
-        read_texts(tmp_path / "texts")

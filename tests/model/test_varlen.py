@@ -148,18 +148,6 @@ def test_max_pooling_is_not_part_of_graph(encoder: Encoder, pooling: Pooling, ou
     )
 
 
-def test_causal_encoder_is_rejected(publish: Publish) -> None:
-    with pytest.raises(ValueError, match="causal attention is not supported"):
-        VarlenEncoder(load_checkpoint(publish("causal-bert")).encoder, "mean")
-
-
-def test_varlen_encoder_does_not_change_encoder(encoder: Encoder) -> None:
-    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    VarlenEncoder(encoder, "mean")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
-    assert encoder.state_dict().keys() == before.keys()
-
-
 def test_parts_are_float16_except_float32_parts(encoder: Encoder) -> None:
     assert part_names(encoder) == ("embeddings", "block 1", "block 2")
     module = VarlenEncoder(encoder, "mean", ("block 1",))

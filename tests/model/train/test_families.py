@@ -81,7 +81,7 @@ def hidden_states(encoder: Encoder) -> list[Tensor]:
     ids = make_inputs(encoder)
     positions = torch.arange(ids.shape[1])[None]
     with torch.inference_mode():
-        return encoder.encode(ids, positions, torch.zeros_like(ids), torch.ones_like(ids)).hidden_states
+        return encoder.hidden_states(ids, positions, torch.zeros_like(ids), torch.ones_like(ids))
 
 
 def check_same(encoder: Encoder, directory: Path) -> None:

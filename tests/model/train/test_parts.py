@@ -64,9 +64,7 @@ def hidden_states(encoder: Encoder, tokenizer: Tokenizer) -> list[Tensor]:
     (tokens,) = tokenizer.encode([TokenizerInput(TEXT)])
     ids = torch.tensor(tokens.input_ids)[None]
     with torch.inference_mode():
-        return encoder.encode(
-            ids, torch.arange(ids.shape[1])[None], torch.zeros_like(ids), torch.ones_like(ids)
-        ).hidden_states
+        return encoder.hidden_states(ids, torch.arange(ids.shape[1])[None], torch.zeros_like(ids), torch.ones_like(ids))
 
 
 def fit(config: TrainConfig, directory: Path) -> tuple[Objective, Tokenizer]:

@@ -3,22 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 
 from model.__main__ import main
 from model.artifact.files import Artifact
 from model.checkpoint import load_checkpoint as load_published
 from model.train.command import ARTIFACT, MODEL
 from model.train.loop import CURVES
-from service.config import Settings
-from service.engine.model_loader import LoadedModel
 from tests.model.train.conftest import to_toml
-from tests.serving import ServiceThread
 
 TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 
@@ -35,15 +29,9 @@ def run(request: pytest.FixtureRequest, document: dict[str, dict[str, Any]], tmp
 
 
 @pytest.mark.slow
-def test_libraries_open_the_trained_model(run: Path) -> None:
+def test_transformers_computes_the_same_from_the_trained_model(run: Path) -> None:
     assert {path.name for path in run.iterdir()} >= {"checkpoint.pt", "metrics.csv", CURVES, MODEL, ARTIFACT}
     assert Artifact.open(run / ARTIFACT).manifest.license == "apache-2.0"
-    check_transformers(run)
-    check_sentence_transformers(run)
-
-
-def check_transformers(run: Path) -> None:
-    """Check that BertForMaskedLM computes the same loss on masked texts as the trained network."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(run / MODEL)
     language_model = transformers.BertForMaskedLM.from_pretrained(run / MODEL)
     language_model.train(mode=False)
@@ -61,17 +49,6 @@ def check_transformers(run: Path) -> None:
             logits = hidden @ state["encoder.embeddings.word_embeddings.weight"].T + state["bias"]
         torch.testing.assert_close(output.hidden_states[-1], own, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(output.logits, logits, atol=1e-4, rtol=1e-4)
-
-
-def check_sentence_transformers(run: Path) -> None:
-    """Check that mean pooling of the artifact matches sentence-transformers."""
-    expected = SentenceTransformer(str(run / MODEL), device="cpu").encode(TEXTS)
-    model = LoadedModel.load(Settings(model_dir=run / ARTIFACT, precision="float32"))
-    manifest = model.artifact.manifest
-    assert (manifest.embedding.pooling, manifest.embedding.normalize, manifest.max_input_tokens) == ("mean", False, 24)
-    with ServiceThread(model) as service:
-        results = httpx.post(f"{service.rest}/v1/encode", json={"inputs": TEXTS}).json()["results"]
-    np.testing.assert_allclose([result["pooled"] for result in results], expected, atol=2e-5)
 
 
 def test_invalid_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from service.operations.maps import LayerMaps
 from tests.random_encoders import (
     TorchLayer,
+    encode,
     random_encoder,
     random_ids,
     run,
@@ -110,8 +111,7 @@ def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
         input_ids[0, tokens] = torch.tensor(ids)
         position_ids[0, tokens] = torch.arange(len(ids))
         sequence_ids[0, tokens] = number
-    with torch.inference_mode():
-        packed = encoder.encode(input_ids, position_ids, torch.zeros_like(input_ids), sequence_ids)
+    packed = encode(encoder, input_ids, position_ids, torch.zeros_like(input_ids), sequence_ids)
     number_of = sequence_ids[0].numpy()
     for layer, probs in enumerate(packed.probs):
         maps = probs[0].numpy()
