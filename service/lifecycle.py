@@ -9,7 +9,6 @@ from service.metrics import Metrics
 if TYPE_CHECKING:
     from service.engine.engine import Models
     from service.engine.repository import ModelRepository, ModelState
-    from service.engine.scheduling import Backlog
 
 RETRY_AFTER_S = 1
 
@@ -31,7 +30,6 @@ class Lifecycle:
     Attributes:
         draining: True from `start_draining` on. Clients should send their next request over another connection.
         rejecting: True from `reject_new` on.
-        near_capacity: The backlogs of the engines that may reject the next request.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -40,7 +38,6 @@ class Lifecycle:
         self._repository: ModelRepository | None = None
         self.status = Status.STARTING
         self.draining = self.rejecting = False
-        self.near_capacity: set[Backlog] = set()
 
     @property
     def models(self) -> "Models":
@@ -82,7 +79,6 @@ class Lifecycle:
     def become_ready(self, models: "Models", repository: "ModelRepository | None" = None) -> None:
         """Accept requests. Without a repository, the models do not change."""
         self._repository = repository
-        models.watch_capacity(self.near_capacity)
         self._models = models
         self._set_status(Status.READY)
 
@@ -90,6 +86,11 @@ class Lifecycle:
         """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
         self.draining = True
         self._set_status(Status.DRAINING)
+
+    @property
+    def near_capacity(self) -> bool:
+        """Whether an engine may reject the next request."""
+        return self._models is not None and self._models.near_capacity
 
     @property
     def healthy(self) -> bool:

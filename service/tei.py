@@ -25,10 +25,9 @@ from attendant_client.types import (
 
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.errors import ConflictingFields, Empty, MissingHead, ServiceError, WrongShape
-from service.operations.call import Call
 from service.operations.classify import classify
 from service.operations.encode import encode
-from service.operations.inputs import SPLIT_NOT_TRUNCATED, cut, prompt_not_found, shorten
+from service.operations.inputs import SPLIT_NOT_TRUNCATED, Call, cut, prompt_not_found, shorten
 from service.operations.rerank import rerank as rank
 from service.operations.tokenize import tokenize as split
 from service.spelling import Remedy, Spelling

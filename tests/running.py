@@ -3,7 +3,7 @@
 from typing import Any
 
 from service.engine.engine import Engine
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 
 RUN = {entry.request: entry.run for entry in OPERATIONS.values()}

@@ -27,8 +27,8 @@ from service.commands.sources import BATCH_SIZE, TextEncoder, name_text
 from service.engine.vectors import compare_rows
 from service.errors import ServiceError
 from service.operations.attend import attend
-from service.operations.call import Call
 from service.operations.encode import encode
+from service.operations.inputs import Call
 from service.operations.similarity import similarity
 
 Item = TypeVar("Item")

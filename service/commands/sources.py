@@ -32,8 +32,8 @@ from service.errors import InvalidArgument, NotFound, ServiceError, Unsupported
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact
 from service.models_file import ModelEntry, configured_models
-from service.operations.call import Call
 from service.operations.encode import encode
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 
 if TYPE_CHECKING:

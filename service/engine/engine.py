@@ -18,7 +18,7 @@ from service.config import Settings
 from service.engine.lane import ExplainLane, FastLane, Lane, ModelObserver, Reservation
 from service.engine.model_info import describe_evaluations, describe_model, limits_of
 from service.engine.model_loader import LoadedModel
-from service.engine.scheduling import CHARACTERS_PER_TOKEN, Admission, Backlog, TokenizerAdmission
+from service.engine.scheduling import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
 from service.errors import NotFound, ResponseTooLarge, echo, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
@@ -248,7 +248,6 @@ class Models:
 
     def __init__(self, engines: Sequence[Engine], fast_lanes: FastLanes | None = None) -> None:
         self.fast_lanes = fast_lanes if fast_lanes is not None else []
-        self._near_capacity: set[Backlog] = set()
         self._retiring: set[Engine] = set()
         self._engines: tuple[Engine, ...] = ()
         self.generation = 0
@@ -263,10 +262,6 @@ class Models:
         self._retiring.update(removed)
         for engine in engines:
             engine.share(len(engines))
-            engine.fast_lane.admission.backlog.near_capacity = self._near_capacity
-        for engine in removed:
-            self._near_capacity.discard(engine.fast_lane.admission.backlog)
-            engine.fast_lane.admission.backlog.near_capacity = set()
         return removed
 
     async def retire(self, engine: Engine) -> None:
@@ -274,11 +269,10 @@ class Models:
         await engine.retire()
         self._retiring.discard(engine)
 
-    def watch_capacity(self, near_capacity: set[Backlog]) -> None:
-        """Keep the backlogs whose lane may reject the next request in this set."""
-        self._near_capacity = near_capacity
-        for engine in self._engines:
-            engine.fast_lane.admission.backlog.near_capacity = near_capacity
+    @property
+    def near_capacity(self) -> bool:
+        """Whether a fast lane may reject the next request."""
+        return any(engine.fast_lane.near_capacity for engine in self._engines)
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines)

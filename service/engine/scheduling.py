@@ -63,19 +63,16 @@ class Cost(NamedTuple):
 class Backlog:
     """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
 
-    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. While
-    `held` is over `near_held` or `us` over `near_us`, the next request may be rejected: `near` is True, and the backlog
-    is in the set `near_capacity`, which several may share.
+    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. `near`
+    is True while `held` is over `near_held` or `us` over `near_us`: the next request may be rejected.
     """
 
     BINS = 48
 
     def __init__(self, slice_tokens: int | None = None) -> None:
         self.slice_tokens = slice_tokens
-        self.near_capacity: set[Backlog] = set()
         self.near_held = self.near_us = math.inf
         self.tokens = self.us = self.held = 0
-        self.near = False
         self._counts = [0] * self.BINS
         self._sums = [0] * self.BINS
 
@@ -89,10 +86,10 @@ class Backlog:
         self.us += count * us
         limit = self.slice_tokens
         self.held += count * (tokens if limit is None or tokens < limit else limit)
-        near = self.held > self.near_held or self.us > self.near_us
-        if near != self.near:
-            self.near = near
-            (self.near_capacity.add if near else self.near_capacity.discard)(self)
+
+    @property
+    def near(self) -> bool:
+        return self.held > self.near_held or self.us > self.near_us
 
     def held_tokens(self, tokens: int) -> int:
         """Return how many tokens of a request count against the limit of the queue."""
@@ -123,6 +120,7 @@ class LaneBacklog(Backlog):
     def __init__(self, slice_tokens: int | None = None) -> None:
         super().__init__(slice_tokens)
         self._callers: dict[str, tuple[Caller, Backlog]] = {}
+        self._near_callers = 0
         self._latest = ""
         self._others_until = -math.inf
 
@@ -130,6 +128,11 @@ class LaneBacklog(Backlog):
     def shared(self) -> bool:
         """True while requests of more than one caller with a name are queued, or were within `SHARED_FOR_S`."""
         return time.monotonic() < self._others_until
+
+    @property
+    def near(self) -> bool:
+        """Whether the next request, of one of the callers at least, may be rejected."""
+        return self._near_callers > 0 or super().near
 
     def count(self, cost: Cost, caller: Caller, count: int = 1) -> None:
         """Count a request of a caller; with `count=-1`, remove it again."""
@@ -143,10 +146,12 @@ class LaneBacklog(Backlog):
             self._latest = name
         if name not in self._callers:
             own = Backlog(self.slice_tokens)
-            own.near_capacity, own.near_held = self.near_capacity, self.near_held / 2
+            own.near_held = self.near_held / 2
             self._callers[name] = caller, own
         own = self._callers[name][1]
+        was_near = own.near
         own.add(cost, count)
+        self._near_callers += own.near - was_near
         if not own.us:
             del self._callers[name]
 

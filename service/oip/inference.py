@@ -50,10 +50,9 @@ from service.errors import (
 )
 from service.oip.tensors import InputTensor, OutputTensor, check_axes, check_datatype, integers_of, strings_of
 from service.operations.attend import attend
-from service.operations.call import Call, Wire
 from service.operations.classify import classify
 from service.operations.encode import encode
-from service.operations.inputs import item_limits, too_many
+from service.operations.inputs import Call, Wire, item_limits, too_many
 from service.spelling import IDS_SUFFIX, Spelling
 
 # Parameters

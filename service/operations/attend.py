@@ -22,10 +22,10 @@ from service.engine.engine import Engine
 from service.engine.tasks import ModelParts
 from service.engine.vectors import Floats, cast_map
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
-from service.operations.call import Call
 from service.operations.inputs import (
     JSON_VALUE_BYTES,
     RESULT_BYTES,
+    Call,
     array_bytes,
     check_at_least_one,
     check_inputs,

@@ -11,12 +11,12 @@ from model.artifact.manifest import ClassificationHead, ScoreActivation
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
 from service.errors import ConflictingFields
-from service.operations.call import Call
 from service.operations.inputs import (
     INPUT,
     JSON_CHARACTER_BYTES,
     RESULT_BYTES,
     AppliedPrompt,
+    Call,
     array_bytes,
     check_at_least_one,
     check_effect_options,

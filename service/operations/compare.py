@@ -29,13 +29,13 @@ from service.engine.engine import Engine
 from service.engine.layers import Layer
 from service.engine.tasks import ModelParts
 from service.errors import InvalidArgument, OutOfRange, TooFew, TooMany, UnsupportedByModel, missing_or_conflicting
-from service.operations.call import Call
 from service.operations.inputs import (
     JSON_VALUE_BYTES,
     OUTPUT,
     PAIR,
     RESULT_BYTES,
     SPLIT,
+    Call,
     check_length,
     check_span,
     check_text,

@@ -28,7 +28,6 @@ from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, HeadName, ModelParts, TextVectors
 from service.engine.vectors import Floats, cast, finish_pooled, mean_ranges, pool_batch, reduce_layers
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
-from service.operations.call import Call, Wire
 from service.operations.inputs import (
     DESCRIBED_CHARACTER,
     ELEMENTS,
@@ -39,6 +38,8 @@ from service.operations.inputs import (
     RESULT_BYTES,
     SPAN,
     AppliedPrompt,
+    Call,
+    Wire,
     array_bytes,
     check_inputs,
     check_length,
@@ -58,6 +59,8 @@ from service.spelling import Change, Remedy, join, named
 
 HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 """The outputs that heads compute."""
+LAST_LAYER = (-1,)
+"""The layers of a request that needs only the last layer, which the fast lane computes."""
 SPARSE_ENTRY_BYTES = 16
 """Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""
 
@@ -68,10 +71,7 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
     check_inputs(request.inputs, engine.limits, manifest, call.max_inputs, spans=True)
     request = check_encode(request, manifest)
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
-    lane: Lane[Any, TextVectors] = engine.fast_lane if needs_last_layer_only(request, manifest) else engine.explain
-    if lane.near_capacity:  # a permanent error takes precedence over one that asks to retry
-        least = least_response_bytes(request, call, manifest)
-        engine.check_response_size(least, len(request.inputs), lambda: Remedy("Request fewer inputs, spans or layers"))
+    lane: Lane[Any, TextVectors] = engine.fast_lane if request.layers == LAST_LAYER else engine.explain
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
     lengths = [count_characters(item) for item in request.inputs]
     sizes = estimate_tokens(lengths, manifest.longest_input_tokens, prompt_tokens)
@@ -87,7 +87,7 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
 
 
 def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
-    """Check outputs, layers, dimensions and dtype; return the request with explicit layers."""
+    """Check outputs, layers, dimensions and dtype; return the request with layers as 0..L, or `LAST_LAYER`."""
     outputs = set(request.outputs)
     if not outputs:
         raise Empty("empty", "Leave it out or name at least one.", field="outputs")
@@ -106,11 +106,11 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
                 f"Remove it or send text in {{inputs}}[{index}].",
                 field="outputs",
             )
-    if request.layers == "all":
-        request = replace(request, layers=resolve_layers("all", manifest))
+    if request.layers != LAST_LAYER:
+        layers = resolve_layers(request.layers, manifest)
+        last = manifest.architecture.num_hidden_layers
+        request = replace(request, layers=LAST_LAYER if layers == (last,) else layers)
     _check_parts(request, manifest)
-    if request.layers != (-1,):
-        resolve_layers(request.layers, manifest)
     if "pooled" not in outputs:
         _check_no_pooled_options(request)
     _check_pooled(request, manifest, outputs)
@@ -119,7 +119,7 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
 
 def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
     """Check that the model has what other layers and static vectors need."""
-    if request.layers != (-1,) and not needs_last_layer_only(request, manifest):
+    if request.layers != LAST_LAYER:
         require(manifest.explain, "only the last layer is supported for this model", "layers")
     if "static" in request.outputs:
         require(manifest.static, "{outputs.static} is not supported for this model", "outputs")
@@ -137,7 +137,7 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
                 "{outputs.multi_vector} of this model is supported alone (it reads other tokens)",
                 "Remove the other outputs.", field="outputs",
             )  # fmt: skip
-        if not needs_last_layer_only(request, manifest):
+        if request.layers != LAST_LAYER:
             raise ConflictingFields(
                 f"other layers are not supported for {named('outputs', output)}", "Leave layers out.", field="layers"
             )
@@ -234,7 +234,7 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
             kept = add_side(kept, engine.manifest, side, place)
         kept.side = request.role
         prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
-    if not needs_last_layer_only(request, engine.manifest):
+    if request.layers != LAST_LAYER:
         check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes
     engine.check_response_size(
@@ -304,21 +304,6 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ca
     return total_bytes(sizes, padded=call.padded)
 
 
-def least_response_bytes(request: EncodeRequest, call: Call, manifest: Manifest) -> int:
-    """Return a lower bound on `response_bytes` before tokenization: each input has one token and no words."""
-    outputs, inputs = request.outputs, len(request.inputs)
-    copies = 1 if request.layer_reduce == "mean" else len(request.layers)
-    width = manifest.architecture.hidden_size * copies
-    values = 0
-    if "pooled" in outputs:
-        pooled = request.dimensions or pooled_size(request, manifest)
-        values += inputs * pooled * (copies if request.layer_reduce == "stack" else 1)
-    values += inputs * width if "tokens" in outputs else 0
-    values += inputs * _static_size(manifest) if "static" in outputs else 0
-    values += sum(len(item.spans) for item in request.inputs) * width if "spans" in outputs else 0
-    return inputs * RESULT_BYTES + array_bytes(values, request.dtype, call.wire)
-
-
 def suggest_smaller_vectors(
     prepared: Sequence[PreparedInput], request: EncodeRequest, call: Call, manifest: Manifest, limit: int
 ) -> Remedy:
@@ -327,7 +312,7 @@ def suggest_smaller_vectors(
     def fits(smaller: EncodeRequest, wire: Wire = call.wire) -> bool:
         return response_bytes(prepared, smaller, replace(call, wire=wire), manifest) <= limit
 
-    layers = resolve_layers(request.layers, manifest)
+    layers = _numbers(request)
     changes: list[Change] = []
     if call.wire == "json" and fits(request, "base64"):
         changes.append({"encoding_format": "base64"})
@@ -340,14 +325,15 @@ def suggest_smaller_vectors(
     return Remedy(f"Request fewer {' or '.join(fewer)}" if fewer else "Send a shorter text", changes)
 
 
-def needs_last_layer_only(request: EncodeRequest, manifest: Manifest) -> bool:
-    """Return whether the request needs only the last layer, which the fast lane computes."""
-    return request.layers == (-1,) or set(request.layers) <= {-1, manifest.architecture.num_hidden_layers}
+def _numbers(request: EncodeRequest) -> tuple[int, ...]:
+    """Return the layers of a checked request."""
+    assert request.layers != "all"
+    return tuple(request.layers)
 
 
 def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
     """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
-    if needs_last_layer_only(request, manifest):
+    if request.layers == LAST_LAYER:
         return manifest.embedding.dimensions
     return manifest.architecture.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
 
@@ -389,14 +375,14 @@ def encode_tasks(
     heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
     if not hidden and pooling is None and not heads:
         return []
-    if needs_last_layer_only(request, manifest):
+    if request.layers == LAST_LAYER:
         return [
             EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), heads)
             for item in prepared
         ]
-    layers = resolve_layers(request.layers, manifest)
     return [
-        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
+        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), _numbers(request))
+        for item in prepared
     ]
 
 
@@ -419,7 +405,7 @@ def build_results(
             rows[0][:, None] if len(rows) == 1 else np.stack(rows, axis=1),  # (layers, N, D)
             manifest.embedding,
             engine.dense_layers,
-            last_layer_only=needs_last_layer_only(request, manifest),
+            last_layer_only=request.layers == LAST_LAYER,
             layer_reduce=request.layer_reduce,
             dimensions=request.dimensions,
             normalize_vectors=request.normalize,

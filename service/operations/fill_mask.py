@@ -25,11 +25,11 @@ from service.engine.engine import Engine
 from service.engine.lane import Lane
 from service.engine.tasks import EncodeTask, Floats, ModelParts, PredictedWords, TextVectors, WordQuery
 from service.errors import Duplicate, Empty, InvalidArgument, OutOfRange, RequestTooLarge, TooLong
-from service.operations.call import Call
 from service.operations.inputs import (
     JSON_CHARACTER_BYTES,
     MAX_TARGETS,
     RESULT_BYTES,
+    Call,
     check_at_least_one,
     check_count,
     check_inputs,

@@ -1,5 +1,6 @@
-"""What operations have in common: checks of inputs, layers and prompts, list limits, costs, and response sizes."""
+"""What operations have in common: the call; checks of inputs, layers and prompts; limits, costs, response sizes."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, get_args
@@ -25,6 +26,7 @@ from attendant_client.types import (
 from model.artifact.manifest import Absent, Manifest, TruncationSide
 from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
+from service.engine.lane import Timing
 from service.engine.scheduling import CHARACTERS_PER_TOKEN, SPECIAL_TOKENS
 from service.errors import (
     ConflictingFields,
@@ -41,10 +43,11 @@ from service.errors import (
     UnsupportedByModel,
     echo,
 )
-from service.operations.call import Wire
+from service.request_log import current_record
 from service.spelling import Remedy, join, named, route_name
 
 PartT = TypeVar("PartT")
+Wire = Literal["json", "base64", "binary"]
 
 EFFECT_UNIT: SimilarityUnit = "word"
 """Units of effects unless the request says otherwise."""
@@ -90,6 +93,40 @@ JSON_VALUE_BYTES: dict[Dtype | MapDtype, int] = {"float32": 16, "float16": 16, "
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
 RESULT_BYTES = 512
+
+
+# The call of an operation
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of an operation.
+
+    Attributes:
+        deadline: A time.monotonic() reading; None selects the maximum timeout.
+        wire: How arrays of the response are encoded, which decides its size.
+        max_inputs: Replaces the limit of inputs for an API with its own limit.
+        padded: Whether each input takes the space of the longest one in the response, which then contains only arrays.
+        returned_bytes: Size of what the API adapter adds to the response.
+        timing: Durations of the stages, once the operation has finished.
+    """
+
+    deadline: float | None = None
+    wire: Wire = "json"
+    max_inputs: int | None = None
+    padded: bool = False
+    returned_bytes: int = 0
+    timing: Timing = Timing(0.0, 0.0, 0.0)  # noqa: RUF009  # immutable
+
+    def start(self, engine: Engine) -> float:
+        """Return the deadline of a request that has just arrived, at most the maximum timeout from now."""
+        now = time.monotonic()
+        latest = now + engine.limits.max_timeout_ms / 1000
+        if self.deadline is None:
+            return latest
+        if (record := current_record()) is not None:
+            record.timeout_s = self.deadline - now
+        return min(self.deadline, latest)
 
 
 # Lists and inputs

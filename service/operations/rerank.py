@@ -23,7 +23,6 @@ from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
-from service.operations.call import Call
 from service.operations.classify import effects, label_tasks, occlusion_tasks, to_scores
 from service.operations.inputs import (
     DESCRIBED_CHARACTER,
@@ -31,6 +30,7 @@ from service.operations.inputs import (
     RESULT_BYTES,
     SPLIT_NOT_TRUNCATED,
     AppliedPrompt,
+    Call,
     array_bytes,
     check_at_least_one,
     check_count,

@@ -46,13 +46,14 @@ from service.errors import (
     WrongShape,
 )
 from service.operations.attend import JSON_INDEX_BYTES
-from service.operations.call import Call, Wire
 from service.operations.inputs import (
     INPUT,
     NO_PROMPT,
     RESULT_BYTES,
     SPLIT_NOT_TRUNCATED,
     AppliedPrompt,
+    Call,
+    Wire,
     array_bytes,
     check_at_least_one,
     check_length,

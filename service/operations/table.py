@@ -8,11 +8,11 @@ from attendant_client import types
 
 from service.engine.engine import Engine
 from service.operations.attend import attend
-from service.operations.call import Call
 from service.operations.classify import classify
 from service.operations.compare import compare
 from service.operations.encode import encode
 from service.operations.fill_mask import fill_mask
+from service.operations.inputs import Call
 from service.operations.rerank import rerank
 from service.operations.similarity import similarity
 from service.operations.token_classify import token_classify

@@ -24,9 +24,9 @@ from model.artifact.tokenizer import TokenizedInput
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
 from service.errors import ConflictingFields
-from service.operations.call import Call
 from service.operations.inputs import (
     RESULT_BYTES,
+    Call,
     check_inputs,
     check_length,
     count_characters,

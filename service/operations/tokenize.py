@@ -6,10 +6,10 @@ from attendant_client.types import TokenizeRequest, TokenizeResponse, TokenizeRe
 
 from service.engine.engine import Engine
 from service.engine.scheduling import CHARACTERS_PER_TOKEN
-from service.operations.call import Call
 from service.operations.inputs import (
     JSON_CHARACTER_BYTES,
     SPLIT,
+    Call,
     check_count,
     check_inputs,
     check_token_ids,

@@ -20,7 +20,7 @@ from service.error_reasons import Reason
 from service.errors import InvalidArgument, MalformedRequest, ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.request_log import RequestRecord
 from service.rest.bodies import JSON, body_schema
@@ -281,12 +281,10 @@ def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Reque
         if bodies is None:
             if not api.ignores_query:
                 reject_query(request)
-        elif select is not None:
-            choose = partial(select, request, services.lifecycle)
-            body = await reader.read_selected(request, choose, **limits)
         elif route.reads_body:
             read = reader.read if route.requires_body else reader.read_optional
-            body = await read(request, bodies[0], **limits)
+            model: Any = bodies[0] if select is None else partial(select, request, services.lifecycle)
+            body = await read(request, model, **limits)
         exchange = Exchange(request, services)
         document = await handler(exchange, body)
         if isinstance(document, Response):

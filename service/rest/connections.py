@@ -1,6 +1,6 @@
 """Settings of all connections of a server: their limits, and the load shedder."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +26,8 @@ class Shedder(Protocol):
     """Rejects requests before their task starts."""
 
     @property
-    def near_capacity(self) -> Collection[object]:
-        """While it is not empty, the server must pass every request to `try_reject`."""
+    def near_capacity(self) -> bool:
+        """Whether every request must pass `try_reject`."""
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         """Return the rejection; None to handle the request as usual."""
@@ -36,7 +36,7 @@ class Shedder(Protocol):
 class NoLoadShedding:
     """Rejects nothing."""
 
-    near_capacity = ()
+    near_capacity = False
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         return None

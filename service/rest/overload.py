@@ -40,11 +40,15 @@ class LoadShedder:
     def __init__(
         self, lifecycle: Lifecycle, requests: RequestLog, keys: ApiKeys | None, cors: Cors | None = None
     ) -> None:
-        self.near_capacity = lifecycle.near_capacity
         self._lifecycle = lifecycle
         self._cors = cors or Cors("")
         self._requests = requests
         self._keys = keys
+
+    @property
+    def near_capacity(self) -> bool:
+        """Whether every request must pass `try_reject`."""
+        return self._lifecycle.near_capacity
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         """Return the rejection of a request that the queue has no capacity for; None for any other request."""

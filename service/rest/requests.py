@@ -1,11 +1,10 @@
 """Reading of request bodies under size, time and memory limits; deadlines; client disconnects."""
 
 import asyncio
-import contextlib
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from service.rest.bodies import JSON, TIMEOUT_HEADER, invalid_body
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 
 GC_PAUSE_MIN_BYTES = 64 * 1024
+"""Garbage collection doubles the time to parse a large body."""
 EXTRA_CONTAINERS = 1024
 """Allowance for arrays and objects other than inputs, spans and occurrences."""
 STRINGS_PER_CONTAINER = 8
@@ -49,7 +49,7 @@ DRAINED = "attendant.drained"
 """Scope key: a function that waits until the client has read the response, or has disconnected."""
 
 Body = TypeVar("Body", bound=BaseModel)
-Select = Callable[[Any], type[Body]]
+Select = Callable[[Any], type[BaseModel]]
 """Returns the model of a body from its JSON value."""
 
 
@@ -64,15 +64,8 @@ class RequestReader:
         self._limits: dict[str, int] = {}
         self._max_bytes = settings.max_request_bytes
 
-    async def read(self, request: Request, model: type[Body], **limits: int) -> Body:
-        """Read and parse the body as `model`. Raises `ServiceError` if it is invalid.
-
-        `limits` override `item_limits`.
-        """
-        return await self.read_selected(request, lambda _: model, **limits)
-
-    async def read_selected(self, request: Request, select: Select[Body], **limits: int) -> Body:
-        """Read and parse the body as the model that `select` returns for the JSON value, as `read` does."""
+    async def read(self, request: Request, model: type[Body] | Select, **limits: int) -> Body:
+        """Read and parse the body as `parse_json` does; `limits` override `item_limits`."""
         self._update_limits()
         if request.scope["query_string"]:
             reject_query(request)
@@ -84,7 +77,7 @@ class RequestReader:
         if request.headers.get(ENCODING_HEADER, IDENTITY) != IDENTITY:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
-        return parse_selected(body, select, self._limits | limits)
+        return parse_json(body, model, self._limits | limits if limits else self._limits)
 
     async def read_optional(self, request: Request, model: type[Body], **limits: int) -> Body:
         """Read and parse the body as `model`, or return one without values if it is empty. Its type may be missing."""
@@ -176,30 +169,27 @@ def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
     return RequestTooLarge("Request body too large", "Split the request.", actual=actual, maximum=limit, unit="bytes")
 
 
-def parse_json(body: bytes | bytearray, model: type[Body], limits: dict[str, int]) -> Body:
-    """Parse strict JSON as `model`. For duplicate keys, the last value wins."""
-    return parse_selected(body, lambda _: model, limits)
+def parse_json(body: bytes | bytearray, model: type[Body] | Select, limits: dict[str, int]) -> Body:
+    """Parse strict JSON as a model, or as the one selected by its value. For duplicate keys, the last value wins.
 
-
-def parse_selected(body: bytes | bytearray, select: Select[Body], limits: dict[str, int]) -> Body:
-    """Parse strict JSON as the model that `select` returns for its value."""
+    A thread would not relieve the event loop: orjson and pydantic hold the GIL. Raises `ServiceError`.
+    """
     _check_containers(body, limits)
-    if len(body) < GC_PAUSE_MIN_BYTES:
-        return _parse(body, select, limits)
-    with _gc_paused():
-        return _parse(body, select, limits)
-
-
-def _parse(body: bytes | bytearray, select: Select[Body], limits: dict[str, int]) -> Body:
+    pauses_gc = len(body) >= GC_PAUSE_MIN_BYTES and gc.isenabled()
+    if pauses_gc:
+        gc.disable()
     try:
         document = orjson.loads(body)
+        selected: Any = model if isinstance(model, type) else model(document)
+        parsed: Body = selected.model_validate(document, context=limits)
     except orjson.JSONDecodeError as error:
         raise _not_json(body, error) from None
-    model = select(document)
-    try:
-        return model.model_validate(document, context=limits)
     except ValidationError as error:
-        raise invalid_body(error, document, model) from None
+        raise invalid_body(error, document, selected) from None
+    finally:
+        if pauses_gc:
+            gc.enable()
+    return parsed
 
 
 def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
@@ -227,18 +217,6 @@ def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
         f"Too many {noun} in the request body", "Send fewer.",
         actual=actual, maximum=limit,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Disable garbage collection while a large body is parsed; it doubles the parse time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _not_json(body: bytes | bytearray, error: orjson.JSONDecodeError) -> MalformedRequest:

@@ -11,8 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from service.engine.engine import Engine
 from service.lifecycle import Lifecycle
-from service.operations.call import Call
-from service.operations.inputs import item_limits
+from service.operations.inputs import Call, item_limits
 from service.operations.table import OPERATIONS
 from service.request_log import RequestLog, RequestRecord, current_record
 from service.rpc.codec import PROTO, Message, read_request, write_response

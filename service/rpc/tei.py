@@ -13,8 +13,7 @@ from service import tei
 from service.engine.engine import Engine
 from service.errors import Empty, ServiceError, UnknownValue
 from service.lifecycle import Lifecycle
-from service.operations.call import Call
-from service.operations.inputs import item_limits
+from service.operations.inputs import Call, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
 from service.rpc.codec import Message, check_count

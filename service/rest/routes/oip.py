@@ -42,8 +42,7 @@ from service.oip.models import (
     find_model,
 )
 from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
-from service.operations.call import Wire
-from service.operations.inputs import item_limits
+from service.operations.inputs import Wire, item_limits
 from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
 from service.rest.bodies import JSON, FirstError, LenientModel, at_most
 from service.rest.compression import accepted

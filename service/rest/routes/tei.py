@@ -13,8 +13,7 @@ from service import tei
 from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable
 from service.lifecycle import Lifecycle
-from service.operations.call import Call
-from service.operations.inputs import cut
+from service.operations.inputs import Call, cut
 from service.operations.tokenize import decode as decode_ids
 from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
 from service.rest.bodies import (

@@ -12,7 +12,7 @@ from attendant_client.types import EncodeRequest, EncodeResponse
 
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 

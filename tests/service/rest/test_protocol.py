@@ -212,7 +212,7 @@ async def test_header_values_are_stripped() -> None:
 class RejectAllShedder:
     """A load shedder that rejects all requests."""
 
-    near_capacity = ("lane",)
+    near_capacity = True
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
         return Rejection(PlainTextResponse("overloaded", 429))

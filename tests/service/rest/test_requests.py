@@ -13,7 +13,7 @@ from service.config import Settings
 from service.engine.engine import Engine
 from service.errors import Overloaded, ServiceError
 from service.memory import MemoryBudget
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest import requests
 from service.rest.bodies import StrictModel, invalid_body, model_of
@@ -117,7 +117,7 @@ def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch
 def test_brackets_in_strings_are_not_counted_as_containers() -> None:
     """The strings contain escaped quotes."""
     text = '[{"\\' * 4000
-    body = parse_json(json.dumps({"inputs": [text] * 32}).encode(), EncodeBody, LIMITS)
+    body: Any = parse_json(json.dumps({"inputs": [text] * 32}).encode(), EncodeBody, LIMITS)
     assert body.inputs == [text] * 32
 
 

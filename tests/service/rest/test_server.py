@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.config import Settings
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest.app import make_app
 from service.rest.connections import ConnectionLimits, Rejection, Shedder
@@ -266,7 +266,7 @@ class RejectingShedder:
     """Always near capacity; rejects bodies that contain `no`."""
 
     def __init__(self, pause_s: float = 0.0) -> None:
-        self.near_capacity = {"lane"}
+        self.near_capacity = True
         self.pause_s = pause_s
         self.requests: list[tuple[bytes, bytes]] = []
 
@@ -303,7 +303,7 @@ async def test_load_shedder_rejects_and_admits_requests() -> None:
         for body in (b"no", b"yes", b"no no", b"", b"yes yes"):
             writer.write(post(body))
             assert await read_response(reader) == ((429, b"rejected") if b"no" in body else (200, b"echo " + body))
-        shedder.near_capacity.clear()
+        shedder.near_capacity = False
         writer.write(post(b"no"))
         assert await read_response(reader) == (200, b"echo no")
     assert shedder.requests == [(b"/x", body) for body in (b"no", b"yes", b"no no", b"", b"yes yes")]

@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status
 from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.errors import RequestTooLarge
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.request_log import RequestRecord, set_current
 from service.rpc.servicer import EncoderServicer

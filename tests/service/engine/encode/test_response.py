@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from attendant_client.types import Array, EncodeRequest, EncodeResult, Input
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.engine.model_loader import LoadedModel
-from service.errors import InvalidArgument, QueueFull, ResponseTooLarge
-from service.operations.call import Call, Wire
-from service.operations.encode import least_response_bytes, prepare_input, response_bytes, suggest_smaller_vectors
-from service.operations.inputs import JSON_VALUE_BYTES, RESULT_BYTES, tokenizer_inputs
+from service.errors import InvalidArgument, ResponseTooLarge
+from service.operations.encode import prepare_input, response_bytes, suggest_smaller_vectors
+from service.operations.inputs import JSON_VALUE_BYTES, RESULT_BYTES, Call, Wire, tokenizer_inputs
 from service.spelling import Remedy
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode, open_harness
 
@@ -185,33 +182,6 @@ async def limited_harness(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     limit = estimate(model, EncodeRequest((Input(GOLDEN),)), "binary")
     async with open_harness(model, max_response_bytes=limit) as opened:
         yield opened
-
-
-@given(
-    st.lists(st.sampled_from(["a", "word " * 30, GOLDEN]), min_size=1, max_size=4),
-    st.sets(st.sampled_from(ALL_OUTPUTS), min_size=1),
-    st.sampled_from([(6,), (0, 3), tuple(range(7))]),
-    st.sampled_from(["concat", "mean", "stack"]),
-    st.sampled_from(["json", "base64", "binary"]),
-)
-@settings(deadline=None, max_examples=40)
-def test_least_size_is_a_lower_bound(
-    model: LoadedModel, texts: list[str], outputs: set[Any], layers: Any, layer_reduce: Any, wire: Any
-) -> None:
-    inputs = tuple(Input(text) for text in texts)
-    request = EncodeRequest(inputs, outputs=tuple(outputs), layers=layers, layer_reduce=layer_reduce)
-    least = least_response_bytes(request, Call(wire=wire), model.artifact.manifest)
-    assert 0 < least <= estimate(model, request, wire)
-
-
-async def test_permanent_error_comes_before_a_full_queue(model: LoadedModel) -> None:
-    limit = model.backend.max_batch_tokens
-    async with open_harness(model, max_queue_tokens=limit, max_response_bytes=2048) as harness:
-        with harness.engine.fast_lane.reserve([limit]):
-            with pytest.raises(QueueFull):
-                await encode(harness.engine, GOLDEN, wire="binary")
-            with pytest.raises(ResponseTooLarge):
-                await encode(harness.engine, *[GOLDEN] * 4, wire="binary")
 
 
 async def test_response_over_the_limit_is_rejected_before_inference(limited_harness: ServiceHarness) -> None:

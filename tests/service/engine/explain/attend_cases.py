@@ -16,8 +16,7 @@ from model.artifact.tokenizer import Offsets, Tokenizer
 from service.engine.layers import ArtifactLayers, Layer
 from service.engine.model_loader import LoadedModel
 from service.operations.attend import AttendTask, check_attend
-from service.operations.call import Call
-from service.operations.inputs import tokenizer_inputs
+from service.operations.inputs import Call, tokenizer_inputs
 from service.operations.units import find_units
 
 Floats = NDArray[Any]

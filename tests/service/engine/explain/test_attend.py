@@ -7,7 +7,7 @@ import pytest
 from attendant_client.types import UnitKind
 
 from service.operations.attend import AttendTask
-from service.operations.call import Call
+from service.operations.inputs import Call
 from service.operations.maps import AttentionMapSpec
 from tests.random_encoders import HandMadeLayer, random_encoder, torch_layers
 from tests.service.engine.explain.attend_cases import (

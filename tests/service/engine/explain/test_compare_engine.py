@@ -11,8 +11,8 @@ from attendant_client.wire import to_message
 from model.artifact.tokenizer import Tokenizer
 from service.engine.engine import Engine
 from service.engine.vectors import mean_ranges, pool_batch
-from service.operations.call import Call
 from service.operations.compare import comparison_bytes, cosines
+from service.operations.inputs import Call
 from tests.running import run
 from tests.service.conftest import ServiceHarness, encode
 from tests.service.engine.explain.compare_cases import (

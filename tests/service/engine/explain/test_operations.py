@@ -13,9 +13,9 @@ from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from service.engine.tasks import ExplainTask
 from service.operations.attend import check_attend, prepare
-from service.operations.call import Call
 from service.operations.compare import CompareTask, find_occurrence
 from service.operations.encode import LayerTask
+from service.operations.inputs import Call
 from service.operations.units import word_units
 from tests.service.engine.explain.attend_cases import CHEQUE, PASSAGE, AttendFactory
 

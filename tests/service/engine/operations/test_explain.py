@@ -8,8 +8,8 @@ from attendant_client.types import AttendRequest, CompareRequest, Input, Limits,
 from model.artifact.manifest import Attention, Manifest
 from service.errors import InvalidArgument, ServiceError, UnsupportedByModel
 from service.operations.attend import check_attend
-from service.operations.call import Call, Wire
 from service.operations.compare import check_compare
+from service.operations.inputs import Call, Wire
 from service.operations.maps import AttentionMapSpec
 from tests.manifests import with_kinds
 

@@ -9,8 +9,8 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
-from service.operations.call import Call
 from service.operations.encode import encode as encode_texts
+from service.operations.inputs import Call
 from tests.manifests import with_head, with_manifest, with_prompts
 from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, cosine, encode_request, open_harness
