@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from service.errors import MemoryShareExceeded, Overloaded, ServiceError
+from service.errors import MemoryShareExceeded, Overloaded
 
 RETRY_AFTER_S = 1.0
 
@@ -25,34 +25,39 @@ class MemoryBudget:
 
     def acquire(self, holder: str, size: int) -> None:
         """Count bytes. Raises `MemoryShareExceeded` over the share of the holder, and `Overloaded` over the limit."""
-        with self.lock:
-            own = self._by_holder[holder]
-            available = max(0, self._limit - self.used - own)
-            if self.used + size > self._limit and self.used:
-                raise Overloaded(
-                    f"Too much memory in use for {self._noun}", "Retry later.",
-                    actual=self.used + size, maximum=self._limit, unit="bytes", retry_after_s=RETRY_AFTER_S,
-                )  # fmt: skip
-            if own + size > self._limit - self.used and self.used:
-                raise MemoryShareExceeded(
-                    f"Too many pending {self._noun} of this caller ({own} bytes in use, {size} requested, {available} "
-                    "available)",
-                    "Finish sending requests and read their responses, then retry.",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            self.count(holder, size)
+        self.change(holder, 0, size)
 
     def release(self, holder: str, size: int) -> None:
         """Stop counting bytes."""
-        self.count(holder, -size)
+        self.change(holder, size, 0, exists=True)
 
-    def count(self, holder: str, size: int) -> None:
-        """Count bytes that exist already, whatever the limit; a negative size releases them."""
+    def change(self, holder: str, before: int, after: int, *, exists: bool = False) -> None:
+        """Count `after` bytes in place of `before`; raises as `acquire` does unless the bytes exist already."""
         with self.lock:
-            self.used += size
-            self._by_holder[holder] += size
-            if not self._by_holder[holder]:
+            own, used = self._by_holder[holder] - before, self.used - before
+            if used and not exists:
+                self._check(own, used, after)
+            self.used = used + after
+            if own + after:
+                self._by_holder[holder] = own + after
+            else:
                 del self._by_holder[holder]
+
+    def _check(self, own: int, used: int, size: int) -> None:
+        """Raise an error if a holder that has `own` bytes, of `used` in all, may not have `size` more."""
+        if used + size > self._limit:
+            raise Overloaded(
+                f"Too much memory in use for {self._noun}", "Retry later.",
+                actual=used + size, maximum=self._limit, unit="bytes", retry_after_s=RETRY_AFTER_S,
+            )  # fmt: skip
+        if own + size > self._limit - used:
+            available = max(0, self._limit - used - own)
+            raise MemoryShareExceeded(
+                f"Too many pending {self._noun} of this caller ({own} bytes in use, {size} requested, {available} "
+                "available)",
+                "Finish sending requests and read their responses, then retry.",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
 
 class Reservation:
@@ -76,27 +81,20 @@ class Reservation:
     def grow(self, size: int) -> None:
         """Reserve at least `size` bytes. Raises as `MemoryBudget.acquire` does, for 0 if the share is used up."""
         with self._budget.lock:
-            if self._closed or size < self.size:
-                return
-            before = self.size
-            self._budget.release(self.holder, before)  # alone, a response of any size is accepted
-            try:
-                self._budget.acquire(self.holder, size)
-            except ServiceError:
-                self._budget.count(self.holder, before)
-                raise
-            self.size = size
+            if not self._closed and size >= self.size:
+                self._budget.change(self.holder, self.size, size)
+                self.size = size
 
     def set(self, size: int) -> None:
         """Count a response that exists in place of the estimate."""
         with self._budget.lock:
             if not self._closed:
-                self._budget.count(self.holder, size - self.size)
+                self._budget.change(self.holder, self.size, size, exists=True)
                 self.size = size
 
     def close(self) -> None:
         """Release the memory."""
         with self._budget.lock:
             self._closed = True
-            self._budget.release(self.holder, self.size)
+            self._budget.change(self.holder, self.size, 0, exists=True)
             self.size = 0

@@ -254,14 +254,21 @@ class HttpProtocol(HttpToolsProtocol):
         """Return what is wrong with the headers of a request."""
         if self._head_bytes > MAX_HEADER_BYTES:
             return _headers_too_large()
-        names = [name for name, _ in self.headers if name in SINGLE_HEADERS]
-        if len(names) > len(set(names)):
-            repeated = next(name for name in names if names.count(name) > 1)
-            return MalformedRequest("repeated", "Send it once.", field=SINGLE_HEADERS[repeated])
-        version, values = self.parser.get_http_version(), dict(self.headers)
-        if version == "1.0" and b"transfer-encoding" in values:
+        values: dict[bytes, bytes] = {}
+        for name, value in self.headers:
+            if name in SINGLE_HEADERS and name in values:
+                return MalformedRequest("repeated", "Send it once.", field=SINGLE_HEADERS[name])
+            values[name] = value
+        version, host = self.parser.get_http_version(), values.get(b"host")
+        if version not in ("1.0", "1.1"):
+            return MalformedRequest(f"HTTP/{version} is not supported", "Use HTTP/1.1.")
+        if host is None and version == "1.1":
+            return MalformedRequest("missing", "Send it.", field="Host")
+        if host is not None and HOST.fullmatch(host) is None:
+            return MalformedRequest("invalid", "Send a name or an address, and a port if needed.", field="Host")
+        if b"transfer-encoding" in values and version == "1.0":
             return MalformedRequest("not supported in HTTP/1.0", "Use HTTP/1.1.", field="Transfer-Encoding")
-        return _version_error(version) or _host_error(values.get(b"host"), version) or self._transfer_encoding_error()
+        return self._transfer_encoding_error() if b"transfer-encoding" in values else None
 
     def _transfer_encoding_error(self) -> ServiceError | None:
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -385,20 +392,6 @@ class ResponseTransport:
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
-
-
-def _version_error(version: str) -> ServiceError | None:
-    if version in ("1.0", "1.1"):
-        return None
-    return MalformedRequest(f"HTTP/{version} is not supported", "Use HTTP/1.1.")
-
-
-def _host_error(host: bytes | None, version: str) -> ServiceError | None:
-    if host is None:
-        return MalformedRequest("missing", "Send it.", field="Host") if version == "1.1" else None
-    if HOST.fullmatch(host) is None:
-        return MalformedRequest("invalid", "Send a name or an address, and a port if needed.", field="Host")
-    return None
 
 
 def _headers_too_large() -> ServiceError:
