@@ -57,6 +57,8 @@ from service.operations.maps import check_explain_size
 from service.operations.units import describe_tokens, empty_span, overlapping_tokens, words_of
 from service.spelling import Change, Remedy, join, named
 
+POOLED = ("pooled",)
+"""The outputs of most requests: one vector per text."""
 HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 """The outputs that heads compute."""
 LAST_LAYER = (-1,)
@@ -192,7 +194,7 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     cost = characters + INPUT * len(inputs)
     if layers > 1 and "pooled" in request.outputs:
         cost += layers * manifest.architecture.hidden_size * len(inputs) // ELEMENTS
-    if request.outputs == ("pooled",):
+    if request.outputs == POOLED:
         return cost
     arrays = [output for output in request.outputs if output != "pooled"]
     spans = sum(len(item.spans) for item in inputs)
@@ -208,13 +210,13 @@ class PreparedInput:
     """The result of one input without its vectors."""
 
     tokens: TokenizedInput
-    listed: NDArray[np.intp] | None
+    listed: NDArray[np.intp] | None = None
     """The tokens with vectors of their own; None for all, else all but the prompt's."""
-    described: list[Token] | None
-    words: list[Word] | None
-    ranges: NDArray[np.intp] | None
+    described: list[Token] | None = None
+    words: list[Word] | None = None
+    ranges: NDArray[np.intp] | None = None
     """The tokens [first, last) of each word, then of each span; intp, (W + S, 2)."""
-    span_count: int
+    span_count: int = 0
     vector_tokens: list[Token] | None = None
     """The tokens of the output `multi_vector`."""
 
@@ -226,14 +228,17 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
     limit = max_tokens(engine.manifest, side, request.role) if reads_roles else engine.manifest.max_input_tokens
     place = engine.tokenizer.leading_special_tokens
     sources = tokenizer_inputs(request.inputs, prompt)
-    tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != ("pooled",))
+    tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != POOLED)
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path, limit=limit)
         if side is not None:
             kept = add_side(kept, engine.manifest, side, place)
         kept.side = request.role
-        prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
+        if request.outputs == POOLED:
+            prepared.append(PreparedInput(kept))
+        else:
+            prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
     if request.layers != LAST_LAYER:
         check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes
@@ -287,6 +292,8 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ca
     pooled_width = request.dimensions or pooled_size(request, manifest)
     if request.layer_reduce == "stack":
         pooled_width *= copies
+    if outputs == POOLED:
+        return len(prepared) * (RESULT_BYTES + array_bytes(pooled_width, request.dtype, call.wire))
     sizes = []
     for item in prepared:
         count = len(item.tokens)
@@ -375,15 +382,11 @@ def encode_tasks(
     heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
     if not hidden and pooling is None and not heads:
         return []
+    sequences = [(item.tokens, first_pooled_token(item.tokens, manifest)) for item in prepared]
     if request.layers == LAST_LAYER:
-        return [
-            EncodeTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), heads)
-            for item in prepared
-        ]
-    return [
-        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), _numbers(request))
-        for item in prepared
-    ]
+        return [EncodeTask(tokens, pooling, hidden, pool_from, heads) for tokens, pool_from in sequences]
+    layers = _numbers(request)
+    return [LayerTask(tokens, pooling, hidden, pool_from, layers) for tokens, pool_from in sequences]
 
 
 def build_results(
@@ -411,7 +414,7 @@ def build_results(
             normalize_vectors=request.normalize,
             dtype=request.dtype,
         )
-    if outputs == ("pooled",):
+    if outputs == POOLED:
         return [
             EncodeResult(len(item.tokens), item.tokens.truncated, pooled=vector)
             for item, vector in zip(prepared, pooled, strict=True)
