@@ -4,6 +4,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -272,48 +273,30 @@ class AccuracyTest:
 
 
 def choose_float32_parts(test: AccuracyTest) -> AccuracyRecord:
-    """Return the fewest top-ranked float32 parts that keep every cosine similarity at or above `MIN_COSINE`.
+    """Return the fewest float32 parts that keep every cosine similarity at or above `MIN_COSINE`.
+
+    Parts are added in decreasing order of the error with only that part in float16.
 
     Raises:
         AccuracyError: The limit is missed even with every part in float32.
     """
-    names = part_names(test.encoder)
-    head = test.head()
+    names, head, ranked = part_names(test.encoder), test.head(), list[str]()
 
-    def error_of(name: str) -> float:
-        return -head.min_cosine_float16([other for other in names if other != name])
+    @cache
+    def cosine_of(count: int) -> float:
+        return test.min_cosine_float16(ranked[:count])
 
-    parts, cosine = minimize_float32_parts(names, MIN_COSINE, test.min_cosine_float16, error_of)
+    count = 0
+    if cosine_of(0) < MIN_COSINE:
+        ranked += sorted(names, key=lambda name: head.min_cosine_float16([other for other in names if other != name]))
+        count = bisect_left(range(len(names)), True, lo=1, key=lambda count: cosine_of(count) >= MIN_COSINE)
+    cosine, parts = cosine_of(count), tuple(sorted(ranked[:count], key=names.index))
     if cosine < MIN_COSINE:
         raise AccuracyError(
             f"Accuracy: smallest cosine {cosine:.6f} with all supported parts in float32, limit {MIN_COSINE}. "
             "Export without --variant cuda."
         )
     return AccuracyRecord(texts=test.texts, min_cosine=cosine, float32_parts=parts)
-
-
-def minimize_float32_parts(
-    names: Sequence[str], limit: float, cosine_of: Callable[[Sequence[str]], float], error_of: Callable[[str], float]
-) -> tuple[tuple[str, ...], float]:
-    """Return the smallest set of float32 parts with which `cosine_of` reaches `limit`, and that cosine.
-
-    Parts are added in decreasing order of `error_of`, the error with only that part in float16. Returns all parts if
-    that is not enough.
-    """
-    cosine = cosine_of(())
-    if cosine >= limit:
-        return (), cosine
-    ranked = sorted(names, key=error_of, reverse=True)
-    cosines: dict[int, float] = {}
-
-    def suffices(count: int) -> bool:
-        cosines[count] = cosine_of(ranked[:count])
-        return cosines[count] >= limit
-
-    count = bisect_left(range(len(names)), True, lo=1, key=suffices)
-    if count not in cosines:
-        suffices(count)
-    return tuple(sorted(ranked[:count], key=names.index)), cosines[count]
 
 
 def tokenize_texts(

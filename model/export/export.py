@@ -261,7 +261,7 @@ def _write(
     if variants.explain:
         progress("exporting the graphs of attention maps")
         layers = describe_layers(encoder, write_layer_graphs(encoder, graphs), store)
-    heads = (write_embedding_head(root, embedding, config.hidden_size), *write_heads(checkpoint, store, graphs))
+    heads = (write_embedding_head(embedding, config.hidden_size, store), *write_heads(checkpoint, store, graphs))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,

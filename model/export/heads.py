@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +12,6 @@ from model.artifact.manifest import (
     Head,
     MaskedLMHead,
     SparseHead,
-    TensorRecord,
 )
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
@@ -34,7 +31,6 @@ OUTPUTS = {
     "multi_vector": "vectors",
 }
 """The output of each graph."""
-DENSE_WEIGHTS = "dense.bin"
 TESTED_ROWS = (1, 2, 33)
 
 
@@ -53,9 +49,12 @@ class NormedHead(nn.Module):
         return features
 
 
-def write_embedding_head(root: Path, embedding: EmbeddingConfig, hidden_size: int) -> EmbeddingHead:
+def write_embedding_head(embedding: EmbeddingConfig, hidden_size: int, store: WeightStore) -> EmbeddingHead:
     """Write the dense layers of the head, if it has any, and return its record."""
-    dense = _write_dense(root, embedding) if embedding.dense else ()
+    dense = tuple(
+        DenseRecord(weight=store.find(layer.weight), bias=store.find_optional(layer.bias), activation=layer.activation)
+        for layer in embedding.dense
+    )
     return EmbeddingHead(
         pooling=embedding.pooling,
         include_prompt=embedding.include_prompt,
@@ -65,24 +64,6 @@ def write_embedding_head(root: Path, embedding: EmbeddingConfig, hidden_size: in
         similarity=embedding.similarity,
         truncate_dim=embedding.truncate_dim,
     )
-
-
-def _write_dense(root: Path, embedding: EmbeddingConfig) -> tuple[DenseRecord, ...]:
-    body = bytearray()
-
-    def put(tensor: Tensor) -> TensorRecord:
-        record = TensorRecord(file=DENSE_WEIGHTS, offset=len(body), shape=tuple(tensor.shape), dtype="float32")
-        body.extend(np.ascontiguousarray(tensor.numpy(), dtype="<f4").tobytes())
-        return record
-
-    records = tuple(
-        DenseRecord(
-            weight=put(dense.weight), bias=None if dense.bias is None else put(dense.bias), activation=dense.activation
-        )
-        for dense in embedding.dense
-    )
-    (root / DENSE_WEIGHTS).write_bytes(body)
-    return records
 
 
 def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) -> Iterator[Head]:

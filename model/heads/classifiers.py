@@ -18,7 +18,7 @@ from model.artifact.manifest import (
     TokenClassificationHead,
 )
 from model.heads.row_head import HeadLayout, RowHead, read_labels
-from model.source.published import CheckpointError, Module, Published, require_finite
+from model.source.published import CheckpointError, Module, Published, require_finite, token_content
 
 ARCHITECTURE = "ForSequenceClassification"
 
@@ -184,7 +184,7 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     if not isinstance(source, str):
         raise CheckpointError(f"{TEMPLATE}: missing. A reranker that is a language model needs its chat template.")
     prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
-    text = _render(source, prompt, {name: _content(special.get(name)) for name in SPECIAL_TOKENS})
+    text = _render(source, prompt, {name: token_content(special.get(name)) or "" for name in SPECIAL_TOKENS})
     before, _, rest = text.partition(QUERY)
     middle, _, after = rest.partition(DOCUMENT)
     added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len, reverse=True)
@@ -198,10 +198,6 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     return PairTemplateRecord(
         prefix_ids=prefix, head=before[start:], middle=middle, tail=after[:end], suffix_ids=suffix
     )
-
-
-def _content(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 def _render(source: str, prompt: str | None, special: Mapping[str, str]) -> str:

@@ -13,7 +13,16 @@ from torch import Tensor
 from model.artifact.manifest import ExpansionRecord, MultiVectorHead, SideRecord
 from model.heads.row_head import RowHead, linear_head, read_linear_head
 from model.heads.vocabulary import find_mask_token
-from model.source.published import MODULES, STANFORD, CheckpointError, ConfigFile, Published, read_json, unsupported
+from model.source.published import (
+    MODULES,
+    STANFORD,
+    CheckpointError,
+    ConfigFile,
+    Published,
+    read_json,
+    token_content,
+    unsupported,
+)
 from model.source.sentence_transformers import DenseLayer, check_features, is_late_interaction, read_dense
 
 LINEAR = "colbert_linear.pt"
@@ -279,6 +288,5 @@ def _find_ids(options: _Options, vocabulary: tokenizers.Tokenizer, special: Mapp
     """Return the ids of the skipped words, ascending; of unknown words, the id of the unknown token or none."""
     ids = {vocabulary.token_to_id(word) for word in options.skipped_words}
     if None in ids and options.skips_unknown:
-        token = special.get("unk_token")
-        ids.add(vocabulary.token_to_id(str(token.get("content") if isinstance(token, dict) else token)))
+        ids.add(vocabulary.token_to_id(str(token_content(special.get("unk_token")))))
     return tuple(sorted(number for number in ids if number is not None))

@@ -17,6 +17,7 @@ from model.source.published import (
     read_tensors,
     require_finite,
     require_shape,
+    token_content,
     unsupported,
 )
 
@@ -121,8 +122,7 @@ class MaskedLM:
 
 def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
     """Return the id of the mask token in a tokenizer.json; `options` are the values of tokenizer_config.json."""
-    named = options.get("mask_token")
-    content = named.get("content") if isinstance(named, dict) else named
+    content = token_content(options.get("mask_token"))
     names = MASK_TOKENS if content is None else (content,)
     added = json.loads(tokenizer).get("added_tokens") or ()
     return next((token["id"] for token in added if token["content"] in names), None)

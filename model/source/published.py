@@ -63,6 +63,12 @@ def reject_pointer(path: Path) -> None:
             raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself. Run: git lfs pull")
 
 
+def token_content(token: Any) -> str | None:
+    """Return the text of a special token in a settings file: a string, or an object with options; None for null."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return None if content is None else str(content)
+
+
 def require_finite(tensor: Tensor, name: str, file: str = "Weights") -> None:
     """Raise CheckpointError if a tensor contains NaN or infinity, also after its conversion to float32."""
     if not bool(tensor.float().isfinite().all()):

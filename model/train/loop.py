@@ -438,11 +438,9 @@ def catch_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def precision(config: TrainConfig, device: torch.device) -> Iterator[None]:
+def precision(config: TrainConfig, device: torch.device) -> torch.autocast:
     """Compute in bfloat16 where the configuration or a GPU allows it; weights and sums remain float32."""
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=select_precision(config, device) == "bfloat16"):
-        yield
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=select_precision(config, device) == "bfloat16")
 
 
 def select_precision(config: TrainConfig, device: torch.device) -> str:

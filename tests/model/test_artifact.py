@@ -15,12 +15,12 @@ from tests.manifests import static_record
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 
 FILES = (
-    "dense.bin",
     "explain.onnx",
     "layer_0.onnx",
     "fast.onnx",
     "manifest.json",
     "manifest.sha256",
+    "other.bin",
     "tokenizer.json",
     "weights.bin",
 )

@@ -19,12 +19,12 @@ def artifact(exported_labse: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda manifest: manifest["static"].update(file="other.bin"),
-        lambda manifest: manifest["heads"][0]["dense"][0]["bias"].update(file="other.bin"),
-        lambda manifest: manifest["graphs"]["fast"].update(file="other.bin"),
-        lambda manifest: manifest["graphs"]["fast"]["weights"].append("other.bin"),
-        lambda manifest: manifest["layers"]["layers"][1]["norm"].update(file="other.bin"),
-        lambda manifest: manifest["notices"].append("other.bin"),
+        lambda manifest: manifest["static"].update(file="none.bin"),
+        lambda manifest: manifest["heads"][0]["dense"][0]["bias"].update(file="none.bin"),
+        lambda manifest: manifest["graphs"]["fast"].update(file="none.bin"),
+        lambda manifest: manifest["graphs"]["fast"]["weights"].append("none.bin"),
+        lambda manifest: manifest["layers"]["layers"][1]["norm"].update(file="none.bin"),
+        lambda manifest: manifest["notices"].append("none.bin"),
     ],
     ids=["static", "dense", "graph", "weights", "layer", "notice"],
 )
@@ -32,7 +32,7 @@ def test_artifact_rejects_reference_to_unlisted_file(
     artifact: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     rewrite_manifest(artifact, change)
-    with pytest.raises(ArtifactError, match=r"refers to unlisted file 'other\.bin'"):
+    with pytest.raises(ArtifactError, match=r"refers to unlisted file 'none\.bin'"):
         Artifact.open(artifact)
 
 

@@ -193,3 +193,10 @@ def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, An
     write_json(source / "training.json", TRAINING.model_dump(mode="json") | changes)
     with pytest.raises(CheckpointError, match=rf"^training\.json: invalid at {field}\. Correct or"):
         load_checkpoint(source)
+
+
+@pytest.mark.parametrize("body", [b"\xff\x00", b"{", b"7"])
+def test_training_record_that_is_no_json_object_is_rejected(source: Path, body: bytes) -> None:
+    (source / "training.json").write_bytes(body)
+    with pytest.raises(CheckpointError, match=r"^training\.json: invalid at the top\. Correct or"):
+        load_checkpoint(source)

@@ -1,7 +1,8 @@
 """Classifiers of every architecture, compared with transformers and with sentence-transformers' CrossEncoder."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from model.families import FAMILIES
 from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
-from tests.model.family_cases import oracle_directory
+from tests.model.family_cases import FamilyCase, oracle_directory
 from tests.model.model_files import change_json
 from tests.model.sequences import random_ids, run
 
@@ -51,20 +52,38 @@ def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
         return logits.mean(dim=0)
 
 
-@pytest.mark.parametrize("length", [1, 17, 118])
-@pytest.mark.parametrize("kind", CLASSIFIER_CASES)
-def test_logits_equal_transformers(publish_classifier: Publish, kind: str, length: int) -> None:
-    directory = publish_classifier(kind)
+def compare_logits(directory: Path, *lengths: int) -> None:
     checkpoint = load_checkpoint(directory)
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(
         oracle_directory(directory), attn_implementation="eager"
     ).eval()
-    input_ids = random_ids(checkpoint, length)
-    with torch.inference_mode():
-        expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
-    logits = classify(checkpoint, input_ids)
-    assert logits.shape == expected.shape
-    assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+    for length in lengths:
+        input_ids = random_ids(checkpoint, length)
+        with torch.inference_mode():
+            expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+        logits = classify(checkpoint, input_ids)
+        assert logits.shape == expected.shape
+        assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", CLASSIFIER_CASES)
+def test_logits_equal_transformers(publish_classifier: Publish, kind: str) -> None:
+    compare_logits(publish_classifier(kind), 1, 17, 118)
+
+
+def as_saved(cases: Mapping[str, FamilyCase]) -> list[Any]:
+    """Return the cases with the names that `save_pretrained` writes."""
+    return [
+        pytest.param(replace(case, native_names=False), id=kind) for kind, case in cases.items() if case.rename is None
+    ]
+
+
+@pytest.mark.parametrize("case", as_saved(CLASSIFIER_CASES))
+def test_classifiers_load_as_transformers_saves_them(
+    tmp_path: Path, definitions: dict[str, bytes], case: FamilyCase
+) -> None:
+    case.publish(tmp_path, definitions[case.tokenizer])
+    compare_logits(tmp_path, 9)
 
 
 def test_last_token_is_the_last_one_that_is_not_padding(publish_classifier: Publish) -> None:
@@ -163,9 +182,14 @@ def test_every_architecture_has_a_case(publish_classifier: Publish) -> None:
     assert covered == FAMILIES.keys() - {"attendant"}
 
 
-@pytest.mark.parametrize("kind", TOKEN_CLASSIFIER_CASES)
-def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
-    case = TOKEN_CLASSIFIER_CASES[kind]
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=kind) for kind, case in TOKEN_CLASSIFIER_CASES.items()),
+        *as_saved(TOKEN_CLASSIFIER_CASES),
+    ],
+)
+def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], case: FamilyCase) -> None:
     case.publish(tmp_path, definitions[case.tokenizer])
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.token_classifier is not None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,70 +20,21 @@ from model.export.export import export
 from model.export.heads import without_frame
 from model.source.hub import locate
 from model.source.published import CheckpointError
-from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES, bert_classifier
+from tests.model.classifier_cases import bert_classifier
 from tests.model.colbert_cases import BERT, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.model_files import read_json, write_chain, write_json
 from tests.model.published_tokenizers import load_tokenizer
-from tests.model.retriever_cases import SPLADE_CASES, publish_inference_free
+from tests.model.retriever_cases import publish_inference_free
 from tests.model.sequences import random_ids, run
-from tests.model.test_retriever_heads import compare_logits
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS
 
 
-def save(case: FamilyCase, directory: Path) -> Any:
-    """Let transformers save a model of random weights, in the names of published files."""
-    vocab_size = BUILDERS[case.tokenizer]().get_vocab_size()
-    config = getattr(transformers, case.config)(vocab_size=vocab_size, **case.options)
-    torch.manual_seed(3)
-    model = getattr(transformers, case.architecture)(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = name.endswith("weight") and parameter.dim() == 1
-            parameter.copy_(parameter * is_norm + 0.3 * torch.randn(parameter.shape))
-    model.save_pretrained(directory)
-    (directory / "tokenizer.json").write_text(BUILDERS[case.tokenizer]().to_str())
-    return model
-
-
-@pytest.mark.parametrize("kind", SPLADE_CASES)
-def test_masked_lm_heads_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
-    save(SPLADE_CASES[kind], tmp_path)
-    write_chain(tmp_path, {"": "x.Transformer", "1_SpladePooling": "x.SpladePooling"})
-    write_json(tmp_path / "1_SpladePooling" / "config.json", {})
-    compare_logits(tmp_path, 17)
-    assert load_checkpoint(tmp_path).masked_lm is not None
-
-
-@pytest.mark.parametrize("kind", [name for name in CLASSIFIER_CASES if CLASSIFIER_CASES[name].rename is None])
-def test_classifiers_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
-    model = save(CLASSIFIER_CASES[kind], tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
-    classifier, ids = checkpoint.classifier, random_ids(checkpoint, 9)
-    assert classifier is not None
-    rows = run(checkpoint, ids)
-    with torch.inference_mode():
-        expected = model(ids).logits[0]
-        picked = {"cls": rows[:1], "last": rows[-1:], "mean": rows.mean(dim=0, keepdim=True), "mean_logits": rows}
-        logits = classifier.head(picked[classifier.record.pooling]).mean(dim=0)
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
-
-
-@pytest.mark.parametrize("kind", [name for name in TOKEN_CLASSIFIER_CASES if CLASSIFIER_CASES[name].rename is None])
-def test_token_classifiers_load_as_transformers_saves_them(tmp_path: Path, kind: str) -> None:
-    model = save(TOKEN_CLASSIFIER_CASES[kind], tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
-    tokens, ids = checkpoint.token_classifier, random_ids(checkpoint, 9)
-    assert tokens is not None
-    with torch.inference_mode():
-        expected, logits = model(ids).logits[0], tokens.head(run(checkpoint, ids))
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
-
-
 def test_model_for_pretraining_has_its_masked_lm_head(tmp_path: Path) -> None:
-    case = bert_classifier("Bert")
-    model = save(FamilyCase("BertForPreTraining", case.config, case.options), tmp_path)
+    case = replace(bert_classifier("Bert"), architecture="BertForPreTraining")
+    case.publish(tmp_path, BUILDERS[case.tokenizer]().to_str().encode())
+    model = transformers.BertForPreTraining.from_pretrained(tmp_path).eval()  # type: ignore[no-untyped-call]
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.masked_lm is not None
     assert checkpoint.unexported == ()
@@ -97,8 +49,9 @@ def test_model_for_pretraining_has_its_masked_lm_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activation", ["swish", "gelu_python", "gelu_fast", "gelu_accurate", "gelu_python_tanh"])
 def test_other_names_of_activations(tmp_path: Path, activation: str) -> None:
-    case = bert_classifier("Bert", hidden_act=activation)
-    model = save(FamilyCase("BertModel", case.config, case.options), tmp_path)
+    case = replace(bert_classifier("Bert", hidden_act=activation), architecture="BertModel")
+    case.publish(tmp_path, BUILDERS[case.tokenizer]().to_str().encode())
+    model = transformers.BertModel.from_pretrained(tmp_path).eval()  # type: ignore[no-untyped-call]
     checkpoint = load_checkpoint(tmp_path)
     ids = random_ids(checkpoint, 9)
     with torch.inference_mode():

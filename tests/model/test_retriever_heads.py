@@ -20,11 +20,16 @@ from tests.model.retriever_cases import MULTI_VECTOR_SIZE, SPLADE_CASES, UNTIED_
 from tests.model.sequences import random_ids, run
 
 
+@pytest.mark.parametrize("native_names", [True, False])
 @pytest.mark.parametrize("kind", [*SPLADE_CASES, *UNTIED_CASES])
-def test_logits_of_masked_lm_heads_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
-    case = (SPLADE_CASES | UNTIED_CASES)[kind]
+def test_logits_of_masked_lm_heads_equal_transformers(
+    tmp_path: Path, definitions: dict[str, bytes], kind: str, native_names: bool
+) -> None:
+    """With the names of transformers, and with those that `save_pretrained` writes."""
+    case = replace((SPLADE_CASES | UNTIED_CASES)[kind], native_names=native_names)
     publish_splade(case, tmp_path, definitions[case.tokenizer])
     compare_logits(tmp_path, 1, 17, 118)
+    assert load_checkpoint(tmp_path).masked_lm is not None
 
 
 def compare_logits(directory: Path, *lengths: int) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-import transformers
+from sentence_transformers import SentenceTransformer
 
+from model.artifact.files import Artifact
 from model.artifact.tokenizer import NO_SEGMENT, Tokenizer, TokenizerInput
 from model.source.hub import locate
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one
@@ -22,23 +23,16 @@ def test_truncation_and_padding_of_tokenizer_file_are_ignored(tokenizer_by_kind:
     assert len(encode_one(tokenizer_by_kind["default"], "the bank " * 500)) == 1002
 
 
-def test_default_tokenizer_equals_transformers(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    oracle = transformers.AutoTokenizer.from_pretrained(locate("default").directory)
-    for text in ORDINARY:
-        expected = oracle(text, truncation=False, padding=False)
-        assert encode_one(tokenizer_by_kind["default"], text).input_ids == expected["input_ids"]
-        assert encode_one(tokenizer_by_kind["default"], text).token_type_ids == expected["token_type_ids"]
-
-
-@pytest.mark.parametrize("kind", ["bytelevel", "metaspace"])
-def test_tokenizer_equals_transformers(
-    tokenizer_by_kind: dict[str, Tokenizer], definitions: dict[str, bytes], kind: str
+def test_default_tokenizer_equals_sentence_transformers(
+    tokenizer_by_kind: dict[str, Tokenizer], default_artifact: Path
 ) -> None:
-    published = tokenizers.Tokenizer.from_str(definitions[kind].decode())
-    oracle = transformers.PreTrainedTokenizerFast(tokenizer_object=published)  # type: ignore[no-untyped-call]
-    for text in ORDINARY:
-        assert encode_one(tokenizer_by_kind[kind], text).input_ids == oracle(text)["input_ids"]
-        assert encode_one(tokenizer_by_kind[kind], text, "money").input_ids == oracle(text, "money")["input_ids"]
+    oracle = SentenceTransformer(str(locate("default").directory), device="cpu")
+    limit = Artifact.open(default_artifact).manifest.max_input_tokens
+    for text in (*ORDINARY, "the bank " * 500):
+        expected = oracle.preprocess([text])
+        tokens = encode_one(tokenizer_by_kind["default"], text).truncate(limit, "right")
+        assert tokens.input_ids == expected["input_ids"][0].tolist()
+        assert tokens.token_type_ids == expected["token_type_ids"][0].tolist()
 
 
 @pytest.mark.parametrize("text", ["[CLS] [SEP] [MASK] [PAD]", "a[SEP]b", "<s></s><mask><pad>", "a </s> b <mask>"])

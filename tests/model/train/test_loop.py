@@ -84,10 +84,16 @@ def test_interrupted_run_ends_with_the_same_weights(
     ]
 
 
-def test_run_with_another_configuration_is_an_error(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_other_configuration_and_truncated_checkpoint_are_errors(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     run(config, tokenizer, tmp_path / "run")
     with pytest.raises(TrainError, match=r"another run\.seed \(1, now 2\)"):
         run(with_run(config, seed=2), tokenizer, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(TrainError, match=r"checkpoint\.pt: damaged"):
+        run(config, tokenizer, tmp_path / "run")
 
 
 def test_checkpoint_of_a_gpu_continues_on_a_cpu(
