@@ -1,50 +1,4 @@
-"""Every error that a client can get: canonical code, HTTP status, reason and metric label.
-
-ServiceError
-├── MalformedRequest  400  INVALID_ARGUMENT      not JSON, not UTF-8, not protobuf
-├── InvalidArgument   422  INVALID_ARGUMENT      a field has an invalid value
-│   ├── MissingField                             absent, or required by another field
-│   ├── UnknownField                             a field that the operation does not have
-│   ├── ConflictingFields                        two fields, or two of their values, exclude each other
-│   ├── WrongType                                another JSON type
-│   ├── WrongShape                               another length of an array than its shape or another array requires
-│   ├── UnknownValue                             not in a closed set
-│   ├── InvalidFormat                            a string that does not parse
-│   ├── InvalidHeader                            the same in a header
-│   ├── OutOfRange                               below `minimum` or above `maximum`
-│   ├── Empty                                    no items, or no tokens other than special tokens
-│   ├── Duplicate                                the same item twice
-│   ├── TooFew                                   fewer items than `minimum`
-│   ├── TooMany                                  more items than `maximum`
-│   ├── TooLong                                  more tokens or characters than `maximum`
-│   ├── UnsupportedByModel                       the model does not have what the value or the operation needs
-│   └── ResponseTooLarge                         the response would be over the limit
-├── RequestTooLarge   413  RESOURCE_EXHAUSTED    too many bytes or characters
-├── HeadersTooLarge   431  RESOURCE_EXHAUSTED
-├── UnsupportedMedia  415  INVALID_ARGUMENT
-├── RequestTimeout    408  DEADLINE_EXCEEDED     the body was not received in time
-├── Unauthenticated   401  UNAUTHENTICATED
-├── HostNotAllowed    403  PERMISSION_DENIED     the header Host names another server
-├── AdminKeyRequired  403  PERMISSION_DENIED     the operation needs an admin key
-├── NotFound          404  NOT_FOUND             unknown route or model
-├── MethodNotAllowed  405  UNIMPLEMENTED
-├── MissingHead       424  FAILED_PRECONDITION   the model lacks the head of a method of TEI's API
-├── DefaultModelRequired  409  FAILED_PRECONDITION  the default model cannot be unloaded
-├── LoadFailed        409  FAILED_PRECONDITION   a model cannot be loaded; the previous one is still served
-├── QueueFull         429  RESOURCE_EXHAUSTED    retry after `retry_after_s`
-│   ├── QuotaExceeded                            the caller has used its quota
-│   └── MemoryShareExceeded                      bodies or unread responses of the caller take up too much memory
-├── Unavailable       503  UNAVAILABLE
-│   ├── Starting                                 the model is loading
-│   ├── Draining                                 the server is shutting down
-│   ├── BackendFailed                            the device is lost, or a worker thread has failed
-│   └── Overloaded                               too many connections, too much memory for bodies or responses
-├── DeadlineExceeded  504  DEADLINE_EXCEEDED
-├── Unsupported       501  UNIMPLEMENTED         this version does not support it
-├── Cancelled         499  CANCELLED             the client disconnected
-└── Internal          500  INTERNAL              the client gets the request ID and nothing else
-    └── NonFiniteOutput
-"""
+"""Every error that a client can get: canonical code, HTTP status, reason and metric label."""
 
 from typing import ClassVar
 
@@ -175,7 +129,7 @@ def _detail(actual: str, minimum: float | None, maximum: float | None, unit: str
     return f" ({actual}{unit}, {bound})" if bound else f" ({actual}{unit})"
 
 
-class MalformedRequest(ServiceError):
+class MalformedRequest(ServiceError):  # not JSON, not UTF-8, not protobuf
     code, http_status, label, reason = "INVALID_ARGUMENT", 400, "invalid", "MALFORMED_REQUEST"
 
 
@@ -185,67 +139,67 @@ class InvalidArgument(ServiceError):
     code, http_status, label = "INVALID_ARGUMENT", 422, "invalid"
 
 
-class MissingField(InvalidArgument):
+class MissingField(InvalidArgument):  # absent, or required by another field
     reason = "MISSING_FIELD"
 
 
-class UnknownField(InvalidArgument):
+class UnknownField(InvalidArgument):  # a field that the operation does not have
     reason = "UNKNOWN_FIELD"
 
 
-class ConflictingFields(InvalidArgument):
+class ConflictingFields(InvalidArgument):  # two fields, or two of their values, exclude each other
     reason = "CONFLICTING_FIELDS"
 
 
-class WrongType(InvalidArgument):
+class WrongType(InvalidArgument):  # another JSON type
     reason = "WRONG_TYPE"
 
 
-class WrongShape(InvalidArgument):
+class WrongShape(InvalidArgument):  # another length of an array than its shape or another array requires
     reason = "WRONG_SHAPE"
 
 
-class UnknownValue(InvalidArgument):
+class UnknownValue(InvalidArgument):  # not in a closed set
     reason = "UNKNOWN_VALUE"
 
 
-class InvalidFormat(InvalidArgument):
+class InvalidFormat(InvalidArgument):  # a string that does not parse
     reason = "INVALID_FORMAT"
 
 
-class InvalidHeader(InvalidArgument):
+class InvalidHeader(InvalidArgument):  # the same in a header
     reason = "INVALID_HEADER"
 
 
-class OutOfRange(InvalidArgument):
+class OutOfRange(InvalidArgument):  # below `minimum` or above `maximum`
     reason = "OUT_OF_RANGE"
 
 
-class Empty(InvalidArgument):
+class Empty(InvalidArgument):  # no items, or no tokens other than special tokens
     reason = "EMPTY"
 
 
-class Duplicate(InvalidArgument):
+class Duplicate(InvalidArgument):  # the same item twice
     reason = "DUPLICATE"
 
 
-class TooFew(InvalidArgument):
+class TooFew(InvalidArgument):  # fewer items than `minimum`
     reason = "TOO_FEW"
 
 
-class TooMany(InvalidArgument):
+class TooMany(InvalidArgument):  # more items than `maximum`
     reason = "TOO_MANY"
 
 
-class TooLong(InvalidArgument):
+class TooLong(InvalidArgument):  # more tokens or characters than `maximum`
     reason = "TOO_LONG"
 
 
-class UnsupportedByModel(InvalidArgument):
+class UnsupportedByModel(InvalidArgument):  # the model does not have what the value or the operation needs
     reason = "UNSUPPORTED_BY_MODEL"
 
 
-class ResponseTooLarge(InvalidArgument):
+class ResponseTooLarge(InvalidArgument):  # the response would be over the limit
     label, reason = "too_large", "RESPONSE_TOO_LARGE"
 
 
@@ -255,7 +209,7 @@ def missing_or_conflicting(names: tuple[str, str], missing: bool, field: str) ->
     return kind(f"{names[0]} and {names[1]} are both {state}", "Send one of them.", field=field)
 
 
-class RequestTooLarge(ServiceError):
+class RequestTooLarge(ServiceError):  # too many bytes or characters
     code, http_status, label, reason = "RESOURCE_EXHAUSTED", 413, "too_large", "REQUEST_TOO_LARGE"
 
 
@@ -267,7 +221,7 @@ class UnsupportedMedia(ServiceError):
     code, http_status, label, reason = "INVALID_ARGUMENT", 415, "invalid", "UNSUPPORTED_MEDIA_TYPE"
 
 
-class RequestTimeout(ServiceError):
+class RequestTimeout(ServiceError):  # the body was not received in time
     code, http_status, label, reason = "DEADLINE_EXCEEDED", 408, "deadline", "REQUEST_TIMEOUT"
     retryable = True
 
@@ -276,15 +230,15 @@ class Unauthenticated(ServiceError):
     code, http_status, label, reason = "UNAUTHENTICATED", 401, "auth", "UNAUTHENTICATED"
 
 
-class HostNotAllowed(ServiceError):
+class HostNotAllowed(ServiceError):  # the header Host names another server
     code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "HOST_NOT_ALLOWED"
 
 
-class AdminKeyRequired(ServiceError):
+class AdminKeyRequired(ServiceError):  # the operation needs an admin key
     code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "ADMIN_KEY_REQUIRED"
 
 
-class NotFound(ServiceError):
+class NotFound(ServiceError):  # unknown route or model
     code, http_status, label, reason = "NOT_FOUND", 404, "invalid", "ROUTE_NOT_FOUND"
 
 
@@ -292,29 +246,29 @@ class MethodNotAllowed(ServiceError):
     code, http_status, label, reason = "UNIMPLEMENTED", 405, "invalid", "METHOD_NOT_ALLOWED"
 
 
-class MissingHead(ServiceError):
+class MissingHead(ServiceError):  # the model lacks the head of a method of TEI's API
     code, http_status, label, reason = "FAILED_PRECONDITION", 424, "invalid", "MISSING_HEAD"
 
 
-class DefaultModelRequired(ServiceError):
+class DefaultModelRequired(ServiceError):  # the default model cannot be unloaded
     code, http_status, label, reason = "FAILED_PRECONDITION", 409, "invalid", "DEFAULT_MODEL_REQUIRED"
 
 
-class LoadFailed(ServiceError):
+class LoadFailed(ServiceError):  # a model cannot be loaded; the previous one is still served
     code, http_status, label, reason = "FAILED_PRECONDITION", 409, "invalid", "LOAD_FAILED"
 
 
-class QueueFull(ServiceError):
+class QueueFull(ServiceError):  # retry after `retry_after_s`
     code, http_status, label = "RESOURCE_EXHAUSTED", 429, "queue_full"
     reason: Reason = "QUEUE_FULL"
     retryable = True
 
 
-class QuotaExceeded(QueueFull):
+class QuotaExceeded(QueueFull):  # the caller has used its quota
     label, reason = "quota", "QUOTA_EXCEEDED"
 
 
-class MemoryShareExceeded(QueueFull):
+class MemoryShareExceeded(QueueFull):  # bodies or unread responses of the caller take up too much memory
     label, reason = "overload", "MEMORY_SHARE_EXCEEDED"
 
 
@@ -324,19 +278,19 @@ class Unavailable(ServiceError):
     retryable = True
 
 
-class Starting(Unavailable):
+class Starting(Unavailable):  # the model is loading
     label, reason = "starting", "STARTING"
 
 
-class Draining(Unavailable):
+class Draining(Unavailable):  # the server is shutting down
     label, reason = "draining", "DRAINING"
 
 
-class BackendFailed(Unavailable):
+class BackendFailed(Unavailable):  # the device is lost, or a worker thread has failed
     label, reason = "backend_failed", "BACKEND_FAILED"
 
 
-class Overloaded(Unavailable):
+class Overloaded(Unavailable):  # too many connections, too much memory for bodies or responses
     label, reason = "overload", "OVERLOADED"
 
 
@@ -353,18 +307,18 @@ def response_too_late() -> DeadlineExceeded:
     )
 
 
-class Unsupported(ServiceError):
+class Unsupported(ServiceError):  # this version does not support it
     code, http_status, label, reason = "UNIMPLEMENTED", 501, "invalid", "UNSUPPORTED"
 
 
-class Cancelled(ServiceError):
+class Cancelled(ServiceError):  # the client disconnected
     code, http_status, reason = "CANCELLED", 499, "CANCELLED"
 
     def __init__(self) -> None:
         super().__init__("Client disconnected")
 
 
-class Internal(ServiceError):
+class Internal(ServiceError):  # the client gets the request ID and nothing else
     code, http_status = "INTERNAL", 500
     reason: Reason = "INTERNAL"
     retryable = True
