@@ -148,7 +148,7 @@ class Engine:
     def watch(self, seconds: float) -> None:
         """Count `seconds` of run time for the running batches."""
         for lane in self._lanes:
-            lane.watch(seconds)
+            lane.watchdog.observe(seconds)
 
     def reserve(self, characters: int, caller: Caller) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""

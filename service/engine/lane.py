@@ -153,271 +153,23 @@ JOIN_TIMEOUT_S = 5.0
 log = logging.getLogger("attendant.scheduler")
 
 
-class Workers(Generic[TaskT, Result]):
-    """The threads of one lane, started by construction, and the queue from which they take tasks.
-
-    `lock` guards `queue`, `failure`, and `stopped`, which is True after a failure or `close`. `call_soon` runs a
-    function on the event loop of the lane's callers, which sets `wake_scheduled` when it schedules `wake`. `yields_to`
-    returns True while a higher-priority lane has queued tasks; workers then pause after each batch for half its
-    duration.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        backend: Backend[TaskT, Result],
-        admission: Admission,
-        observer: LaneObserver,
-        call_soon: Callable[..., None],
-        yields_to: Callable[[], bool] | None,
-    ) -> None:
-        self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
-        self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
-        self.lock = threading.Lock()
-        self.watchdog = Watchdog()
-        self.stopped = self.wake_scheduled = False
-        self.failure: BaseException | None = None
-        self._name = name
-        self._backend = backend
-        self._streams = backend.choice.streams
-        self._admission = admission
-        self._observer = observer
-        self._call_soon = call_soon
-        self._yields_to = yields_to
-        self._tasks_available = threading.Condition(self.lock)
-        self._idle = threading.Condition(self.lock)  # notified of every change that may leave the lane idle
-        self._recovery_lock = threading.Lock()
-        self._sessions = 1  # opened so far
-        self._reserved = 0
-        self._threads = [
-            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
-            for number in range(backend.workers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    # From the event loop.
-
-    def reserve(self, cost: Cost, caller: Caller) -> None:
-        """Count a request in preparation. Requires `lock`."""
-        self.queue.backlog.count(cost, caller)
-        self._reserved += 1
-        self._policy.expect(cost)
-
-    def blocked_s(self, longest_us: int) -> float:
-        """See `BatchPolicy.blocked_s`. Requires `lock`."""
-        return self._policy.blocked_s(longest_us, self._streams / self._admission.speed.value)
-
-    def release(self, cost: Cost, caller: Caller) -> None:
-        """Remove a request that was in preparation."""
-        with self.lock:
-            self.queue.backlog.count(cost, caller, -1)
-            self._reserved -= 1
-            self._idle.notify_all()
-
-    def wake(self) -> None:
-        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
-        self.wake_scheduled = False
-        with self.lock:
-            self._tasks_available.notify()
-
-    def discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
-        """Drop the tasks of a request that have not started."""
-        with self.lock:
-            dropped = len(self.queue.discard(request))
-            self._idle.notify_all()
-        if dropped:
-            self._observer.cancelled_in_queue.inc(dropped)
-
-    def close(self) -> list[Entry[TaskT, Result]]:
-        """Stop the threads after their current batches; return the queued tasks, which will not run."""
-        with self.lock:
-            self.stopped = True
-            left = self.queue.clear()
-            self._tasks_available.notify_all()
-            self._idle.notify_all()
-        return left
-
-    # From any other thread.
-
-    def wait_until_idle(self) -> None:
-        """Wait until no request is in preparation, queued or running."""
-        with self._idle:
-            self._idle.wait_for(lambda: not (self.queue.size or self._policy.running or self._reserved))
-
-    def join(self) -> None:
-        """Wait for the threads after `close`, for at most `JOIN_TIMEOUT_S`."""
-        deadline = time.monotonic() + JOIN_TIMEOUT_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-    # On a worker thread.
-
-    def _work(self) -> None:
-        lower_thread_priority()
-        batch: list[Entry[TaskT, Result]] | None = []
-        try:
-            while (batch := self._take()) is not None:
-                self._run_batch(batch)
-        except BaseException as error:
-            self._stop_serving(batch or [], error)
-            raise
-
-    def _run_batch(self, batch: list[Entry[TaskT, Result]]) -> None:
-        started = time.perf_counter()
-        try:
-            if batch:
-                self._run(batch)
-        finally:
-            seconds = time.perf_counter() - started
-            with self.lock:
-                self._policy.finish(batch)
-                self._admission.observe(work_s(batch), saturated=self.queue.size > 0)
-                if self.queue.size and self._policy.may_take():
-                    self._tasks_available.notify()
-                self._idle.notify_all()
-        if batch and self._yields_to is not None and self._yields_to():
-            time.sleep(seconds / 2)
-
-    def _take(self) -> list[Entry[TaskT, Result]] | None:
-        """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
-        with self.lock:
-            while not (self.stopped or self._policy.may_take()):
-                self._tasks_available.wait()
-            if self.stopped:
-                return None
-            batch, dropped = self._policy.take()
-            queued = self._start_jobs(batch)
-            if self.queue.size and self._policy.may_take():
-                self._tasks_available.notify()
-        if dropped:
-            self._observer.cancelled_in_queue.inc(dropped)
-        for seconds in queued:
-            self._observer.observe_queue(seconds)
-        return batch
-
-    def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
-        """Note that the jobs of a batch have started; return how long each that had not was queued, in seconds."""
-        now, queued = time.perf_counter(), []
-        for entry in batch:
-            job = entry.job
-            if not job.started:
-                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
-                queued.append(job.queue_s)
-        return queued
-
-    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
-        started, session = time.perf_counter(), self._sessions
-        sizes = [entry.cost.tokens for entry in batch]
-        try:
-            fitted = self._backend.fit(sizes)
-            results = self._execute(batch, fitted)
-        except NonFiniteOutput as error:
-            self._observer.inference_errors.inc()
-            self._bisect(batch, error)
-            return
-        except Exception as error:  # noqa: BLE001  # a backend may raise anything
-            self._observer.inference_errors.inc()
-            self._recover(batch, error, session)
-            return
-        seconds = time.perf_counter() - started
-        self._observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
-        self._call_soon(self._deliver, batch, results)
-
-    def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
-        with self.watchdog.running(work_s(batch) * self._streams / self._admission.speed.value):
-            results = self._backend.run([entry.task for entry in batch], fitted)
-        if len(results) != len(batch):
-            raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
-        return results
-
-    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
-        """Run a tiny valid batch to determine whether the session or an input caused the error.
-
-        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently. `session` is the
-        number of the session that ran the batch: another worker may have replaced it meanwhile.
-        """
-        with self._recovery_lock:
-            if self.failure is not None:
-                self._reject(batch)
-                return
-            if session == self._sessions and not self._probe():
-                try:
-                    self._backend.reopen()
-                    self._backend.probe()
-                    self._sessions += 1
-                except Exception as fatal:  # noqa: BLE001
-                    self._stop_serving(batch, fatal)
-                    return
-            if session != self._sessions:
-                try:
-                    self._call_soon(self._deliver, batch, self._execute(batch))
-                    return
-                except Exception as again:  # noqa: BLE001
-                    error = again
-        self._bisect(batch, error)
-
-    def _probe(self) -> bool:
-        """Return whether the session still works."""
-        try:
-            self._backend.probe()
-        except Exception:
-            log.exception("inference session failed, reopening lane=%s", self._name)
-            return False
-        return True
-
-    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
-        """Run both halves of a failed batch, so that only the faulty task fails."""
-        if len(batch) == 1:
-            self._call_soon(batch[0].job.finish, error)
-            return
-        self._observer.batch_retries.inc(2)
-        middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
-            if self.failure is None:
-                self._run(half)
-            else:
-                self._reject(half)
-
-    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
-        log.critical("lane failed model=%s lane=%s", self._observer.model, self._name, exc_info=error)
-        with self.lock:
-            self.failure, self.stopped = error, True
-            left = self.queue.clear()
-            self._tasks_available.notify_all()
-            self._idle.notify_all()
-        self._reject([*batch, *left])
-
-    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
-        for entry in entries:
-            error = BackendFailed("Inference backend failed", "Retry on another instance.")
-            self._call_soon(entry.job.finish, error)
-
-    # On the event loop again.
-
-    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
-        for entry, result in zip(batch, results, strict=True):
-            if not entry.job.set_result(entry.index, result):
-                self._observer.cancelled_in_batch.inc()
-
-
 MAX_WAIT_S = 24 * 3600.0
 
 
 class Reservation:
     """The reserved cost of a request in preparation, to release once the request is queued or has failed."""
 
-    __slots__ = ("_caller", "_cost", "_workers")
+    __slots__ = ("_caller", "_cost", "_lane")
 
-    def __init__(self, workers: Workers[Any, Any], cost: Cost, caller: Caller) -> None:
-        self._workers = workers
+    def __init__(self, lane: "Lane[Any, Any]", cost: Cost, caller: Caller) -> None:
+        self._lane = lane
         self._cost = cost
         self._caller = caller
 
     def release(self) -> None:
         if self._caller.quota is not None:
             self._caller.quota.charge(-self._cost.tokens)
-        self._workers.release(self._cost, self._caller)
+        self._lane.release(self._cost, self._caller)
 
     def __enter__(self) -> None:
         pass
@@ -497,10 +249,11 @@ class AdmittedRequest(Generic[TaskT, Result]):
 
 
 class Lane(Generic[TaskT, Result]):
-    """A queue with its workers.
+    """A queue with the threads that take tasks from it.
 
-    Construct it on the event loop that submits to it; construction starts the workers. `yields_to` returns True while
-    a higher-priority lane has queued tasks.
+    Construct it on the event loop that submits to it; construction starts the threads. `yields_to` returns True while
+    a higher-priority lane has queued tasks; the threads then pause after each batch for half its duration. `_lock`
+    guards `queue`, `failure`, and `_stopped`, which is True after a failure or `close`.
     """
 
     def __init__(
@@ -515,14 +268,33 @@ class Lane(Generic[TaskT, Result]):
         self.precision = backend.choice.precision
         self.admission = admission
         self.observer = LaneObserver(observer, name)
+        self.watchdog = Watchdog()  # of batches, and of preparations
+        self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
+        self.failure: BaseException | None = None
+        self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
+        self._backend = backend
+        self._streams = backend.choice.streams
+        self._yields_to = yields_to
         self._loop = asyncio.get_running_loop()
-        self._workers = Workers(name, backend, admission, self.observer, self._call_soon, yields_to)
-        queue, metrics, watch = self._workers.queue, observer.metrics, self.observer.watch
-        watch(metrics.queue_size, lambda: queue.size)
-        watch(metrics.queue_tokens, lambda: queue.tokens)
+        self._stopped = self._wake_scheduled = False
+        self._lock = threading.Lock()
+        self._tasks_available = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)  # notified of every change that may leave the lane idle
+        self._recovery_lock = threading.Lock()
+        self._sessions = 1  # opened so far
+        self._reserved = 0
+        metrics, watch = observer.metrics, self.observer.watch
+        watch(metrics.queue_size, lambda: self.queue.size)
+        watch(metrics.queue_tokens, lambda: self.queue.tokens)
         watch(metrics.queue_utilization, lambda: admission.utilization)
         watch(metrics.lane_up, lambda: self.healthy)
         watch(metrics.stalled_batches, lambda: self.watchdog.stalled)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
+            for number in range(backend.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def near_capacity(self) -> bool:
@@ -530,33 +302,24 @@ class Lane(Generic[TaskT, Result]):
         return self.admission.backlog.near
 
     @property
-    def watchdog(self) -> Watchdog:
-        """The watchdog of the lane's workers, which also watches preparations."""
-        return self._workers.watchdog
-
-    @property
     def has_queued_tasks(self) -> bool:
         """True while tasks are queued."""
-        return self._workers.queue.size > 0
+        return self.queue.size > 0
 
     @property
     def healthy(self) -> bool:
         """False once the backend or a worker thread has failed. Every later request is then rejected."""
-        return self._workers.failure is None
+        return self.failure is None
 
     @property
     def stalled(self) -> bool:
         """True while a batch runs far beyond its expected time."""
-        return self._workers.watchdog.stalled > 0
+        return self.watchdog.stalled > 0
 
     def share(self, models: int) -> None:
         """Expect a part of the machine: this many models share it."""
-        with self._workers.lock:
+        with self._lock:
             self.admission.share(models)
-
-    def watch(self, seconds: float) -> None:
-        """Count `seconds` of run time for the running batches."""
-        self._workers.watchdog.observe(seconds)
 
     def reserve(
         self, sizes: Sequence[int], deadline: float = math.inf, more_tokens: int = 0, caller: Caller | None = None
@@ -568,23 +331,33 @@ class Lane(Generic[TaskT, Result]):
         it cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
         """
         caller = caller or current_caller()
-        workers, admission = self._workers, self.admission
+        admission = self.admission
         cost = admission.cost(sizes, more_tokens)
         longest_us = admission.task_cost(max(sizes)).us if sizes else 0
-        with workers.lock:
-            if workers.stopped:
+        with self._lock:
+            if self._stopped:
                 raise self._stopped_error()
             if caller.quota is not None:
                 caller.quota.check()
+            blocked_s = self._policy.blocked_s(longest_us, self._streams / admission.speed.value)
             try:
-                admission.check(cost, deadline, longest_us, workers.blocked_s(longest_us), caller)
+                admission.check(cost, deadline, longest_us, blocked_s, caller)
             except QueueFull as error:
                 error.pause_s = admission.pause_s(caller)
                 raise
-            workers.reserve(cost, caller)
+            admission.backlog.count(cost, caller)
+            self._reserved += 1
+            self._policy.expect(cost)
         if caller.quota is not None:
             caller.quota.charge(cost.tokens)
-        return Reservation(workers, cost, caller)
+        return Reservation(self, cost, caller)
+
+    def release(self, cost: Cost, caller: Caller) -> None:
+        """Remove a request that was in preparation."""
+        with self._lock:
+            self.admission.backlog.count(cost, caller, -1)
+            self._reserved -= 1
+            self._idle.notify_all()
 
     def admit(self, sizes: Sequence[int], deadline: float, more_tokens: int = 0) -> AdmittedRequest[TaskT, Result]:
         """Admit a request of the current caller; arguments and errors are those of `reserve`."""
@@ -606,15 +379,20 @@ class Lane(Generic[TaskT, Result]):
             entries.append(Entry(job, index, task, cost))
         if caller.quota is not None:
             caller.quota.charge(sum(cost.tokens for cost in costs))
-        workers = self._workers
-        with workers.lock:
-            if workers.stopped:
+        with self._lock:
+            if self._stopped:
                 raise self._stopped_error()
-            job.request = workers.queue.add(entries, costs, job.is_stale, caller)
-        if not workers.wake_scheduled:
-            workers.wake_scheduled = True
-            self._loop.call_soon(workers.wake)  # in the next iteration, so that requests of this one share a batch
+            job.request = self.queue.add(entries, costs, job.is_stale, caller)
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            self._loop.call_soon(self._wake)  # in the next iteration, so that requests of this one share a batch
         return job
+
+    def _wake(self) -> None:
+        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
+        self._wake_scheduled = False
+        with self._lock:
+            self._tasks_available.notify()
 
     async def wait(self, job: Job[TaskT, Result]) -> list[Result]:
         """Return the results of a job in the order of its tasks.
@@ -634,7 +412,7 @@ class Lane(Generic[TaskT, Result]):
                 if not job.done:
                     job.finish()
                 if job.pending and job.request is not None:
-                    self._workers.discard(job.request)
+                    self._discard(job.request)
         error = job.error
         if error is None:
             return job.results  # type: ignore[return-value]  # every task has a result
@@ -644,25 +422,193 @@ class Lane(Generic[TaskT, Result]):
             raise error
         raise Internal from error
 
+    def _discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
+        """Drop the tasks of a request that have not started."""
+        with self._lock:
+            dropped = len(self.queue.discard(request))
+            self._idle.notify_all()
+        if dropped:
+            self.observer.cancelled_in_queue.inc(dropped)
+
     async def drain(self) -> None:
         """Wait until no request is in preparation, queued or running."""
-        await asyncio.to_thread(self._workers.wait_until_idle)
+
+        def wait_until_idle() -> None:
+            with self._idle:
+                self._idle.wait_for(lambda: not (self.queue.size or self._policy.running or self._reserved))
+
+        await asyncio.to_thread(wait_until_idle)
 
     async def close(self) -> None:
         """Reject new tasks, fail queued ones, and stop the workers after their current batches."""
-        for entry in self._workers.close():
+        for entry in self._stop(None):
             error = Draining("Server shut down before this request ran", "Retry on another instance.")
             entry.job.finish(error)
-        await asyncio.to_thread(self._workers.join)
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, max(0.0, deadline - time.monotonic()))
+
+    def _stop(self, failure: BaseException | None) -> list[Entry[TaskT, Result]]:
+        """Let the threads end after their current batches; return the queued tasks, which will not run."""
+        with self._lock:
+            self.failure, self._stopped = self.failure or failure, True
+            left = self.queue.clear()
+            self._tasks_available.notify_all()
+            self._idle.notify_all()
+        return left
 
     def _stopped_error(self) -> Draining | BackendFailed:
-        if self._workers.failure is None:
+        if self.failure is None:
             return Draining("Server is shutting down", "Retry on another instance.")
         return BackendFailed("Inference backend failed", "Retry on another instance.")
 
     def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+    # On a worker thread.
+
+    def _work(self) -> None:
+        lower_thread_priority()
+        batch: list[Entry[TaskT, Result]] | None = []
+        try:
+            while (batch := self._take()) is not None:
+                self._run_batch(batch)
+        except BaseException as error:
+            self._stop_serving(batch or [], error)
+            raise
+
+    def _run_batch(self, batch: list[Entry[TaskT, Result]]) -> None:
+        started = time.perf_counter()
+        try:
+            if batch:
+                self._run(batch)
+        finally:
+            seconds = time.perf_counter() - started
+            with self._lock:
+                self._policy.finish(batch)
+                self.admission.observe(work_s(batch), saturated=self.queue.size > 0)
+                if self.queue.size and self._policy.may_take():
+                    self._tasks_available.notify()
+                self._idle.notify_all()
+        if batch and self._yields_to is not None and self._yields_to():
+            time.sleep(seconds / 2)
+
+    def _take(self) -> list[Entry[TaskT, Result]] | None:
+        """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
+        with self._lock:
+            while not (self._stopped or self._policy.may_take()):
+                self._tasks_available.wait()
+            if self._stopped:
+                return None
+            batch, dropped = self._policy.take()
+            queued = self._start_jobs(batch)
+            if self.queue.size and self._policy.may_take():
+                self._tasks_available.notify()
+        if dropped:
+            self.observer.cancelled_in_queue.inc(dropped)
+        for seconds in queued:
+            self.observer.observe_queue(seconds)
+        return batch
+
+    def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
+        """Note that the jobs of a batch have started; return how long each that had not was queued, in seconds."""
+        now, queued = time.perf_counter(), []
+        for entry in batch:
+            job = entry.job
+            if not job.started:
+                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
+                queued.append(job.queue_s)
+        return queued
+
+    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+        started, session = time.perf_counter(), self._sessions
+        sizes = [entry.cost.tokens for entry in batch]
+        try:
+            fitted = self._backend.fit(sizes)
+            results = self._execute(batch, fitted)
+        except NonFiniteOutput as error:
+            self.observer.inference_errors.inc()
+            self._bisect(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # a backend may raise anything
+            self.observer.inference_errors.inc()
+            self._recover(batch, error, session)
+            return
+        seconds = time.perf_counter() - started
+        self.observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
+        self._call_soon(self._deliver, batch, results)
+
+    def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
+        with self.watchdog.running(work_s(batch) * self._streams / self.admission.speed.value):
+            results = self._backend.run([entry.task for entry in batch], fitted)
+        if len(results) != len(batch):
+            raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
+        return results
+
+    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
+        """Run a tiny valid batch to determine whether the session or an input caused the error.
+
+        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently. `session` is the
+        number of the session that ran the batch: another worker may have replaced it meanwhile.
+        """
+        with self._recovery_lock:
+            if self.failure is not None:
+                self._reject(batch)
+                return
+            if session == self._sessions and not self._probe():
+                try:
+                    self._backend.reopen()
+                    self._backend.probe()
+                    self._sessions += 1
+                except Exception as fatal:  # noqa: BLE001
+                    self._stop_serving(batch, fatal)
+                    return
+            if session != self._sessions:
+                try:
+                    self._call_soon(self._deliver, batch, self._execute(batch))
+                    return
+                except Exception as again:  # noqa: BLE001
+                    error = again
+        self._bisect(batch, error)
+
+    def _probe(self) -> bool:
+        """Return whether the session still works."""
+        try:
+            self._backend.probe()
+        except Exception:
+            log.exception("inference session failed, reopening lane=%s", self.name)
+            return False
+        return True
+
+    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+        """Run both halves of a failed batch, so that only the faulty task fails."""
+        if len(batch) == 1:
+            self._call_soon(batch[0].job.finish, error)
+            return
+        self.observer.batch_retries.inc(2)
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            if self.failure is None:
+                self._run(half)
+            else:
+                self._reject(half)
+
+    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+        log.critical("lane failed model=%s lane=%s", self.observer.model, self.name, exc_info=error)
+        self._reject([*batch, *self._stop(error)])
+
+    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
+        for entry in entries:
+            error = BackendFailed("Inference backend failed", "Retry on another instance.")
+            self._call_soon(entry.job.finish, error)
+
+    # On the event loop again.
+
+    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
+        for entry, result in zip(batch, results, strict=True):
+            if not entry.job.set_result(entry.index, result):
+                self.observer.cancelled_in_batch.inc()
 
 
 FastLane = Lane[EncodeTask, TextVectors]

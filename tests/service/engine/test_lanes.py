@@ -43,8 +43,8 @@ async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, mon
     """The fast lane never yields."""
     fast, explain = harness.engine.fast_lane, harness.engine.explain_lane
     assert explain is not None
-    assert fast._workers._yields_to is None
-    yields_to = explain._workers._yields_to
+    assert fast._yields_to is None
+    yields_to = explain._yields_to
     assert yields_to is not None
     assert not yields_to()
     monkeypatch.setattr(type(fast), "has_queued_tasks", property(lambda lane: lane is fast))

@@ -81,10 +81,10 @@ async def test_dead_worker_makes_the_lane_unhealthy(start_lane: StartLane, monke
     monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.set())
     lane = start_lane(FakeBackend())
     assert lane.healthy
-    monkeypatch.setattr(lane._workers.queue, "select_batch", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(lane.queue, "select_batch", lambda *arguments: 1 / 0)
     job = send(lane, [1])
     assert await asyncio.to_thread(raised.wait, HANG_TIMEOUT_S)
-    for thread in lane._workers._threads:
+    for thread in lane._threads:
         await asyncio.to_thread(thread.join, HANG_TIMEOUT_S)
     assert not lane.healthy
     job.cancel()

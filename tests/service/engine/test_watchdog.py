@@ -1,6 +1,5 @@
 """Stalled batches in simulated time, and their effect on a lane's health."""
 
-import asyncio
 import threading
 
 from prometheus_client import CollectorRegistry
@@ -54,14 +53,14 @@ async def test_lane_with_a_stuck_worker_is_stalled_until_the_batch_returns(start
     metrics, backend = Metrics(CollectorRegistry()), FakeBackend()
     lane = start_lane(backend, metrics=metrics)
     held = await hold(lane, backend)
-    lane.watch(MIN_STALL_S)
+    lane.watchdog.observe(MIN_STALL_S)
     assert not lane.stalled
-    lane.watch(1.0)
+    lane.watchdog.observe(1.0)
     assert lane.stalled
     labels = {"lane": "test", "model": "m"}
     assert metrics.registry.get_sample_value("attendant_stalled_batches", labels) == 1
     assert metrics.registry.get_sample_value("attendant_lane_up", labels) == 1
     backend.gate.set()
     assert await held == [10]
-    await asyncio.to_thread(lane._workers.wait_until_idle)
+    await lane.drain()
     assert not lane.stalled
