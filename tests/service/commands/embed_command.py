@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from service.__main__ import main
 from service.commands import embed as embed_file
 from service.commands import sources as vector_sources
 from service.commands.sources import VectorSource
 from tests.service.commands.embed_stub import open_stub
+from tests.service.commands.running import run_command
 
 RunEmbed = Callable[..., tuple[int, str]]
 TEXTS = ["money bank grows", "river bank flows", "a line with \u2028 in it", "naïve café", 'a, "quoted", text']
@@ -37,11 +37,7 @@ def run_embed(capsys: pytest.CaptureFixture[str]) -> RunEmbed:
     """Run the command; return status and stderr."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        try:
-            status = main(["embed", *map(str, arguments)])
-        except SystemExit as usage:
-            status = int(str(usage.code))
-        out, err = capsys.readouterr()
+        status, out, err = run_command(capsys, "embed", *arguments)
         assert out == ""
         return status, err
 

@@ -3,14 +3,15 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import validate
 
-from service.__main__ import main
 from tests.conftest import ROOT
+from tests.service.commands.running import run_command
 
 DOCUMENT = (ROOT / "docs" / "evaluation.md").read_text()
 STS, RETRIEVAL, WORDS, ATTRIBUTION = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
@@ -70,14 +71,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     for name, body in (("sts", STS), ("retrieval", RETRIEVAL), ("words", WORDS), ("attribution", ATTRIBUTION)):
         (tmp_path / f"{name}.jsonl").write_text(body)
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            status = main(["evaluate", *map(str, arguments)])
-        except SystemExit as usage:
-            status = int(str(usage.code))
-        return (status, *capsys.readouterr())
-
-    return run
+    return partial(run_command, capsys, "evaluate")
 
 
 @pytest.fixture

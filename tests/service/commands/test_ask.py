@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from service.__main__ import main
 from service.commands import ask
 from service.commands.ask import Analysis, show_map, show_neighbors, show_words
 from tests.conftest import RunningServer
+from tests.service.commands.running import run_command
 
 TEXT = "He cashed a check at the bank."
 OTHERS = ["money bank grows", "river bank flows", "He cashed a check at the bank."]
@@ -28,14 +29,7 @@ def run_ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("ATTENDANT_MODEL_DIR", str(default_artifact))
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            status = main(["ask", *map(str, arguments)])
-        except SystemExit as usage:
-            status = int(str(usage.code))
-        return status, *capsys.readouterr()
-
-    return run
+    return partial(run_command, capsys, "ask")
 
 
 def attend(rest: httpx.Client, **options: Any) -> np.ndarray[Any, Any]:

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import json
 import random
-import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ from attendant_client.types import EncodeResponse
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from model.artifact.files import WEIGHTS
 from model.export.export import Variants, export
-from service.__main__ import main
 from service.commands.sources import TextEncoder
 from service.config import Settings
 from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
+from tests.service.commands.running import run_command
 from tests.service.conftest import encode, open_harness
 
 SUBJECTS = ("The river bank", "A small dog", "Her brother", "The old bank in town", "Nobody at the mill", "It")
@@ -70,14 +69,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """Run the command in float32; return status, stdout and stderr."""
     monkeypatch.setenv("ATTENDANT_PRECISION", "float32")
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        try:
-            status = main(["compare", *map(str, arguments)])
-        except SystemExit as usage:
-            status = int(str(usage.code))
-        return (status, *capsys.readouterr())
-
-    return run
+    return partial(run_command, capsys, "compare")
 
 
 @pytest.fixture
@@ -200,18 +192,6 @@ def test_output_has_line_numbers_and_texts_on_request_only(
     assert next(line for line in lines if line.startswith("lowest overlap: line "))
     shown = run(*arguments, "--show-texts")[1]
     assert [sentence for sentence in (*SENTENCES, SECRET) if sentence in shown]
-
-
-def test_damaged_artifact_is_reported_before_any_model_is_loaded(
-    run: Run, default_artifact: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged = Path(shutil.copytree(default_artifact, tmp_path / "damaged"))
-    with (damaged / WEIGHTS).open("r+b") as file:
-        file.write(b"x")
-    monkeypatch.setattr(LoadedModel, "load", None)
-    status, out, err = run(default_artifact, damaged, "--texts", texts)
-    assert (status, out) == (78, "")
-    assert err == f"attendant: {damaged / WEIGHTS}: SHA-256 mismatch with manifest.json. Export again.\n"
 
 
 @pytest.mark.parametrize(

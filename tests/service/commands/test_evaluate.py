@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from attendant_client.types import CompareRequest, Occurrence, SimilarityRequest
 from scipy.stats import pearsonr, spearmanr
 
-from model.artifact.files import WEIGHTS
 from service.commands import evaluate as evaluate_command
 from service.commands.measures import Flags, Values
 from service.config import Settings
@@ -196,12 +194,3 @@ def test_text_over_the_character_limit_is_named(run: Run, exported: Path, tmp_pa
     field = {"sts": "text2", "retrieval": "positive"}[task]
     assert (status, out, "long long" in err) == (65, "", False)
     assert err.startswith(f"attendant evaluate: {task}.jsonl: line 9: {field}: too many characters (")
-
-
-def test_damaged_artifact_is_reported(run: Run, default_artifact: Path, tmp_path: Path) -> None:
-    damaged = Path(shutil.copytree(default_artifact, tmp_path / "damaged"))
-    with (damaged / WEIGHTS).open("r+b") as file:
-        file.write(b"x")
-    status, out, err = run(damaged, "--sts", "sts.jsonl")
-    assert (status, out) == (78, "")
-    assert err == f"attendant: {damaged / WEIGHTS}: SHA-256 mismatch with manifest.json. Export again.\n"

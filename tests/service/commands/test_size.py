@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,9 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact.files import MANIFEST
 from model.artifact.manifest import Manifest
-from service.__main__ import main
 from service.commands.size import (
     DEFAULT_MODEL,
     LOAD_MIB,
@@ -30,6 +27,7 @@ from service.commands.size import (
 from tests.conftest import ROOT
 from tests.deploy.manifests import parse_quantity
 from tests.manifests import static_record
+from tests.service.commands.running import run_command
 
 BFLOAT16 = Fraction(TOKENS_PER_SECOND_PER_CORE["bfloat16"])
 POSITIVE = st.fractions(Fraction(1, 1000), 10**12)
@@ -43,19 +41,9 @@ LOAD = ("--texts-per-second", "100000", "--mean-tokens", "16")
 
 
 def size(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["size", *arguments]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    status, out, err = run_command(capsys, "size", *arguments)
+    assert (status, err) == (0, "")
     return out
-
-
-def size_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run the command with invalid arguments and return its one-line error."""
-    with pytest.raises(SystemExit) as raised:
-        main(["size", *arguments])
-    out, err = capsys.readouterr()
-    assert (raised.value.code, out, err.count("\n")) == (2, "", 1)
-    return err.strip()
 
 
 def test_size_prints_each_step_of_the_calculation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,17 +103,6 @@ def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[
     assert "22.41 / 23.59 MFLOP per token, estimated" in long
 
 
-def test_damaged_model_dir_is_the_error_of_the_artifact(
-    capsys: pytest.CaptureFixture[str], default_artifact: Path, tmp_path: Path
-) -> None:
-    root = Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
-    (root / MANIFEST).write_bytes((root / MANIFEST).read_bytes() + b" ")
-    assert main(["size", *LOAD, "--model-dir", str(root)]) == 78
-    assert capsys.readouterr().err == (
-        f"attendant: {root / MANIFEST}: SHA-256 mismatch with manifest.sha256. Export again.\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -149,10 +126,11 @@ def test_damaged_model_dir_is_the_error_of_the_artifact(
 def test_invalid_option_is_named_with_its_limit(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    error = size_error(capsys, *LOAD, *arguments)
-    assert error.startswith("attendant size: ")
-    assert message in error
-    assert error.endswith("See: attendant size --help")
+    status, out, err = run_command(capsys, "size", *LOAD, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("attendant size: ")
+    assert message in err
+    assert err.endswith("See: attendant size --help\n")
 
 
 def capacity(texts: int, tokens: int, inputs: int = 1) -> Capacity:
