@@ -1,13 +1,14 @@
 """`attendant embed` (C16): rate relative to the limit, memory, and the cost of a Ray cluster."""
 
+import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,7 +16,9 @@ from pathlib import Path
 from bench.limit import Limit
 from bench.load import ROOT
 from bench.project import Model
+from bench.startup import resident_mib
 from bench.targets import Verdict, judge, not_measured
+from tests.conftest import server_environment
 
 RAY_WORKERS = 2
 LIMIT_S = 3.0
@@ -78,7 +81,7 @@ def measure_embed(model: Model, sentences: Sequence[tuple[str, int]], rows: int,
         plain = run_embed(model, source, Path(directory) / "plain.npy")
         after = limit.measure(LIMIT_S).tokens_per_second
         ray = None
-        if has_ray():
+        if importlib.util.find_spec("ray") is not None:
             ray = run_embed(model, source, Path(directory) / "ray.npy", "--ray", "--ray-workers", str(RAY_WORKERS))
     mean = sum(tokens for _, tokens in chosen) / rows
     return EmbedFigures(rows, mean, (before + after) / 2, plain, ray)
@@ -86,8 +89,7 @@ def measure_embed(model: Model, sentences: Sequence[tuple[str, int]], rows: int,
 
 def run_embed(model: Model, source: Path, target: Path, *options: str) -> Run:
     """Run the command and parse its report. Raises `EmbedError`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
-    environment["ATTENDANT_MODEL_DIR"] = str(model.directory)
+    environment = server_environment(model_dir=model.directory)
     command = [sys.executable, "-m", "service", "embed", str(source), "-o", str(target), *options]
     started = time.perf_counter()
     peak_mib = 0.0
@@ -97,28 +99,10 @@ def run_embed(model: Model, source: Path, target: Path, *options: str) -> Run:
                 _, output = process.communicate(timeout=MEMORY_PERIOD_S)
                 break
             except subprocess.TimeoutExpired:
-                peak_mib = peak_memory_mib(process.pid) or peak_mib
+                with suppress(OSError, StopIteration):  # it has ended
+                    peak_mib = resident_mib(process.pid, "VmHWM")
     seconds = time.perf_counter() - started
     match = re.search(r"([\d,]+) rows/s", output.splitlines()[-1] if output else "")
     if process.returncode or match is None:
         raise EmbedError(output)
     return Run(float(match[1].replace(",", "")), seconds, peak_mib)
-
-
-def peak_memory_mib(pid: int) -> float | None:
-    """Return a process's memory high-water mark, or None if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    match = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return None if match is None else int(match[1]) / 1024
-
-
-def has_ray() -> bool:
-    """Return whether the `ray` extra is installed."""
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        return False
-    return True

@@ -7,13 +7,12 @@ loop tokenizes, masks and packs real sentences, clips gradients and updates weig
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from bench.machine import Machine, load_average
+from bench.random_models import seconds
 from model.artifact.tokenizer import Tokenizer
 from model.export.sample_texts import sample_sentences
 from model.train.command import write_tokenizer
@@ -38,8 +37,8 @@ def main() -> int:
         loop, bare, shares = [], [], []
         for number in range(1, ROUNDS + 1):
             tokens = run.tokens
-            seconds = _seconds(run.advance)
-            loop.append((run.tokens - tokens) / seconds)
+            duration = seconds(run.advance)
+            loop.append((run.tokens - tokens) / duration)
             bare.append(_measure_bare(config, objective))
             shares.append(loop[-1] / bare[-1])
             if number % 10 == 0:
@@ -85,13 +84,7 @@ def _measure_bare(config: TrainConfig, objective: Objective) -> float:
         torch.autograd.backward(loss)
         network.zero_grad(set_to_none=True)
 
-    return shape[0] * shape[1] / _seconds(step)
-
-
-def _seconds(step: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
+    return shape[0] * shape[1] / seconds(step)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.browser.conftest import CHROMIUM, SWITCHES
 from tests.browser.page_driver import PageDriver
-from tests.conftest import ROOT, start_server, stop_server
+from tests.conftest import ROOT, serving
 
 PICTURE = ROOT / "docs" / "images" / "page.png"
 SIZE = (1280, 1365)
@@ -12,8 +12,7 @@ SIZE = (1280, 1365)
 
 def main() -> None:
     """Capture the opened page with the pointer on a word, down to the buttons below the chart."""
-    server = start_server(model_dir=ROOT / "models" / "all-MiniLM-L6-v2")
-    with sync_playwright() as playwright:
+    with serving(model_dir=ROOT / "models" / "all-MiniLM-L6-v2") as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
         page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
         driver = PageDriver(page, server.rest).open()
@@ -22,7 +21,6 @@ def main() -> None:
         PICTURE.parent.mkdir(exist_ok=True)
         page.screenshot(path=PICTURE)
         browser.close()
-    stop_server(server)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from model.export.export import Variants
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 from tests.model.conftest import export_tiny
 
 KEY = "correct-horse"
@@ -194,9 +194,8 @@ def test_typing_sends_one_request_per_pause(driver: PageDriver) -> None:
 def secured(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"{KEY}\n")
-    running = start_server(model_dir=default_artifact, api_keys_file=path)
-    yield running
-    assert stop_server(running) == 0
+    with serving(model_dir=default_artifact, api_keys_file=path) as running:
+        yield running
 
 
 def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, new_driver: NewDriver) -> None:
@@ -230,8 +229,7 @@ def test_page_requests_the_key_when_server_requires_one(secured: RunningServer, 
 @pytest.mark.slow
 def test_page_shows_why_a_model_has_no_maps(new_driver: NewDriver, tmp_path: Path) -> None:
     """The page does not request them. Similarity still works."""
-    running = start_server(model_dir=export_tiny(tmp_path, Variants(explain=False)))
-    try:
+    with serving(model_dir=export_tiny(tmp_path, Variants(explain=False))) as running:
         driver = new_driver(running.rest)
         driver.page.goto(driver.base)
         driver.page.get_by_text("This model was exported without hidden states and attention maps").wait_for()
@@ -240,8 +238,6 @@ def test_page_shows_why_a_model_has_no_maps(new_driver: NewDriver, tmp_path: Pat
         driver.page.wait_for_function(RESULT)
         assert not driver.sent_bodies() + driver.sent_bodies("/v1/compare")
         assert driver.errors == []
-    finally:
-        assert stop_server(running) == 0
 
 
 def test_invalid_json_has_a_message(driver: PageDriver) -> None:

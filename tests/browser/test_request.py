@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from tests.browser.conftest import TWO_SENTENCES, NewDriver
 from tests.browser.page_driver import PageDriver
 from tests.certificates import Identity
-from tests.conftest import ROOT, RunningServer, start_server, stop_server
+from tests.conftest import ROOT, RunningServer, serving
 from tests.stubs import EncoderServiceStub
 
 pytestmark = pytest.mark.slow
@@ -158,16 +158,14 @@ def test_programs_verify_a_private_ca(new_driver: NewDriver, default_artifact: P
     identity = ca.issue("server")
     for name, content in (("ca", ca.pem), ("cert", identity.pem), ("key", identity.key_pem)):
         (tmp_path / name).write_bytes(content)
-    running = start_server(model_dir=default_artifact, tls_cert_file=tmp_path / "cert", tls_key_file=tmp_path / "key")
-    try:
+    files = {"tls_cert_file": tmp_path / "cert", "tls_key_file": tmp_path / "key"}
+    with serving(model_dir=default_artifact, **files) as running:
         driver = new_driver(running.rest, ignore_https_errors=True).open_texts(*TWO_SENTENCES, explore=True)
         curl, python, grpcurl = (program(driver, "#map", form) for form in ("curl", "Python", "gRPC"))
         response = run(["bash", "-c", curl], ATTENDANT_CA=str(tmp_path / "ca"))
         printed = run([sys.executable, "-c", python], ATTENDANT_CA=str(tmp_path / "ca"))
         with pytest.raises(subprocess.CalledProcessError):
             run(["bash", "-c", curl])  # with public CAs only
-    finally:
-        stop_server(running)
     (first, *_) = json.loads(response)["results"][0]["maps"]
     assert numbers(printed) == pytest.approx(np.ravel(first["matrix"]), abs=2e-3)
     assert '-cacert "$ATTENDANT_CA"' in grpcurl

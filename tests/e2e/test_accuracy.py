@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 from bench.project import Model
 from bench.workloads import read_corpus
 from model.source.hub import locate
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 from tests.stubs import EncoderServiceStub
 
 pytestmark = pytest.mark.slow
@@ -50,10 +50,8 @@ def expected(oracle: SentenceTransformer, texts: list[str]) -> Vectors:
 @pytest.fixture(scope="module", params=["auto", "float32"])
 def server_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
     """Yield a client of a server in the default precision or in float32, the reported precision, and the server."""
-    running = start_server(precision=request.param)
-    with httpx.Client(base_url=running.rest, timeout=60) as client:
+    with serving(precision=request.param) as running, httpx.Client(base_url=running.rest, timeout=60) as client:
         yield client, client.get("/v1/model").json()["precision"], running
-    assert stop_server(running) == 0
 
 
 def embed(client: httpx.Client, texts: list[str], **options: Any) -> Vectors:

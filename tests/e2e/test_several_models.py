@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.conftest import EXAMPLES, ROOT, server_environment, start_server, stop_server
+from tests.conftest import EXAMPLES, ROOT, server_environment, serving
 from tests.manifests import with_manifest, with_prompts
 from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import assert_close, tensor_to_array, to_array
@@ -204,13 +204,10 @@ def test_messages_of_a_stream_may_name_different_models(together: Clients) -> No
 def test_metrics_and_processes_know_every_model(default_artifact: Path, tiny_artifact: Path) -> None:
     """The server starts with one digest per model, and counts the requests per model."""
     digest = (tiny_artifact / "manifest.sha256").read_text().strip()
-    server = start_server(models=f"a={default_artifact},b={tiny_artifact}@sha256:{digest}")
-    try:
+    with serving(models=f"a={default_artifact},b={tiny_artifact}@sha256:{digest}") as server:
         for model in ("a", "b", "b"):
             httpx.post(server.rest + "/v1/encode", json={"inputs": "bank", "model": model}).raise_for_status()
         text = httpx.get(server.admin + "/metrics").text
-    finally:
-        stop_server(server)
     for name, count in (("a", 1), ("b", 2)):
         labels = f'api="rest",code="200",endpoint="/v1/encode",model="{name}"'
         assert f"attendant_requests_total{{{labels}}} {count}.0" in text

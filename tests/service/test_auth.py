@@ -21,7 +21,7 @@ from service.callers import ANONYMOUS, ANONYMOUS_NAME
 from service.config import ConfigError
 from service.errors import Unauthenticated
 from service.metrics import Metrics
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving, start_server
 from tests.keys import bearer, make_keys, named_key
 from tests.stubs import EncoderServiceStub
 
@@ -107,9 +107,8 @@ def secured(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server that requires a key."""
     path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text(f"# comment\n{KEY}\n")
-    running = start_server(model_dir=tiny_artifact, api_keys_file=path)
-    yield running
-    assert stop_server(running) == 0
+    with serving(model_dir=tiny_artifact, api_keys_file=path) as running:
+        yield running
 
 
 def private_routes(client: httpx.Client) -> set[tuple[str, str]]:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.handshakes import LABELS
 from tests.certificates import CLIENT_USE, Identity, Secret, client_context
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 
 TIMEOUT_S = 20
 SERVER_CA = Identity.make_ca("server CA")
@@ -119,9 +119,8 @@ def server(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     identity = SERVER_CA.issue("server")
     files = {"cert": identity.pem, "key": identity.key_pem, "client_ca": CLIENT_CAS[0].pem}
     secret = Secret(folder / "secret", **files)
-    running = start_server(model_dir=tiny_artifact, **{f"tls_{name}_file": secret.path(name) for name in files})
-    yield TlsServer(running, secret, folder, files)
-    assert stop_server(running) == 0
+    with serving(model_dir=tiny_artifact, **{f"tls_{name}_file": secret.path(name) for name in files}) as running:
+        yield TlsServer(running, secret, folder, files)
 
 
 def respond(connection: ssl.SSLSocket) -> None:

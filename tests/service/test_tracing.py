@@ -31,7 +31,7 @@ from service.config import ConfigError
 from service.request_log import RequestRecord
 from service.spans import Tracing
 from service.tracing import start_tracing
-from tests.conftest import start_server, stop_server
+from tests.conftest import serving
 from tests.keys import named_key
 from tests.stubs import EncoderServiceStub
 
@@ -113,10 +113,9 @@ def test_requests_are_exported(
             "RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
         }.items():
             monkeypatch.setenv(f"OTEL_{name}", value)
-        server = start_server(model_dir=tiny_artifact, api_keys_file=keys, slow_log_ms=60_000)
-        send_requests(server.rest, server.grpc)
-        before = time.monotonic()
-        assert stop_server(server) == 0  # exports the last spans
+        with serving(model_dir=tiny_artifact, api_keys_file=keys, slow_log_ms=60_000) as server:
+            send_requests(server.rest, server.grpc)
+            before = time.monotonic()  # the end exports the last spans
         assert time.monotonic() - before < 15
     spans = {attributes_of(span)["attendant.request_id"]: span for span in spans_of(requests)}
     assert set(spans) == {"rest", "grpc", "invalid", "new"}
@@ -166,9 +165,8 @@ def test_slow_requests_have_a_span_per_stage(tiny_artifact: Path, monkeypatch: p
     with http_receiver(requests) as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-        server = start_server(model_dir=tiny_artifact, slow_log_ms=1)
-        httpx.post(f"{server.rest}/v1/encode", json={"inputs": ["money bank grows"] * 256})
-        assert stop_server(server) == 0
+        with serving(model_dir=tiny_artifact, slow_log_ms=1) as server:
+            httpx.post(f"{server.rest}/v1/encode", json={"inputs": ["money bank grows"] * 256})
     spans = spans_of(requests)
     (parent,) = [span for span in spans if not span.parent_span_id]
     children = [span for span in spans if span.parent_span_id]

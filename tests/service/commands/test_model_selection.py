@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.__main__ import main
-from tests.conftest import RunningServer, start_server, stop_server
+from tests.conftest import RunningServer, serving
 from tests.service.commands.embed_command import RunEmbed, write_rows
 
 TEXT = "The river bank flows past the old mill."
@@ -24,9 +24,8 @@ def options(default_artifact: Path, exported: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(options: dict[str, str]) -> Iterator[RunningServer]:
-    running = start_server(**options)
-    yield running
-    stop_server(running)
+    with serving(**options) as running:
+        yield running
 
 
 @pytest.fixture(params=SOURCES)

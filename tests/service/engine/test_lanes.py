@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from service.engine.model_loader import LoadedModel
-from service.errors import QueueFull
 from tests.service.conftest import ServiceHarness, encode, open_harness
 from tests.shared_models import load_anew
 
@@ -28,15 +26,6 @@ async def test_explain_session_opens_at_the_first_request(harness: ServiceHarnes
         assert "_session" not in vars(model.explain)
         await encode(opened.engine, TEXT, layers=(0,))
         assert "_session" in vars(model.explain)
-
-
-async def test_full_explain_queue_does_not_affect_the_fast_lane(model: LoadedModel) -> None:
-    async with open_harness(model, max_explain_queue_tokens=1) as opened:
-        assert opened.engine.explain_lane is not None
-        with opened.engine.explain_lane.reserve([1]):
-            with pytest.raises(QueueFull):
-                await encode(opened.engine, TEXT, layers=(2,))
-            assert (await encode(opened.engine, TEXT)).token_count == 11
 
 
 async def test_explain_lane_yields_to_the_fast_lane(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
