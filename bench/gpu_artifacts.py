@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGES = {
     "model": ("numpy", "pydantic", "tokenizers"),
-    "engine": ("onnxruntime", "pydantic_settings", "dotenv", "prometheus_client", "regex", "threadpoolctl"),
+    "engine": ("onnxruntime", "dotenv", "prometheus_client", "regex", "threadpoolctl"),
     "export": ("torch", "onnx", "onnx_ir", "onnxscript", "safetensors"),
     "server": (
         "fastapi",

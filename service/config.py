@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.connections import parse_networks
 from service.errors import echo
@@ -37,11 +36,11 @@ class ConfigError(Exception):
     """An invalid option, named in the message."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The options of `attendant serve`. Each is also an environment variable ATTENDANT_* and a line of .env."""
 
-    # The constructor reads neither the environment nor a file; `load_settings` does. Names end in their unit.
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # Names end in their unit.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
     model_dir: Path = Path("models/all-MiniLM-L6-v2")
     """Directory of the artifact to serve."""
@@ -226,18 +225,6 @@ class Settings(BaseSettings):
     slow_log_ms: NonNegative = 0
     """Duration of a request, in milliseconds, above which it is logged as a warning, whatever ATTENDANT_ACCESS_LOG is.
     0 logs none for its duration."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Leave out the sources that read the process environment."""
-        return (init_settings,)
 
 
 def read_option_file(option: str, path: Path) -> bytes:

@@ -137,15 +137,17 @@ class OpenedBackend:
         return f"{self.least_accurate[1]:.6f}" + (f" cosines={heads}" if len(self.cosines) > 1 else "")
 
 
+@dataclass(frozen=True)
 class BackendOpener:
-    """Opens the backend of an artifact, and rejects one that is too inaccurate."""
+    """Opens the backend of an artifact, and rejects one that is too inaccurate.
 
-    def __init__(self, artifact: Artifact, tokenizer: Tokenizer, dense_layers: DenseLayers, min_cosine: float) -> None:
-        """`min_cosine` replaces the floor of every precision; 0 keeps them."""
-        self._artifact = artifact
-        self._tokenizer = tokenizer
-        self._dense_layers = dense_layers
-        self._min_cosine = min_cosine
+    `min_cosine` replaces the floor of every precision; 0 keeps them.
+    """
+
+    artifact: Artifact
+    tokenizer: Tokenizer
+    dense_layers: DenseLayers
+    min_cosine: float
 
     def open(self, options: BackendOptions, machine: Machine, reason: str = "") -> OpenedBackend:
         """Open the selected backend and compare it with the golden vectors; if "auto" is too inaccurate, use float32.
@@ -154,7 +156,7 @@ class BackendOpener:
 
         Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
         """
-        artifact = self._artifact
+        artifact = self.artifact
         choice = select_backend(options, artifact.manifest.graphs, machine)
         backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
         backend.warm_up()
@@ -162,11 +164,11 @@ class BackendOpener:
         if golden is None:
             log.warning("golden vectors missing, accuracy not checked model=%s", artifact.manifest.name)
             return OpenedBackend(backend, {})
-        cosines = golden_cosines(golden, artifact.manifest, self._tokenizer, backend, self._dense_layers)
+        cosines = golden_cosines(golden, artifact.manifest, self.tokenizer, backend, self.dense_layers)
         opened = OpenedBackend(backend, cosines, has_trained_embeddings(artifact.manifest))
         assert opened.least_accurate is not None
         head, cosine = opened.least_accurate
-        floor = self._min_cosine or FLOOR_COSINE[choice.precision]
+        floor = self.min_cosine or FLOOR_COSINE[choice.precision]
         if cosine >= floor:
             if cosine < EXPECTED_COSINE[choice.precision]:
                 self._warn(choice.precision, head, cosine)
@@ -194,5 +196,5 @@ class BackendOpener:
             )
         log.warning(
             "accuracy below the expected cosine model=%s precision=%s head=%s cosine=%.6f expected=%g. %s.",
-            self._artifact.manifest.name, precision, head, cosine, EXPECTED_COSINE[precision], remedy,
+            self.artifact.manifest.name, precision, head, cosine, EXPECTED_COSINE[precision], remedy,
         )  # fmt: skip

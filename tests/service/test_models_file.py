@@ -88,7 +88,7 @@ DIGEST = "0123456789abcdef" * 4
 
 
 def served(**options: str) -> tuple[ModelOption, ...]:
-    return Settings(**options).served_models  # type: ignore[arg-type]
+    return Settings(**options).served_models
 
 
 def test_models_have_names_digests_and_aliases() -> None:
