@@ -15,7 +15,7 @@ from attendant_client.types import ModelInfo
 from model.artifact.manifest import Manifest, Role
 from service.callers import Caller
 from service.config import Settings
-from service.engine.lane import ExplainLane, FastLane, Lane, ModelObserver, Reservation
+from service.engine.lane import ExplainLane, FastLane, Lane, LaneObserver, Reservation
 from service.engine.model_info import describe_evaluations, describe_model, limits_of
 from service.engine.model_loader import LoadedModel
 from service.engine.scheduling import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
@@ -71,31 +71,15 @@ class Engine:
         self.limits = limits_of(settings, self.manifest.longest_input_tokens)
         self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
-        observer = ModelObserver(metrics, self.name)
-        fast = Admission(
-            model.backend.seconds,
-            model.backend.choice.streams,
-            settings.max_queue_ms,
-            settings.max_queue_tokens,
-            self.max_batch_tokens,
-        )
-        self.fast_lane: FastLane = Lane(FAST_LANE, model.backend, fast, observer)
+        fast = Admission(model.backend, settings.max_queue_ms, settings.max_queue_tokens)
+        self.fast_lane: FastLane = Lane(model.backend, fast, LaneObserver(metrics, FAST_LANE, self.name))
         self._fast_lanes.append(self.fast_lane)
         self.explain_lane: ExplainLane | None = None
         if model.explain is not None:
-            explain = Admission(
-                model.explain.seconds,
-                1,
-                settings.max_explain_queue_ms,
-                settings.max_explain_queue_tokens,
-                model.explain.max_batch_tokens,
-            )
+            explain = Admission(model.explain, settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
+            observer = LaneObserver(metrics, EXPLAIN_LANE, self.name)
             self.explain_lane = Lane(
-                EXPLAIN_LANE,
-                model.explain,
-                explain,
-                observer,
-                lambda: any(lane.has_queued_tasks for lane in self._fast_lanes),
+                model.explain, explain, observer, lambda: any(lane.has_queued_tasks for lane in self._fast_lanes)
             )
         self._lanes = [lane for lane in (self.fast_lane, self.explain_lane) if lane is not None]
         self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)

@@ -69,18 +69,29 @@ class Watchdog:
             return sum(seconds < 0 for seconds in self._remaining.values())
 
 
-class ModelObserver:
-    """The counters and histograms of one model."""
+class LaneObserver:
+    """The counters, histograms and gauges of one lane of a model."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
-        self.metrics, self.model = metrics, model
+    def __init__(self, metrics: Metrics, lane: str, model: str) -> None:
+        self.metrics, self.lane, self.model = metrics, lane, model
         metrics.create_model(model)
-        self.tokens = metrics.tokens.labels(model)
         self.cancelled_in_queue = metrics.cancelled_inputs.labels("queue", model)
         self.cancelled_in_batch = metrics.cancelled_inputs.labels("batch", model)
+        self._tokens = metrics.tokens.labels(model)
         self._inputs = metrics.request_inputs.labels(model)
         self._request_tokens = metrics.request_tokens.labels(model)
         self._truncated_inputs = metrics.truncated_inputs.labels(model)
+        self.observe_tokenize = metrics.stage_seconds.labels("tokenize", lane, model).observe
+        self.observe_queue = metrics.stage_seconds.labels("queue", lane, model).observe
+        self.observe_postprocess = metrics.stage_seconds.labels("postprocess", lane, model).observe
+        self.inference_errors = metrics.inference_errors.labels(lane, model)
+        self.batch_retries = metrics.batch_retries.labels(lane, model)
+        self.nonfinite_outputs = metrics.nonfinite_outputs.labels(lane, model)
+        self._observe_inference = metrics.stage_seconds.labels("inference", lane, model).observe
+        self._observe_size = metrics.batch_size.labels(lane, model).observe
+        self._observe_tokens = metrics.batch_tokens.labels(lane, model).observe
+        self._observe_padding = metrics.batch_padding.labels(lane, model).observe
+        self._thread_seconds = metrics.inference_thread_seconds.labels(lane, model)
 
     def observe_request(self, inputs: int, tokens: int, truncated: int) -> None:
         """Count the inputs, tokens and truncated inputs of a request."""
@@ -89,33 +100,9 @@ class ModelObserver:
         if truncated:
             self._truncated_inputs.inc(truncated)
 
-
-class LaneObserver:
-    """The counters, histograms and gauges of one lane of a model."""
-
-    def __init__(self, model: ModelObserver, lane: str) -> None:
-        self.model = model.model
-        self._labels = labels = lane, model.model
-        metrics = model.metrics
-        self.observe_request = model.observe_request
-        self.observe_tokenize = metrics.stage_seconds.labels("tokenize", *labels).observe
-        self.observe_queue = metrics.stage_seconds.labels("queue", *labels).observe
-        self.observe_postprocess = metrics.stage_seconds.labels("postprocess", *labels).observe
-        self.inference_errors = metrics.inference_errors.labels(*labels)
-        self.batch_retries = metrics.batch_retries.labels(*labels)
-        self.nonfinite_outputs = metrics.nonfinite_outputs.labels(*labels)
-        self.cancelled_in_queue = model.cancelled_in_queue
-        self.cancelled_in_batch = model.cancelled_in_batch
-        self._observe_inference = metrics.stage_seconds.labels("inference", *labels).observe
-        self._observe_size = metrics.batch_size.labels(*labels).observe
-        self._observe_tokens = metrics.batch_tokens.labels(*labels).observe
-        self._observe_padding = metrics.batch_padding.labels(*labels).observe
-        self._thread_seconds = metrics.inference_thread_seconds.labels(*labels)
-        self._tokens = model.tokens
-
     def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
         """Read a gauge of the lane from a function when it is scraped."""
-        gauge.labels(*self._labels).set_function(read)
+        gauge.labels(self.lane, self.model).set_function(read)
 
     def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
         """Count one batch: sequences of these sizes, run on `threads` threads."""
@@ -258,16 +245,15 @@ class Lane(Generic[TaskT, Result]):
 
     def __init__(
         self,
-        name: str,
         backend: Backend[TaskT, Result],
         admission: Admission,
-        observer: ModelObserver,
+        observer: LaneObserver,
         yields_to: Callable[[], bool] | None = None,
     ) -> None:
-        self.name = name
+        self.name = observer.lane
         self.precision = backend.choice.precision
         self.admission = admission
-        self.observer = LaneObserver(observer, name)
+        self.observer = observer
         self.watchdog = Watchdog()  # of batches, and of preparations
         self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
         self.failure: BaseException | None = None
@@ -283,14 +269,14 @@ class Lane(Generic[TaskT, Result]):
         self._recovery_lock = threading.Lock()
         self._sessions = 1  # opened so far
         self._reserved = 0
-        metrics, watch = observer.metrics, self.observer.watch
+        metrics, watch = observer.metrics, observer.watch
         watch(metrics.queue_size, lambda: self.queue.size)
         watch(metrics.queue_tokens, lambda: self.queue.tokens)
         watch(metrics.queue_utilization, lambda: admission.utilization)
         watch(metrics.lane_up, lambda: self.healthy)
         watch(metrics.stalled_batches, lambda: self.watchdog.stalled)
         self._threads = [
-            threading.Thread(target=self._work, name=f"attendant-{name}-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"attendant-{self.name}-{number}", daemon=True)
             for number in range(backend.workers)
         ]
         for thread in self._threads:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from model.artifact.packing import BatchFill, TokenLimit
 from service.callers import ANONYMOUS, MAX_PAUSE_S, Caller
@@ -670,35 +670,29 @@ class Speed:
 
 
 class Admission:
-    """The limits of one lane, and the cost of its requests.
+    """The limits of one lane, and the cost of its requests on a backend.
 
-    `seconds` estimates the run time of a sequence of some tokens in a full batch, on one stream. `backlog` counts
-    queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a full batch.
+    `backlog` counts queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a
+    full batch.
     """
 
-    def __init__(
-        self,
-        seconds: Callable[[int], float],
-        speed: float,
-        max_queue_ms: int,
-        max_queue_tokens: int,
-        max_batch_tokens: int,
-    ) -> None:
+    def __init__(self, backend: Backend[Any, Any], max_queue_ms: int, max_queue_tokens: int) -> None:
         @lru_cache(maxsize=8192)
         def task_cost(tokens: int) -> Cost:
-            return Cost(tokens, max(1, round(1e6 * seconds(tokens))))
+            return Cost(tokens, max(1, round(1e6 * backend.seconds(tokens))))
 
+        max_batch_tokens = backend.max_batch_tokens
         self.task_cost = task_cost
-        self.speed = Speed(speed)
-        self._streams = self._all_streams = speed
-        self._token_us = 1e6 * seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
+        self._streams = self._all_streams = float(backend.choice.streams)
+        self.speed = Speed(self._streams)
+        self._token_us = 1e6 * backend.seconds(SMALL_REQUEST_TOKENS) / SMALL_REQUEST_TOKENS
         self.quantum = max(1, round(max_batch_tokens * self._token_us))
         self._slice = max(max_batch_tokens, max_queue_tokens // SLICES)
         self.backlog = LaneBacklog(self._slice)
         self.backlog.near_held = NEAR_CAPACITY * max_queue_tokens
         self._max_wait_s = max_queue_ms / 1000
         self._near_us = NEAR_CAPACITY * 1e6 * self._max_wait_s
-        self.backlog.near_us = self._near_us * speed
+        self.backlog.near_us = self._near_us * self.speed.value
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
 

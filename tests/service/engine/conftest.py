@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from model.artifact.files import TOKENIZER
 from model.artifact.tokenizer import Tokenizer
-from service.engine.lane import Lane, ModelObserver
+from service.engine.lane import Lane, LaneObserver
 from service.engine.scheduling import Admission
 from service.metrics import Metrics
 from tests.manifests import with_prompts
@@ -38,9 +38,8 @@ async def start_lane() -> AsyncIterator[StartLane]:
         metrics: Metrics | None = None,
         **options: Any,
     ) -> Any:
-        streams = backend.choice.streams
-        admission = Admission(backend.seconds, streams, max_queue_ms, max_tokens, backend.max_batch_tokens)
-        lane = Lane("test", backend, admission, ModelObserver(metrics or Metrics(CollectorRegistry()), "m"), **options)
+        observer = LaneObserver(metrics or Metrics(CollectorRegistry()), "test", "m")
+        lane = Lane(backend, Admission(backend, max_queue_ms, max_tokens), observer, **options)
         started.append((lane, backend))
         return lane
 

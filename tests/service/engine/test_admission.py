@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from service.engine.scheduling import Admission, Speed
 from service.errors import DeadlineExceeded, QueueFull
 from service.operations.inputs import estimate_tokens
+from tests.service.engine.fake_backend import FakeBackend
 
 NEVER = math.inf
 
@@ -19,7 +20,8 @@ def admission(
     *waiting: int, rate: float = 1000.0, max_queue_ms: int = 2000, max_tokens: int = 10**6, quantum: int = 1
 ) -> Admission:
     """A lane on which a sequence of N tokens runs for N / `rate` seconds."""
-    result = Admission(lambda tokens: tokens / rate, 1, max_queue_ms, max_tokens, quantum)
+    backend = FakeBackend(max_batch_tokens=quantum, token_seconds=1 / rate)
+    result = Admission(backend, max_queue_ms, max_tokens)
     for tokens in waiting:
         result.backlog.add(result.task_cost(tokens))
     return result
@@ -46,7 +48,7 @@ def test_request_that_would_run_far_beyond_its_deadline_is_rejected_at_once() ->
 
 
 def test_longest_task_occupies_one_stream() -> None:
-    limits = Admission(lambda tokens: tokens / 1000, 2, 2000, 10**6, 480)
+    limits = Admission(FakeBackend(streams=2, max_batch_tokens=480, token_seconds=1e-3), 2000, 10**6)
     cost = limits.task_cost(8000)
     assert limits.own_s(cost, cost.us) == pytest.approx(8)
     assert limits.own_s(limits.cost([1000] * 8), limits.task_cost(1000).us) == pytest.approx(4)

@@ -13,7 +13,7 @@ from model.artifact.packing import TokenLimit
 from service.callers import ANONYMOUS, Caller, Quota
 from service.engine.scheduling import Admission, Cost, FairQueue, LaneBacklog
 from service.errors import QueueFull, QuotaExceeded
-from tests.service.engine.fake_backend import cost_of
+from tests.service.engine.fake_backend import FakeBackend, cost_of
 
 QUANTUM = 512
 ROUNDS = 60
@@ -163,7 +163,8 @@ def test_wait_of_a_caller_is_at_most_that_of_all(requests: list[tuple[int, int]]
 def test_flood_leaves_capacity_to_other_callers() -> None:
     """A caller may hold half of the queue; another one is admitted, with the wait of its own share."""
     flood, other = Caller("flood"), Caller("other")
-    admission = Admission(lambda tokens: tokens / 1e4, 2.0, 2000, 40_000, 512)
+    backend = FakeBackend(streams=2, max_batch_tokens=512, token_seconds=1e-4)
+    admission = Admission(backend, 2000, 40_000)
     forever = math.inf
 
     def admit(caller: Caller) -> int:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service.engine.lane import Lane, ModelObserver
+from service.engine.lane import Lane, LaneObserver
 from service.engine.scheduling import Admission
 from service.errors import DeadlineExceeded, NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
@@ -270,12 +270,8 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
     backend = FakeBackend(max_batch_tokens=1)
 
     async def submit_and_leave() -> Lane[FakeTask, int]:
-        lane: Lane[FakeTask, int] = Lane(
-            "test",
-            backend,
-            Admission(backend.seconds, 1, 2000, 100, backend.max_batch_tokens),
-            ModelObserver(Metrics(CollectorRegistry()), "m"),
-        )
+        observer = LaneObserver(Metrics(CollectorRegistry()), "test", "m")
+        lane: Lane[FakeTask, int] = Lane(backend, Admission(backend, 2000, 100), observer)
         await hold(lane, backend)
         lane.submit([FakeTask(2)], FOREVER)
         await asyncio.sleep(0)
