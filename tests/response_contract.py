@@ -1,14 +1,19 @@
 """What responses of every operation have in common (shapes, dtypes, offsets, row sums), and REST compared with gRPC."""
 
 import base64
+import re
 from typing import Any, get_args
 
+import httpx
 import numpy as np
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import ScoredBy
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from service.operations.rerank import EXPLAIN_TOP
+from service.rpc.codec import enum_labels
 from tests.operation_requests import Body, ModelFacts, texts_of
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}
@@ -303,6 +308,29 @@ def _check_contributions(pair: Any, request: Any, shape: tuple[int, int], score:
         values = to_array(contributions).reshape(shape)
     assert_finite(values)
     assert abs(values.sum(dtype=np.float64) + rest - score) <= 1e-5 * max(1, abs(score))
+
+
+def rest_spelling(message: str) -> str:
+    """Convert a gRPC error message to REST spelling: values in lower case and quotes, operations as in their paths."""
+
+    def spell(match: re.Match[str]) -> str:
+        label = match[0]
+        if label not in values:
+            return label
+        value = values[label]
+        return f'"{value.replace("_", "-") if label.startswith("OPERATION") else value}"'
+
+    values = {label: value for labels in enum_labels().values() for value, label in labels.items()}
+    return re.sub(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", spell, message)
+
+
+def assert_same_error(call: Any, response: httpx.Response) -> None:
+    """Compare code, reason and message of the error of a gRPC call with those of a REST response."""
+    error = response.json()["error"]
+    status, info = Status.FromString(dict(call.trailing_metadata())["grpc-status-details-bin"]), ErrorInfo()
+    status.details[0].Unpack(info)
+    assert (call.code().name, info.reason) == (error["code"], error["reason"])
+    assert rest_spelling(call.details()) == error["message"]
 
 
 def compare_compare(body: Any, result: Any) -> None:

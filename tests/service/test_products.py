@@ -25,6 +25,7 @@ from tests.model.retriever_cases import BGE_M3
 from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
     assert_close,
+    assert_same_error,
     assert_sparse_close,
     check_attend,
     check_classify,
@@ -59,9 +60,6 @@ FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "e
 SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
-GRPC_OF_HTTP = {
-    400: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT", 413: "RESOURCE_EXHAUSTED", 404: "NOT_FOUND",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ def check_rpc(clients: Clients, operation: str, request: Body, response: httpx.R
         assert code not in SERVER_ERRORS, result
         too_large = response.status_code == 200  # JSON and protobuf may only differ in size
         assert not too_large, result
-        assert code == GRPC_OF_HTTP[response.status_code], (result, response.text)
+        assert_same_error(result, response)
         return
     if response.status_code != 200:
         reason = response.json()["error"]["reason"]

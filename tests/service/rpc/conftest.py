@@ -1,6 +1,5 @@
 """A gRPC channel and a REST client for the session's server."""
 
-import re
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
@@ -9,7 +8,6 @@ import httpx
 import pytest
 from attendant_client.pb import encoder_pb2 as pb
 
-from service.rpc.codec import enum_labels
 from tests.conftest import RunningServer
 from tests.stubs import EncoderServiceStub, GRPCInferenceServiceStub
 
@@ -44,14 +42,6 @@ def golden() -> pb.EncodeRequest:
 async def rest_client(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=server.rest, timeout=60) as client:
         yield client
-
-
-def rest_spelling(message: str) -> str:
-    """Convert a gRPC error message to REST spelling, with enum values in lower case and quotes."""
-    values = {label: value for labels in enum_labels().values() for value, label in labels.items()}
-    return re.sub(
-        r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", lambda match: f'"{values[match[0]]}"' if match[0] in values else match[0], message
-    )
 
 
 async def call_error(call: Awaitable[Any]) -> grpc.aio.AioRpcError:

@@ -1,21 +1,15 @@
-"""Attend and Compare over gRPC: values and errors match REST, and streaming uses little memory."""
+"""Attend over gRPC: empty rows, enums, cancellation, and memory of a stream. test_products.py compares the values."""
 
 import asyncio
-import base64
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
-import numpy as np
 import pytest
 from attendant_client.pb import encoder_pb2 as pb
-from google.rpc.error_details_pb2 import ErrorInfo
-from google.rpc.status_pb2 import Status
 
 from tests.conftest import RunningServer, start_server, stop_server
-from tests.service.rpc.conftest import rest_spelling
 from tests.stubs import EncoderServiceStub
 
 CASHED = "He cashed a check at the bank."
@@ -50,103 +44,6 @@ def to_input(item: Any) -> pb.Input:
     return pb.Input(**{**item, **ids, "spans": spans})
 
 
-def compare_request(body: dict[str, Any]) -> pb.CompareRequest:
-    occurrences = [
-        pb.Occurrence(
-            **{**item, **({"span": pb.Span(start=item["span"][0], end=item["span"][1])} if "span" in item else {})}
-        )
-        for item in body["occurrences"]
-    ]
-    return pb.CompareRequest(**{**body, "occurrences": occurrences})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"layers": [3, 1], "heads": [0, 11]},
-        {"kind": "scores", "layers": [2], "unit": "word"},
-        {"kind": "norm", "head_reduce": "sum", "special_tokens": "drop", "dtype": "float16"},
-        {"kind": "block_norm", "layer_reduce": "mean", "unit": "word"},
-        {"kind": "projection", "special_tokens": "renormalize", "unit": "word"},
-        {"kind": "probs", "layer_reduce": "rollout", "dtype": "sqrt_uint8"},
-    ],
-)
-async def test_values_match_rest(
-    stub: EncoderServiceStub, rest_client: httpx.AsyncClient, fields: dict[str, Any]
-) -> None:
-    """Compares maps bit for bit, and units, for a text and a pair."""
-    body = {"inputs": [CASHED, {"text": "river bank", "pair": "flows"}], **fields}
-    response = await rest_client.post("/v1/attend", json={**body, "encoding_format": "base64"})
-    expected = response.raise_for_status().json()
-    header, *maps = [message async for message in stub.Attend(attend_request(body))]
-    assert header.WhichOneof("message") == "header"
-    assert (header.header.model, pb.Precision.Name(header.header.precision)) == (
-        expected["model"],
-        f"PRECISION_{expected['precision'].upper()}",
-    )
-    expected_maps = [(index, item) for index, result in enumerate(expected["results"]) for item in result["maps"]]
-    assert len(maps) == len(expected_maps) == sum(info.map_count for info in header.header.inputs)
-    for info, result in zip(header.header.inputs, expected["results"], strict=True):
-        units = [
-            [
-                *(unit.text, unit.start, unit.end, unit.segment, unit.special),
-                unit.word_index if unit.HasField("word_index") else None,
-            ]
-            for unit in info.units
-        ]
-        assert units == [list(unit.values()) for unit in result["units"]]
-        assert (list(info.rows), list(info.columns)) == (result["rows"], result["columns"])
-    for message, (index, expected_map) in zip(maps, expected_maps, strict=True):
-        actual = message.map
-        assert actual.input_index == index
-        assert (actual.layer if actual.HasField("layer") else None) == expected_map["layer"]
-        assert (actual.head if actual.HasField("head") else None) == expected_map["head"]
-        assert actual.matrix.data == base64.b64decode(expected_map["matrix"]["data"])
-        assert list(actual.matrix.shape) == expected_map["matrix"]["shape"]
-        assert list(actual.excluded_mass) == pytest.approx(expected_map["excluded_mass"] or [], rel=1e-6)
-        assert list(actual.bias_share) == pytest.approx(expected_map["bias_share"] or [], rel=1e-6)
-        assert list(actual.empty_rows) == expected_map["empty_rows"]
-
-
-async def test_sparse_rows_match_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
-    body = {"inputs": CASHED, "layers": [4], "heads": [2], "top_p": 0.6, "top_k": 4}
-    (expected,) = (await rest_client.post("/v1/attend", json=body)).json()["results"][0]["maps"]
-    _, message = [message async for message in stub.Attend(attend_request(body))]
-    sparse = message.map.sparse
-    rows = [list(sparse.indices)[start:end] for start, end in pairwise(sparse.indptr)]
-    assert rows == expected["matrix"]["indices"]
-    assert list(sparse.dropped_mass) == pytest.approx(expected["matrix"]["dropped_mass"], abs=1e-7)
-
-
-async def test_comparison_matches_rest(stub: EncoderServiceStub, rest_client: httpx.AsyncClient) -> None:
-    """Optional fields are unset in both requests."""
-    body = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
-    expected = (await rest_client.post("/v1/compare", json=body)).json()
-    call = stub.Compare(compare_request(body))
-    response = await call
-    assert [[word.text for word in occurrence.contributors] for occurrence in response.occurrences] == [
-        [word["text"] for word in occurrence["contributors"]] for occurrence in expected["occurrences"]
-    ]
-    assert [similarity.layer for similarity in response.layers] == [item["layer"] for item in expected["layers"]]
-    for similarity, expected_layer in zip(response.layers, expected["layers"], strict=True):
-        for name in ("cosine", "centered"):
-            matrix = np.frombuffer(getattr(similarity, name).data, "<f4").reshape(2, 2)
-            np.testing.assert_allclose(matrix, expected_layer[name], atol=1e-7)
-    assert np.frombuffer(response.static.data, "<f4").tolist() == [1, 1, 1, 1]
-    assert {"x-attendant-model", "server-timing"} <= {key for key, _ in await call.trailing_metadata()}
-
-
-async def test_attend_covers_all_layers_and_heads_by_default(stub: EncoderServiceStub) -> None:
-    request = pb.AttendRequest(inputs=[pb.Input(text="a")])
-    assert len([message async for message in stub.Attend(request)]) == 1 + 6 * 12
-
-
-async def test_attend_accepts_layers_from_the_end(stub: EncoderServiceStub) -> None:
-    request = pb.AttendRequest(inputs=[pb.Input(text="a")], layers=[-1, -6], heads=[0])
-    maps = [message.map async for message in stub.Attend(request)][1:]
-    assert [attention_map.layer for attention_map in maps] == [6, 1]
-
-
 PAIRS_WITHOUT_TOKENS = [
     ({"text": "a b", "pair": "\u200d"}, "a_to_b"),
     ({"text": "\u200d", "pair": "b"}, "b_to_a"),
@@ -170,78 +67,6 @@ async def test_pair_with_a_text_without_tokens_has_empty_rows(
     header, message = [message async for message in stub.Attend(attend_request(body))]
     assert list(header.header.inputs[0].rows) == result["rows"]
     assert list(message.map.empty_rows) == result["maps"][0]["empty_rows"]
-
-
-WORD = {"text": "a", "word_index": 0}
-INVALID_ATTEND: list[dict[str, Any]] = [
-    {"layers": [7]},
-    {"layers": [1, 1]},
-    {"heads": [12]},
-    {"unit": "span"},
-    {"inputs": [{"text": "a b", "spans": [[0, 9]]}], "unit": "span"},
-    {"inputs": [{"text": "a b c", "spans": [[0, 3], [2, 5]]}], "unit": "span"},
-    {"inputs": [{"text": "a  b", "spans": [[1, 3]]}], "unit": "span"},
-    {"inputs": [{"text": "a b", "spans": [[0, 1]]}]},
-    {"inputs": [{"token_ids": [2924]}], "unit": "word"},
-    {"kind": "scores", "top_p": 0.5},
-    {"kind": "scores", "layer_reduce": "rollout"},
-    {"kind": "scores", "special_tokens": "renormalize"},
-    {"top_p": 0.0},
-    {"top_k": 0},
-    {"kind": "norm", "head_reduce": "mean"},
-    {"kind": "projection", "heads": [0]},
-    {"head_reduce": "max", "layer_reduce": "rollout"},
-    {"segments": "a_to_b"},
-    {"inputs": "word " * 300},
-    {"inputs": ""},
-    {"model": "another"},
-]
-INVALID_COMPARE: list[dict[str, Any]] = [
-    {"occurrences": [WORD]},
-    {"occurrences": [WORD] * 65},
-    {"occurrences": [WORD, {"text": "b c", "word_index": 2}]},
-    {"occurrences": [WORD, {"text": "b", "word_index": -1}]},
-    {"occurrences": [WORD, {"text": "b"}]},
-    {"occurrences": [WORD, {"text": "b", "span": [0, 2]}]},
-    {"occurrences": [WORD, {"text": "a  b", "span": [1, 3]}]},
-    {"occurrences": [WORD, {"text": " ", "word_index": 0}]},
-    {"occurrences": [WORD, {"text": "word " * 300, "word_index": 0}]},
-    {"occurrences": [WORD] * 2, "layers": [7]},
-    {"occurrences": [WORD] * 2, "top_contributors": -1},
-]
-
-
-@pytest.mark.parametrize("fields", INVALID_ATTEND)
-async def test_attend_errors_are_the_same_in_rest_and_grpc(
-    stub: EncoderServiceStub, rest_client: httpx.AsyncClient, fields: dict[str, Any]
-) -> None:
-    body = {"inputs": "hello there", **fields}
-    response = await rest_client.post("/v1/attend", json=body)
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        [message async for message in stub.Attend(attend_request(body))]
-    assert_same_error(raised.value, response)
-    assert (await rest_client.post("/v1/attend", json={"inputs": "fine"})).status_code == 200
-
-
-@pytest.mark.parametrize("body", INVALID_COMPARE)
-async def test_compare_errors_are_the_same_in_rest_and_grpc(
-    stub: EncoderServiceStub, rest_client: httpx.AsyncClient, body: dict[str, Any]
-) -> None:
-    response = await rest_client.post("/v1/compare", json=body)
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await stub.Compare(compare_request(body))
-
-    assert_same_error(raised.value, response)
-
-
-def assert_same_error(raised: grpc.aio.AioRpcError, response: httpx.Response) -> None:
-    """Compare code, reason and message. The spelling of enum values differs."""
-    error = response.json()["error"]
-    trailing = dict(raised.trailing_metadata())
-    status, info = Status.FromString(trailing["grpc-status-details-bin"]), ErrorInfo()
-    status.details[0].Unpack(info)
-    assert (raised.code().name, info.reason) == (error["code"], error["reason"])
-    assert rest_spelling(str(raised.details())) == error["message"]
 
 
 @pytest.mark.parametrize("field", sorted(ENUMS))

@@ -10,7 +10,7 @@ from attendant_client.pb import encoder_pb2 as pb
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from tests.service.rpc.conftest import rest_spelling
+from tests.response_contract import rest_spelling
 from tests.stubs import EncoderServiceStub
 
 SECRET = "Sesame-9"
