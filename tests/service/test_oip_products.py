@@ -156,7 +156,8 @@ def send_grpc(client: Client, data: st.DataObject, tensors: list[Tensor], output
         response = answer.infer_response
     else:
         try:
-            response = client.rpc.ModelInfer(request)
+            response, call = client.rpc.ModelInfer.with_call(request)
+            assert {"x-attendant-model", "server-timing"} <= {key for key, _ in call.trailing_metadata()}
         except grpc.RpcError as error:
             return Result(None, GRPC_STATUS[error.code().name], error.details())
     assert response.id == "7"

@@ -1,4 +1,7 @@
-"""The Open Inference Protocol over gRPC: both forms of contents, streams, errors, metadata and health."""
+"""The Open Inference Protocol over gRPC: streams, deadlines, metadata and health.
+
+test_oip_products.py compares outputs with the native API.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -6,8 +9,6 @@ from typing import Any
 
 import grpc
 import httpx
-import numpy as np
-import pytest
 from prometheus_client import CollectorRegistry
 
 from service.auth import Access
@@ -20,71 +21,11 @@ from service.pb import inference_pb2 as pb
 from service.rpc.server import RpcServer
 from tests.conftest import RunningServer
 from tests.keys import make_keys
-from tests.oip_messages import Tensor, grpc_outputs, grpc_request, text, token_ids
-from tests.response_contract import assert_close, to_array
+from tests.oip_messages import grpc_outputs, grpc_request, text
 from tests.service.rpc.conftest import call_error
 from tests.stubs import GRPCInferenceServiceStub
 
 MODEL = "all-MiniLM-L6-v2"
-GOLDEN = "money bank grows"
-IDS = [2769, 2924, 7502]
-TOLERANCE = 5e-4
-
-
-async def native(rest_client: httpx.AsyncClient, inputs: Any, **fields: Any) -> list[Any]:
-    response = await rest_client.post("/v1/encode", json={"inputs": inputs, **fields})
-    results: list[Any] = response.raise_for_status().json()["results"]
-    return results
-
-
-@pytest.mark.parametrize("raw", [True, False])
-async def test_outputs_have_the_form_of_the_inputs(
-    inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient, raw: bool
-) -> None:
-    texts = [GOLDEN, "déjà vu"]
-    results = await native(rest_client, texts, outputs=["pooled", "tokens"])
-    names = ("tokens", "token_counts", "pooled")
-    call = inference.ModelInfer(grpc_request(MODEL, [text(*texts)], raw=raw, outputs=names, id="7"))
-    response = await call
-    assert (response.model_name, response.model_version, response.id) == (MODEL, "1", "7")
-    outputs = grpc_outputs(response, raw=raw)
-    assert tuple(outputs) == names
-    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in results]), TOLERANCE)
-    for row, count, result in zip(outputs["tokens"], outputs["token_counts"], results, strict=True):
-        assert_close(row[:count], to_array(result["token_vectors"]), TOLERANCE)
-        assert not row[count:].any()
-    trailing = dict(await call.trailing_metadata())
-    assert trailing["x-attendant-model"].startswith(f"{MODEL}@sha256:")
-    assert "tokenize;dur=" in trailing["server-timing"]
-
-
-@pytest.mark.parametrize("raw", [True, False])
-@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
-async def test_token_ids_and_mask(
-    inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient, raw: bool, datatype: str
-) -> None:
-    results = await native(rest_client, [{"token_ids": IDS}, {"token_ids": IDS[:1]}])
-    tensors = token_ids([[101, *IDS, 102], IDS[:1]], datatype)
-    outputs = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, tensors, raw=raw)), raw=raw)
-    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in results]), TOLERANCE)
-    mask = Tensor("attention_mask", "BOOL", tensors[1].shape, [bool(flag) for flag in tensors[1].items])
-    again = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, [tensors[0], mask], raw=raw)), raw=raw)
-    assert_close(again["pooled"], outputs["pooled"], TOLERANCE)
-
-
-async def test_parameters(inference: GRPCInferenceServiceStub, rest_client: httpx.AsyncClient) -> None:
-    (result,) = await native(rest_client, [GOLDEN], normalize=False, dimensions=8)
-    options = {"normalize": False, "dimensions": 8, "priority": 0, "sequence_id": 0, "timeout": 0}
-    outputs = grpc_outputs(await inference.ModelInfer(grpc_request(MODEL, [text(GOLDEN)], parameters=options)))
-    assert_close(outputs["pooled"][0], to_array(result["pooled"]), TOLERANCE)
-
-
-async def test_attention(inference: GRPCInferenceServiceStub) -> None:
-    parameters = {"layers": "-1", "head_reduce": "mean"}
-    request = grpc_request(MODEL, [text(GOLDEN, "a")], outputs=["attention"], parameters=parameters)
-    attention = grpc_outputs(await inference.ModelInfer(request))["attention"]
-    assert attention.shape == (2, 1, 1, 5, 5)
-    assert np.abs(attention[0].sum(axis=-1) - 1).max() < 1e-3
 
 
 async def send(*requests: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferRequest]:

@@ -1,6 +1,8 @@
-"""The Open Inference Protocol over REST: tensors as JSON and as bytes, parameters, prompts and limits."""
+"""The Open Inference Protocol over REST: binary outputs, compression, prompts, names and limits.
 
-import dataclasses
+test_oip_products.py compares outputs with the native API.
+"""
+
 import gzip
 import json
 import socket
@@ -10,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from service.engine.model_loader import LoadedModel
@@ -18,14 +19,11 @@ from service.engine.scheduling import Cost
 from service.errors import Internal
 from tests.conftest import RunningServer
 from tests.manifests import with_manifest, with_prompts
-from tests.oip_messages import LENGTH_HEADER, Tensor, rest_outputs, rest_request, text, token_ids
+from tests.oip_messages import LENGTH_HEADER, rest_outputs, rest_request, text
 from tests.response_contract import assert_close, to_array
 from tests.service.conftest import GOLDEN, ServiceHarness, fast_lane, open_harness
 from tests.service.rest.routes.oip_client import INFER, MODEL, infer, names, post
 
-IDS = [2769, 2924, 7502]
-"""Token ids of GOLDEN."""
-LONG = "bank " + "word " * 300
 TOLERANCE = 5e-4
 
 
@@ -42,90 +40,6 @@ async def native(harness: ServiceHarness, inputs: Any, **fields: Any) -> list[An
     response = await harness.post("/v1/encode", {"inputs": inputs, **fields})
     results: list[Any] = response.raise_for_status().json()["results"]
     return results
-
-
-@pytest.mark.parametrize("options", [{}, {"binary": True}, {"nested": True}, {"binary": True, "coding": "gzip"},
-                                     {"coding": "deflate"}])  # fmt: skip
-async def test_pooled_is_the_default_output(harness: ServiceHarness, options: Any) -> None:
-    texts = [GOLDEN, "déjà vu"]
-    expected = np.stack([to_array(result["pooled"]) for result in await native(harness, texts)])
-    column = dataclasses.replace(text(*texts), shape=[2, 1])
-    for tensor in (text(*texts), column):
-        outputs = await infer(harness, tensor, **options)
-        assert outputs.keys() == {"pooled"}
-        assert_close(outputs["pooled"], expected, TOLERANCE)
-
-
-@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
-@pytest.mark.parametrize("binary", [False, True])
-async def test_token_ids_of_different_lengths(harness: ServiceHarness, datatype: str, binary: bool) -> None:
-    """Special tokens may be left out. The mask marks the padding."""
-    rows = [IDS, [101, *IDS[:1], 102], IDS[1:]]
-    expected = await native(harness, [{"token_ids": ids} for ids in (IDS, IDS[:1], IDS[1:])])
-    outputs = await infer(harness, *token_ids(rows, datatype), binary=binary, outputs=names("pooled", "token_counts"))
-    assert_close(outputs["pooled"], np.stack([to_array(result["pooled"]) for result in expected]), TOLERANCE)
-    assert outputs["token_counts"].tolist() == [5, 3, 4]
-    ids = token_ids([IDS] * 2, datatype)[0]
-    assert_close((await infer(harness, ids, binary=binary))["pooled"][0], to_array(expected[0]["pooled"]), TOLERANCE)
-
-
-async def test_mask_may_be_boolean(harness: ServiceHarness) -> None:
-    ids, mask = token_ids([IDS, IDS[:1]])
-    flags = Tensor("attention_mask", "BOOL", mask.shape, [bool(flag) for flag in mask.items])
-    expected = await infer(harness, ids, mask)
-    for binary in (False, True):
-        assert (await infer(harness, ids, flags, binary=binary))["pooled"].tolist() == expected["pooled"].tolist()
-
-
-async def test_tokens_are_padded_with_zeros(harness: ServiceHarness) -> None:
-    texts = [GOLDEN, "river"]
-    results = await native(harness, texts, outputs=["tokens", "pooled"])
-    outputs = await infer(harness, text(*texts), outputs=names("token_counts", "tokens", "pooled"))
-    assert list(outputs) == ["token_counts", "tokens", "pooled"]
-    assert outputs["tokens"].shape == (2, 5, 384)
-    assert outputs["token_counts"].tolist() == [5, 3]
-    for row, result in zip(outputs["tokens"], results, strict=True):
-        vectors = to_array(result["token_vectors"])
-        assert_close(row[: len(vectors)], vectors, TOLERANCE)
-        assert not row[len(vectors) :].any()
-
-
-@pytest.mark.parametrize(
-    ("parameters", "fields", "shape"),
-    [
-        ({}, {}, (2, 6, 12, 5, 5)),
-        ({"layers": "all", "kind": "norm"}, {"kind": "norm"}, (2, 6, 12, 5, 5)),
-        ({"layers": "-1,2", "head_reduce": "mean"}, {"layers": [-1, 2], "head_reduce": "mean"}, (2, 2, 1, 5, 5)),
-        ({"kind": "projection", "layers": "3"}, {"kind": "projection", "layers": [3]}, (2, 1, 1, 5, 5)),
-    ],
-)
-async def test_attention_maps_are_padded_with_zeros(
-    harness: ServiceHarness, parameters: dict[str, Any], fields: dict[str, Any], shape: tuple[int, ...]
-) -> None:
-    texts = [GOLDEN, "river"]
-    response = await harness.post("/v1/attend", {"inputs": texts, **fields})
-    outputs = await infer(harness, text(*texts), outputs=names("attention", "token_counts"), parameters=parameters)
-    assert outputs["attention"].shape == shape
-    assert outputs["token_counts"].tolist() == [5, 3]
-    for blocks, result in zip(outputs["attention"], response.json()["results"], strict=True):
-        size = len(result["units"])
-        maps = blocks.reshape(-1, *shape[-2:])
-        assert len(maps) == len(result["maps"])
-        for values, expected in zip(maps, result["maps"], strict=True):
-            assert_close(values[:size, :size], to_array(expected["matrix"]), TOLERANCE)
-            assert not values[size:].any()
-            assert not values[:, size:].any()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"normalize": False}, {"dimensions": 64}, {"truncation": "left"}, {"truncation": "right"}, {"pooling": "cls"}],
-)
-async def test_parameters_match_the_native_api(harness: ServiceHarness, options: dict[str, Any]) -> None:
-    texts = [LONG] if "truncation" in options else [GOLDEN]
-    (result,) = await native(harness, texts, **options)
-    outputs = await infer(harness, text(*texts), parameters=options)
-    assert_close(outputs["pooled"][0], to_array(result["pooled"]), TOLERANCE)
 
 
 async def test_parameters_of_the_protocol_are_accepted(harness: ServiceHarness) -> None:
