@@ -5,17 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from attendant_client import (
-    AttendantError,
     Client,
     Input,
     MultiVectorInfo,
     MultiVectorSide,
     QueryExpansion,
-    SimilarityPair,
-    SimilarityResponse,
 )
 
 from service.config import Settings
@@ -84,116 +80,6 @@ def test_clients_return_the_same_vectors(service: ServiceThread) -> None:
     for other in results[1:]:
         assert_equal(other[:-2], results[0][:-2], tolerance=1e-6)
         assert_equal(other[-2:], results[0][-2:], tolerance=1e-5)  # float32 scores of about 100 over gRPC
-
-
-def test_vectors_match_the_rest_response(client: Client, service: ServiceThread) -> None:
-    body = {"inputs": TEXTS, "outputs": ["sparse", "multi_vector"]}
-    expected = httpx.post(f"{service.rest}/v1/encode", json=body).raise_for_status().json()["results"]
-    assert any(result["sparse"]["token_ids"] for result in expected)
-    for result, other in zip(client.encode(TEXTS, outputs=["sparse", "multi_vector"]).results, expected, strict=True):
-        assert result.sparse is not None
-        assert result.sparse.token_ids.dtype == np.int32
-        assert result.sparse.weights.dtype == np.float32
-        assert result.sparse.token_ids.tolist() == other["sparse"]["token_ids"]
-        assert result.sparse.tokens == other["sparse"]["tokens"]
-        np.testing.assert_allclose(result.sparse.weights, other["sparse"]["weights"], rtol=0, atol=1e-5)
-        assert result.multi_vector is not None
-        assert result.multi_vector.dtype == np.float32
-        np.testing.assert_allclose(result.multi_vector, other["multi_vector"], rtol=0, atol=1e-5)
-        assert result.multi_vector_tokens is not None
-        assert [token.id for token in result.multi_vector_tokens] == [
-            token["id"] for token in other["multi_vector_tokens"]
-        ]
-
-
-def test_multi_vector_has_one_unit_vector_per_token(client: Client) -> None:
-    for result in client.encode(TEXTS, outputs=["tokens", "multi_vector"]).results:
-        assert result.tokens is not None
-        assert result.multi_vector_tokens == result.tokens[1:]
-        assert result.multi_vector is not None
-        assert result.multi_vector.shape == (len(result.tokens) - 1, MULTI_VECTOR_SIZE)
-        np.testing.assert_allclose(np.linalg.norm(result.multi_vector, axis=1), 1, rtol=0, atol=1e-5)
-
-
-def test_float16_applies_to_weights_and_vectors(client: Client) -> None:
-    result = client.encode(TEXTS[0], outputs=["sparse", "multi_vector"], dtype="float16").results[0]
-    assert result.sparse is not None
-    assert result.multi_vector is not None
-    assert result.sparse.weights.dtype == np.float16
-    assert result.multi_vector.dtype == np.float16
-
-
-def test_sparse_vector_may_be_empty(client: Client) -> None:
-    sparse = client.encode(SPECIAL_TOKENS_ONLY, outputs=["sparse"]).results[0].sparse
-    assert sparse is not None
-    assert (sparse.token_ids.shape, sparse.tokens, sparse.weights.shape) == ((0,), [], (0,))
-
-
-@pytest.mark.parametrize(("similarity", "model"), SIMILARITIES)
-def test_similarity_of_heads_has_the_terms_of_each_score(client: Client, similarity: Any, model: str) -> None:
-    for top_k in (1000, 2):
-        response = client.similarity(TEXTS[:2], TEXTS, similarity=similarity, model=model, explain=True, top_k=top_k)
-        for pair in explained(response):
-            terms = pair.matches if similarity == "maxsim" else pair.products
-            assert terms is not None
-            assert (pair.matches is None) == (similarity != "maxsim")
-            assert (pair.products is None) == (similarity != "sparse")
-            assert pair.rest is not None
-            assert len(terms) <= top_k
-            assert sum(term.value for term in terms) + pair.rest.dropped == pytest.approx(pair.score, abs=1e-5)
-            assert response.scores[pair.query, pair.document] == pytest.approx(pair.score, abs=1e-5)
-            assert (pair.matrix, pair.top) == (None, None)
-    (plain,) = explained(client.similarity("a", "a", explain=True))
-    assert (plain.matches, plain.products) == (None, None)
-
-
-def test_terms_name_tokens(client: Client) -> None:
-    late, sparse = (
-        client.similarity(TEXTS[0], TEXTS[1], similarity=name, explain=True) for name in ("maxsim", "sparse")
-    )
-    (late_pair,), (sparse_pair,) = explained(late), explained(sparse)
-    units = late.queries[0].units
-    assert units is not None
-    assert sorted(match.query_unit for match in late_pair.matches or ()) == list(range(len(units)))
-    encoded = client.encode(TEXTS[:2], outputs=["sparse"]).results
-    assert sparse_pair.products
-    for entry in sparse_pair.products:
-        for result in encoded:
-            assert result.sparse is not None
-            assert result.sparse.tokens[result.sparse.token_ids.tolist().index(entry.token_id)] == entry.token
-
-
-def explained(response: SimilarityResponse) -> list[SimilarityPair]:
-    assert response.pairs is not None
-    return response.pairs
-
-
-def test_unrequested_outputs_are_none(client: Client) -> None:
-    sparse, late, dense = (
-        client.encode("a", outputs=[name]).results[0] for name in ("sparse", "multi_vector", "pooled")
-    )
-    assert (sparse.pooled, sparse.multi_vector, sparse.multi_vector_tokens) == (None, None, None)
-    assert (late.sparse, late.tokens) == (None, None)
-    assert (dense.sparse, dense.multi_vector, dense.multi_vector_tokens) == (None, None, None)
-
-
-def test_inputs_over_the_limit_are_encoded_in_parts(client: Client) -> None:
-    response = client.encode([*["a"] * 300, TEXTS[0]], outputs=["sparse", "multi_vector"])
-    assert len(response.results) == 301
-    (alone,) = client.encode(TEXTS[0], outputs=["sparse", "multi_vector"]).results
-    assert_equal(response.results[300], alone, tolerance=1e-5)
-
-
-def test_output_without_a_head_is_an_error(client: Client) -> None:
-    with pytest.raises(AttendantError) as raised:
-        client.encode("a", outputs=["multi_vector"], model=SPLADE)
-    assert (raised.value.reason, raised.value.field) == ("UNSUPPORTED_BY_MODEL", "outputs")
-
-
-def test_model_info_has_the_outputs_of_encode(client: Client) -> None:
-    common = ["pooled", "tokens", "words", "spans", "static"]
-    assert client.model().outputs == [*common, "sparse", "multi_vector"]
-    assert client.model(SPLADE).outputs == [*common, "sparse"]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

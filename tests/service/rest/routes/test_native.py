@@ -1,21 +1,14 @@
 """/v1/encode, /v1/tokenize and /v1/model, as documented in docs/api.md."""
 
-import base64
 import re
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from model.artifact.manifest import Manifest
 from tests.service.conftest import GOLDEN, ServiceHarness
-
-
-def tensor(field: dict[str, Any]) -> NDArray[Any]:
-    types = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1"}
-    return np.frombuffer(base64.b64decode(field["data"]), types[field["dtype"]]).reshape(field["shape"])
 
 
 async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
@@ -38,25 +31,10 @@ async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) 
     assert np.shape(result["pooled"]) == (384,)
 
 
-async def test_response_has_only_requested_outputs(harness: ServiceHarness) -> None:
-    """The default output is `pooled`."""
-    (result,) = (await harness.post("/v1/encode", {"inputs": GOLDEN})).json()["results"]
-    assert set(result) == {"token_count", "truncated", "pooled"}
-
-
 async def test_inputs_have_four_equivalent_forms(harness: ServiceHarness) -> None:
     forms = [GOLDEN, [GOLDEN], [{"text": GOLDEN}], [{"token_ids": [2769, 2924, 7502]}]]
     results = [(await harness.post("/v1/encode", {"inputs": inputs})).json()["results"] for inputs in forms]
     assert results[1:] == results[:1] * 3
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "ubinary"])
-async def test_base64_has_the_values_of_float(harness: ServiceHarness, dtype: str) -> None:
-    body = {"inputs": GOLDEN, "dtype": dtype}
-    plain = (await harness.post("/v1/encode", body)).json()["results"][0]["pooled"]
-    encoded = (await harness.post("/v1/encode", {**body, "encoding_format": "base64"})).json()["results"][0]["pooled"]
-    assert encoded["dtype"] == dtype
-    np.testing.assert_array_equal(tensor(encoded), np.asarray(plain, tensor(encoded).dtype))
 
 
 async def test_response_headers_have_model_timing_and_request_id(harness: ServiceHarness) -> None:
@@ -122,20 +100,6 @@ def test_layers_count_from_either_end(rest: httpx.Client) -> None:
     assert rest.post("/v1/encode", json={"inputs": "a", "layers": [99]}).status_code == 422
 
 
-@pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_stacked_layers_of_several_inputs_have_one_vector_per_layer(rest: httpx.Client, encoding: str) -> None:
-    body = {
-        "inputs": ["money bank", "river bank"],
-        "layers": [1, -1],
-        "layer_reduce": "stack",
-        "encoding_format": encoding,
-    }
-    results = rest.post("/v1/encode", json=body).raise_for_status().json()["results"]
-    pooled = [result["pooled"] for result in results]
-    shapes = [np.shape(vectors) if encoding == "float" else tuple(vectors["shape"]) for vectors in pooled]
-    assert shapes == [(2, 384), (2, 384)]
-
-
 async def test_spans_of_tokenize_are_rejected(harness: ServiceHarness) -> None:
     response = await harness.post("/v1/tokenize", {"inputs": ["a", {"text": "bank", "spans": [[0, 4]]}]})
     assert response.status_code == 422
@@ -156,12 +120,6 @@ async def test_query_parameters_are_rejected(harness: ServiceHarness, path: str,
     response = await harness.client.post(path, json=body, params={"dimensions": "1"})
     assert response.status_code in (400, 413, 422)
     assert "dimensions: unknown query parameter. Send options in the body." in response.text
-
-
-@pytest.mark.parametrize("path", ["/v1/tokenize", "/v1/attend"])
-async def test_usage_counts_tokens(harness: ServiceHarness, path: str) -> None:
-    response = await harness.post(path, {"inputs": ["money bank grows", "bank"]})
-    assert response.json()["usage"] == {"tokens": 8, "truncated_inputs": 0}
 
 
 async def test_usage_of_compare_counts_equal_texts_once(harness: ServiceHarness) -> None:

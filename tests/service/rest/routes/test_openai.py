@@ -1,6 +1,5 @@
 """The OpenAI API, tested with OpenAI's client."""
 
-import base64
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from service.engine.model_loader import LoadedModel
 from service.errors import NonFiniteOutput
 from service.operations.table import OPERATIONS
 from tests.conftest import RunningServer
-from tests.service.conftest import GOLDEN, ServiceHarness, cosine, open_harness
+from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
 
 MODEL = "all-MiniLM-L6-v2"
 
@@ -39,41 +38,12 @@ def test_embedding_matches_the_native_api(client: openai.OpenAI, golden: list[fl
     assert (response.object, response.data[0].object, response.data[0].index) == ("list", "embedding", 0)
 
 
-def test_float_embedding_matches_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
-    response = client.embeddings.create(model=MODEL, input=[GOLDEN], encoding_format="float")
-    np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
-
-
-def test_base64_embedding_is_little_endian_float32(rest: httpx.Client, golden: list[float]) -> None:
-    body = {"model": MODEL, "input": GOLDEN, "encoding_format": "base64"}
-    (item,) = rest.post("/v1/embeddings", json=body).json()["data"]
-    embedding = np.frombuffer(base64.b64decode(item["embedding"]), "<f4")
-    np.testing.assert_array_equal(embedding, np.asarray(golden, np.float32))
-
-
-def test_dimensions_truncate_and_normalize(client: openai.OpenAI, golden: list[float]) -> None:
-    embedding = client.embeddings.create(model=MODEL, input=GOLDEN, dimensions=64).data[0].embedding
-    assert len(embedding) == 64
-    assert cosine(embedding, golden[:64]) > 0.99999
-    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-4)
-
-
 @pytest.mark.parametrize("ids", [[2769, 2924, 7502], [[2769, 2924, 7502], [2924]]])
 def test_token_ids_are_rejected_by_default(client: openai.OpenAI, ids: list[int]) -> None:
     """LangChain sends ids from OpenAI's vocabulary. The error must name the option that prevents this."""
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False") as raised:
         client.embeddings.create(model=MODEL, input=ids)
     assert (raised.value.code, raised.value.param) == ("token_ids_disabled", "input")
-
-
-async def test_token_ids_are_accepted_when_enabled(model: LoadedModel, golden: list[float]) -> None:
-    ids = [2769, 2924, 7502]
-    async with open_harness(model, openai_token_ids=True) as harness:
-        flat = (await harness.post("/v1/embeddings", {"model": MODEL, "input": ids})).json()["data"]
-        nested = (await harness.post("/v1/embeddings", {"model": MODEL, "input": [ids, [2924]]})).json()["data"]
-    assert cosine(flat[0]["embedding"], golden) > 0.9999
-    assert [len(item["embedding"]) for item in nested] == [384, 384]
-    assert cosine(nested[0]["embedding"], golden) > 0.9999
 
 
 @pytest.mark.parametrize("ids", [[-1], [30522], [[]]])
@@ -91,12 +61,6 @@ async def test_input_type_is_accepted_without_prompts(harness: ServiceHarness, i
     assert (
         response.json()["data"] == (await harness.post("/v1/embeddings", {**body, "input_type": None})).json()["data"]
     )
-
-
-async def test_truncate_drops_the_end_of_long_inputs(harness: ServiceHarness) -> None:
-    body = {"model": MODEL, "input": "word " * 300, "truncate": True}
-    response = await harness.post("/v1/embeddings", body)
-    assert response.json()["usage"]["prompt_tokens"] == 256
 
 
 async def test_permanent_errors_disable_retries(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,18 +117,6 @@ def test_input_limit_is_2048(client: openai.OpenAI) -> None:
     assert len(client.embeddings.create(model=MODEL, input=["a"] * 2048).data) == 2048
     with pytest.raises(openai.BadRequestError, match="input: too many items \\(2049, limit 2048\\)"):
         client.embeddings.create(model=MODEL, input=["a"] * 2049)
-
-
-def test_error_for_a_long_input_names_the_option_of_this_api(client: openai.OpenAI) -> None:
-    with pytest.raises(
-        openai.BadRequestError, match=r"too long \(302 tokens, limit 256\)\. Shorten it or set truncate to true\."
-    ):
-        client.embeddings.create(model="all-MiniLM-L6-v2", input="word " * 300)
-
-
-def test_null_encoding_is_the_default(rest: httpx.Client, golden: list[float]) -> None:
-    body = {"model": "all-MiniLM-L6-v2", "input": GOLDEN, "encoding_format": None}
-    assert rest.post("/v1/embeddings", json=body).json()["data"][0]["embedding"] == pytest.approx(golden, abs=1e-6)
 
 
 def test_precision_is_returned_in_a_header(rest: httpx.Client) -> None:
