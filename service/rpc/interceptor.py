@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -156,15 +156,48 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     def _wrap(self, handler: Handler, method: Method) -> Handler:
         parse = tolerant(handler.request_deserializer, method.layout)
-        if handler.request_streaming and not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._wrap_request_stream(handler.stream_unary, method, parse))
-        if handler.request_streaming:
-            behavior = self._wrap_stream(handler.stream_stream, method, parse)
-        elif handler.response_streaming:
-            behavior = self._wrap_response_stream(handler.unary_stream, method, parse)
-        else:
-            return grpc.stream_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, method, parse))
-        return grpc.stream_stream_rpc_method_handler(behavior)
+        kinds = [
+            "stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming)
+        ]
+        behavior = getattr(handler, "_".join(kinds))
+
+        async def accept(requests: Requests, context: Context) -> Call:
+            if handler.request_streaming:
+                return self._accept(context, method)
+            return await self._receive(requests, context, method)
+
+        def open_request(requests: Requests, call: Call, holder: str) -> contextlib.AbstractAsyncContextManager[Any]:
+            if handler.request_streaming:
+                return contextlib.aclosing(self._receiver.stream(requests, parse, holder))
+            return self._parsed(call, parse, holder)
+
+        async def respond(requests: Requests, context: Context) -> bytes:
+            call = await accept(requests, context)
+            async with (
+                self._observe(context, call) as record,
+                open_request(requests, call, record.holder) as request,
+            ):
+                data = await self._serialize(await behavior(request, context), record)
+                call.watch_reading(len(data))
+                return data
+            raise AssertionError("the call was aborted")
+
+        async def respond_with_stream(requests: Requests, context: Context) -> AsyncIterator[bytes]:
+            call = await accept(requests, context)
+            async with (
+                self._observe(context, call) as record,
+                open_request(requests, call, record.holder) as request,
+                contextlib.aclosing(behavior(request, context)) as responses,
+            ):
+                async for response in responses:
+                    data = await self._serialize(response, record)
+                    call.watch_reading(len(data))
+                    yield data
+                    call.stop_watching()
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(respond_with_stream)
+        return grpc.stream_unary_rpc_method_handler(respond)
 
     async def _reject_unknown(self, requests: Requests, context: Context) -> bytes:
         """Reject a call of an unknown method, without receiving a message."""
@@ -175,60 +208,6 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         async with self._observe(context, call):
             pass
         raise AssertionError("the call was aborted")
-
-    def _wrap_unary(
-        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], Awaitable[bytes]]:
-        async def respond(requests: Requests, context: Context) -> bytes:
-            call = await self._receive(requests, context, method)
-            async with self._observe(context, call) as record, self._parsed(call, parse, record) as request:
-                data = await self._serialize(await behavior(request, context), record)
-                call.watch_reading(len(data))
-                return data
-            raise AssertionError("the call was aborted")
-
-        return respond
-
-    def _wrap_response_stream(
-        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
-        async def respond(requests: Requests, context: Context) -> AsyncIterator[bytes]:
-            call = await self._receive(requests, context, method)
-            async with self._observe(context, call) as record, self._parsed(call, parse, record) as request:
-                async for response in self._responses(behavior(request, context), call, record):
-                    yield response
-
-        return respond
-
-    def _wrap_request_stream(
-        self, behavior: Callable[[Any, Context], Awaitable[Message]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], Awaitable[bytes]]:
-        async def respond(requests: Requests, context: Context) -> bytes:
-            call = self._accept(context, method)
-            async with (
-                self._observe(context, call) as record,
-                contextlib.aclosing(self._receiver.stream(requests, parse, record.holder)) as messages,
-            ):
-                data = await self._serialize(await behavior(messages, context), record)
-                call.watch_reading(len(data))
-                return data
-            raise AssertionError("the call was aborted")
-
-        return respond
-
-    def _wrap_stream(
-        self, behavior: Callable[[Any, Context], AsyncGenerator[Message, None]], method: Method, parse: Parser
-    ) -> Callable[[Requests, Context], AsyncIterator[bytes]]:
-        async def respond(requests: Requests, context: Context) -> AsyncIterator[bytes]:
-            call = self._accept(context, method)
-            async with (
-                self._observe(context, call) as record,
-                contextlib.aclosing(self._receiver.stream(requests, parse, record.holder)) as messages,
-            ):
-                async for response in self._responses(behavior(messages, context), call, record):
-                    yield response
-
-        return respond
 
     def _accept(self, context: Context, method: Method) -> Call:
         """Check the key of a call: before anything else, so that nobody without one learns which methods exist."""
@@ -258,21 +237,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         return call
 
     @contextlib.asynccontextmanager
-    async def _parsed(self, call: Call, parse: Parser, record: RequestRecord) -> AsyncIterator[Any]:
+    async def _parsed(self, call: Call, parse: Parser, holder: str) -> AsyncIterator[Any]:
         data, call.data = call.data, b""
-        async with self._receiver.parsed(data, parse, record.holder) as request:
+        async with self._receiver.parsed(data, parse, holder) as request:
             reject_malformed(request)
             yield request
-
-    async def _responses(
-        self, responses: AsyncGenerator[Message, None], call: Call, record: RequestRecord
-    ) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(responses):
-            async for response in responses:
-                data = await self._serialize(response, record)
-                call.watch_reading(len(data))
-                yield data
-                call.stop_watching()
 
     async def _serialize(self, response: Message, record: RequestRecord) -> bytes:
         data = await serialize(response)
