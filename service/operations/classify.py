@@ -43,7 +43,7 @@ LABEL_BYTES = 64
 
 
 async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> ClassifyResponse:
-    """Return the labels of the inputs."""
+    """Return the labels of each input. Requires a model with a classifier."""
     deadline = call.start(engine)
     require_operation(engine, "classify")
     head = engine.manifest.classification

@@ -56,7 +56,7 @@ SHARE_DECIMALS = 6
 
 
 async def compare(engine: Engine, request: CompareRequest, call: Call) -> CompareResponse:
-    """Return similarities of a word's occurrences."""
+    """Return cosine similarities between occurrences of a word in several texts, per layer."""
     deadline = call.start(engine)
     layers, lane = check_compare(request, engine.limits, engine.manifest), engine.explain
     inputs = [Input(text) for text in dict.fromkeys(item.text for item in request.occurrences)]

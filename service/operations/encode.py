@@ -68,7 +68,7 @@ SPARSE_ENTRY_BYTES = 16
 
 
 async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
-    """Return embeddings of the inputs."""
+    """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
     deadline, manifest = call.start(engine), engine.manifest
     check_inputs(request.inputs, engine.limits, manifest, call.max_inputs, spans=True)
     request = check_encode(request, manifest)

@@ -57,7 +57,7 @@ TOKEN_CHARACTERS = 64
 
 
 async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> FillMaskResponse:
-    """Return the predictions for the mask tokens of the inputs, or for one position of each."""
+    """Return the words that the model predicts for tokens. Requires a model with a masked-LM head."""
     deadline = call.start(engine)
     require_operation(engine, "fill_mask")
     layers = check_fill_mask(engine, request)

@@ -107,7 +107,7 @@ class SimilaritySpec:
 
 
 async def similarity(engine: Engine, request: SimilarityRequest, call: Call) -> SimilarityResponse:
-    """Return similarities of queries and documents."""
+    """Return the similarity of queries and documents, and what each pair of words contributes to it."""
     deadline = call.start(engine)
     spec = check_similarity(request, engine.limits, engine.manifest, linear=engine.dense_layers.linear)
     query_prompt, document_prompt, lane = spec.query_prompt, spec.document_prompt, engine.fast_lane

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from attendant_client import types
 
@@ -21,21 +21,26 @@ from service.operations.tokenize import tokenize
 
 @dataclass(frozen=True)
 class OperationEntry:
-    """One operation. `run` returns the response, or raises a `ServiceError`."""
+    """One operation.
+
+    `run` returns the response, or raises a `ServiceError`; its docstring describes the operation in OpenAPI.
+    `fast_lane`: whether the operation uses only the fast lane.
+    """
 
     request: Any
     response: Any
     run: Callable[[Engine, Any, Call], Awaitable[Any]]
+    fast_lane: Literal["always", "without layers", "never"] = "never"
 
 
 OPERATIONS: dict[types.Operation, OperationEntry] = {
-    "encode": OperationEntry(types.EncodeRequest, types.EncodeResponse, encode),
+    "encode": OperationEntry(types.EncodeRequest, types.EncodeResponse, encode, "without layers"),
     "attend": OperationEntry(types.AttendRequest, types.AttendResponse, attend),
     "compare": OperationEntry(types.CompareRequest, types.CompareResponse, compare),
-    "similarity": OperationEntry(types.SimilarityRequest, types.SimilarityResponse, similarity),
-    "rerank": OperationEntry(types.RerankRequest, types.RerankResponse, rerank),
-    "classify": OperationEntry(types.ClassifyRequest, types.ClassifyResponse, classify),
-    "token_classify": OperationEntry(types.TokenClassifyRequest, types.TokenClassifyResponse, token_classify),
-    "fill_mask": OperationEntry(types.FillMaskRequest, types.FillMaskResponse, fill_mask),
+    "similarity": OperationEntry(types.SimilarityRequest, types.SimilarityResponse, similarity, "always"),
+    "rerank": OperationEntry(types.RerankRequest, types.RerankResponse, rerank, "always"),
+    "classify": OperationEntry(types.ClassifyRequest, types.ClassifyResponse, classify, "always"),
+    "token_classify": OperationEntry(types.TokenClassifyRequest, types.TokenClassifyResponse, token_classify, "always"),
+    "fill_mask": OperationEntry(types.FillMaskRequest, types.FillMaskResponse, fill_mask, "without layers"),
     "tokenize": OperationEntry(types.TokenizeRequest, types.TokenizeResponse, tokenize),
 }

@@ -46,7 +46,7 @@ Scores = NDArray[np.float64]
 
 
 async def token_classify(engine: Engine, request: TokenClassifyRequest, call: Call) -> TokenClassifyResponse:
-    """Return the entities of the inputs."""
+    """Return the entities of each input. Requires a model with a token classifier."""
     deadline = call.start(engine)
     require_operation(engine, "token_classify")
     check_inputs(request.inputs, engine.limits, engine.manifest)

@@ -23,7 +23,7 @@ from service.spelling import Remedy
 
 
 async def tokenize(engine: Engine, request: TokenizeRequest, call: Call) -> TokenizeResponse:
-    """Return tokens and words of the inputs, untruncated."""
+    """Return the tokens and words of each input, untruncated."""
     deadline = call.start(engine)
     check_inputs(request.inputs, engine.limits, engine.manifest, split=SPLIT)
     with engine.tokenizer_admission.reserve(sum(map(count_characters, request.inputs)), deadline):

@@ -38,7 +38,7 @@ DOCUMENTS, TEXTS = "documents", "texts"
 OWNER = "attendant"
 
 
-def run(operation: Operation, description: str) -> Handler:
+def run(operation: Operation) -> Handler:
     """Return the handler of an operation, whose request and response are those of the contract."""
     kind = OPERATIONS[operation].request
 
@@ -50,24 +50,22 @@ def run(operation: Operation, description: str) -> Handler:
         response = await exchange.run(operation, engine, request, wire="base64" if encoded else "json")
         return await to_document(response, encoded=encoded)
 
-    handler.__doc__ = description
+    handler.__doc__ = OPERATIONS[operation].run.__doc__
     return handler
 
 
-def operation_route(
-    operation: Operation, description: str, shed: Literal["always", "without layers", "never"] = "never"
-) -> Route:
+def operation_route(operation: Operation) -> Route:
     """Return the route of an operation."""
     entry = OPERATIONS[operation]
     return Route(
         f"/v1/{route_name(operation)}",
         operation,
-        run(operation, description),
+        run(operation),
         schema_of(entry.response),
         (model_of(entry.request),),
         summary=operation.capitalize().replace("_", " "),
         headers=operation != "tokenize",
-        shed=shed,
+        shed=entry.fast_lane,
     )
 
 
@@ -292,20 +290,7 @@ API = Api(
     "rest",
     "native",
     (
-        operation_route(
-            "encode", "Return embeddings of the inputs: pooled, of tokens, words or spans, static.", "without layers"
-        ),
-        operation_route("tokenize", "Return the tokens and words of each input, untruncated."),
-        operation_route("attend", "Return attention maps of the inputs."),
-        operation_route(
-            "compare", "Return cosine similarities between occurrences of a word in several texts, per layer."
-        ),
-        operation_route(
-            "similarity",
-            "Return the similarity of queries and documents, and what each pair of words contributes to it.",
-            "always",
-        ),
-        operation_route("classify", "Return the labels of each input. Requires a model with a classifier.", "always"),
+        *(operation_route(operation) for operation in OPERATIONS if operation != "rerank"),
         Route(
             "/v1/rerank",
             "rerank",
@@ -317,14 +302,6 @@ API = Api(
             statuses=(*STATUSES, 424),
             errors=(ErrorResponse, tei.TeiErrorBody),
             shed="always",
-        ),
-        operation_route(
-            "token_classify", "Return the entities of each input. Requires a model with a token classifier.", "always"
-        ),
-        operation_route(
-            "fill_mask",
-            "Return the words that the model predicts for tokens. Requires a model with a masked-LM head.",
-            "without layers",
         ),
         Route(
             "/v1/model",
