@@ -1,6 +1,7 @@
 """A server for the clients, and the native API's results."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 
 from service.engine.model_loader import LoadedModel
 from tests.response_contract import assert_close, to_array
-from tests.serving import ServiceThread
+from tests.serving import ServiceThread, load_kind
 
 CheckArrays = Callable[[Any, Any], None]
 
@@ -36,6 +37,13 @@ def check_arrays(rest: httpx.Client) -> CheckArrays:
             assert_close(to_array(left), to_array(right), tolerance)
 
     return check
+
+
+@contextmanager
+def serve_kind(kind: str) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
+    """Yield a client of the native API of a classifier or retriever, and what programs need to call the server."""
+    with ServiceThread(load_kind(kind)) as service, httpx.Client(base_url=service.rest, timeout=60) as rest:
+        yield rest, {"rest": service.rest, "grpc": service.grpc, "model": rest.get("/v1/model").json()["name"]}
 
 
 def native(rest: httpx.Client, inputs: Any, name: str = "pooled", **fields: Any) -> list[Any]:

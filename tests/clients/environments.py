@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.clients.registry import REQUIREMENTS, find_client
@@ -61,9 +63,9 @@ class ClientEnvironment:
             (packages / "shared.pth").write_text(f"{sysconfig.get_path('platlib')}\n")
         return environment
 
-    def call(self, code: str, **arguments: Any) -> Any:
+    def call(self, code: str, rest: str = "", grpc: str = "", texts: Sequence[str] = (), **arguments: Any) -> Any:
         """Run Python code after `PROLOGUE`; return what it sends."""
-        result = self._run(PROLOGUE + code, arguments)
+        result = self._run(PROLOGUE + code, {"rest": rest, "grpc": grpc, "texts": texts} | arguments)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.splitlines()[-1])
 
@@ -77,8 +79,8 @@ class ClientEnvironment:
         )  # fmt: skip
 
 
-def run_client(package: str, code: str, directory: Path, **arguments: Any) -> Any:
+def run_client(package: str, code: str, directory: Path, rest: httpx.Client, **arguments: Any) -> Any:
     """Run a client's snippet followed by further code, which sends results. See `PROLOGUE` for the arguments."""
     client = find_client(package)
     environment = ClientEnvironment.create(client.environment, directory / client.environment)
-    return environment.call(client.snippet + code, **arguments)
+    return environment.call(client.snippet + code, rest=str(rest.base_url).rstrip("/"), **arguments)

@@ -1,7 +1,6 @@
 """gRPC clients without this project's stubs: health checks, and calls by server reflection."""
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -99,12 +98,8 @@ send(results)
 """
 
 
-def run(package: str, code: str, service: ServiceThread, directory: Path) -> Any:
-    return run_client(package, code, directory, rest=service.rest, grpc=service.grpc, texts=TEXTS)
-
-
-def test_health_checking(service: ServiceThread, tmp_path: Path) -> None:
-    results = run("grpcio-health-checking", HEALTH, service, tmp_path)
+def test_health_checking(service: ServiceThread, rest: httpx.Client, tmp_path: Path) -> None:
+    results = run_client("grpcio-health-checking", HEALTH, tmp_path, rest, grpc=service.grpc)
     assert results == {
         "snippet": True,
         "check": ["SERVING", "SERVING"],
@@ -115,7 +110,7 @@ def test_health_checking(service: ServiceThread, tmp_path: Path) -> None:
 
 def test_reflection(service: ServiceThread, rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
     """Like grpcurl: the environment has neither this project's stubs nor its proto."""
-    results = run("grpcio-reflection", REFLECTION, service, tmp_path)
+    results = run_client("grpcio-reflection", REFLECTION, tmp_path, rest, grpc=service.grpc, texts=TEXTS)
     expected = native(rest, TEXTS)
     assert not results["stubs"]
     check_arrays(results["snippet"], expected)

@@ -121,7 +121,7 @@ def rerank(service: ServiceThread, query: str, documents: list[str]) -> list[flo
 def test_qdrant_scores_match_the_server(environment: ClientEnvironment, service: ServiceThread) -> None:
     vectors = encode(service)
     expected = server_scores(service, query_vectors=len(vectors[0]["late"]))
-    results = environment.call(SCORES, rest=service.rest, grpc=service.grpc, texts=[], vectors=vectors)
+    results = environment.call(SCORES, rest=service.rest, grpc=service.grpc, vectors=vectors)
     assert results.keys() == expected.keys()
     for name, hits in results.items():
         scores = np.zeros(len(TEXTS))

@@ -4,7 +4,6 @@ Each client is installed in its own environment.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import httpx
 import numpy as np
 import pytest
 
-from service.config import Settings
 from service.engine.model_loader import LoadedModel
+from tests.clients.conftest import serve_kind
 from tests.clients.environments import ClientEnvironment, run_client
 from tests.clients.oip_programs import KSERVE, TRITON_GRPC, TRITON_HTTP, TRITON_PAIRS, TRITON_SPARSE
-from tests.labels import CROSS_ENCODER, export_classifier
+from tests.labels import CROSS_ENCODER
 from tests.response_contract import assert_close, to_array
-from tests.retrievers import SPLADE, export_retriever
+from tests.retrievers import SPLADE
 from tests.serving import ServiceThread
 
 pytestmark = pytest.mark.slow
@@ -54,11 +53,8 @@ class Server:
 
     def run(self, name: str, code: str, directory: Any) -> Any:
         """Run a client's snippet and compare its vectors, then run further code."""
-        url = str(self.rest.base_url).rstrip("/")
-        results = run_client(
-            name, code, directory, rest=url, grpc=self.grpc, model=MODEL, texts=TEXTS, input_ids=IDS,
-            attention_mask=MASK,
-        )  # fmt: skip
+        inputs = {"texts": TEXTS, "input_ids": IDS, "attention_mask": MASK}
+        results = run_client(name, code, directory, self.rest, grpc=self.grpc, model=MODEL, **inputs)
         self.check([results.pop("snippet")], self.native(TEXTS))
         return results
 
@@ -126,18 +122,9 @@ def triton(tmp_path: Path) -> ClientEnvironment:
     return ClientEnvironment.create("tritonclient", tmp_path / "tritonclient")
 
 
-@contextmanager
-def serve(artifact: Path) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
-    """Yield a client of the native API, and the arguments of programs."""
-    model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=60) as rest:
-        name = rest.get("/v1/model").json()["name"]
-        yield rest, {"rest": service.rest, "grpc": service.grpc, "model": name}
-
-
 def test_tritonclient_ranks_pairs(triton: ClientEnvironment) -> None:
     query = "money in a bank"
-    with serve(export_classifier(CROSS_ENCODER)) as (rest, arguments):
+    with serve_kind(CROSS_ENCODER) as (rest, arguments):
         results = triton.call(TRITON_PAIRS, texts=TEXTS, query=query, **arguments)
         ranked = rest.post("/v1/rerank", json={"query": query, "documents": TEXTS, "truncation": "right"}).json()
         pairs = [{"text": query, "pair": text} for text in TEXTS]
@@ -150,7 +137,7 @@ def test_tritonclient_ranks_pairs(triton: ClientEnvironment) -> None:
 
 def test_tritonclient_gets_sparse_vectors(triton: ClientEnvironment) -> None:
     texts = TEXTS[:2]
-    with serve(export_retriever(SPLADE)) as (rest, arguments):
+    with serve_kind(SPLADE) as (rest, arguments):
         ids, weights = triton.call(TRITON_SPARSE, texts=texts, **arguments)
         results = rest.post("/v1/encode", json={"inputs": texts, "outputs": ["sparse"]}).json()["results"]
     for row, values, result in zip(ids, weights, results, strict=True):

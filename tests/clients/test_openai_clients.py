@@ -1,7 +1,6 @@
 """OpenAI clients from PyPI get the same numbers as the native API."""
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -120,18 +119,13 @@ send({
 """
 
 
-def run(package: str, code: str, rest: httpx.Client, directory: Path, **arguments: Any) -> Any:
-    url = str(rest.base_url).rstrip("/")
-    return run_client(package, code, directory, rest=url, grpc="", texts=TEXTS, **arguments)
-
-
 def token_count(rest: httpx.Client) -> int:
     results = rest.post("/v1/tokenize", json={"inputs": TEXTS}).raise_for_status().json()["results"]
     return sum(len(result["tokens"]) for result in results)
 
 
 def test_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("openai", OPENAI, rest, tmp_path)
+    results = run_client("openai", OPENAI, tmp_path, rest, texts=TEXTS)
     expected = native(rest, TEXTS)
     for name in ("snippet", "float", "async"):
         check_arrays(results[name], expected)
@@ -162,7 +156,7 @@ def test_openai_with_api_keys(
     keys.write_text(f"{KEY}\n")
     locked = start_server(model_dir=default_artifact, api_keys_file=keys)
     try:
-        results = run("openai", OPENAI_KEY, rest, tmp_path, locked=locked.rest, key=KEY)
+        results = run_client("openai", OPENAI_KEY, tmp_path, rest, texts=TEXTS, locked=locked.rest, key=KEY)
     finally:
         assert stop_server(locked) == 0
     check_arrays([results["valid_create"]], native(rest, TEXTS[:1]))
@@ -173,7 +167,7 @@ def test_openai_with_api_keys(
 
 def test_langchain_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
     """By default, LangChain sends token ids from OpenAI's vocabulary. The resulting error must name the option."""
-    results = run("langchain-openai", LANGCHAIN, rest, tmp_path)
+    results = run_client("langchain-openai", LANGCHAIN, tmp_path, rest, texts=TEXTS)
     expected = native(rest, TEXTS)
     check_arrays(results["snippet"], expected)
     check_arrays(results["one"], expected[:1])
@@ -185,7 +179,7 @@ def test_langchain_openai(rest: httpx.Client, check_arrays: CheckArrays, tmp_pat
 
 
 def test_infinity_client(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("infinity-client", INFINITY, rest, tmp_path)
+    results = run_client("infinity-client", INFINITY, tmp_path, rest, texts=TEXTS)
     expected = native(rest, TEXTS)
     check_arrays(results["snippet"], expected)
     check_arrays(results["one"], expected[:1])

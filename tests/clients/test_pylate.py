@@ -56,7 +56,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> ClientEnvironment:
 
 async def test_vectors_equal_pylate(environment: ClientEnvironment) -> None:
     source = str(publish_retriever(KIND))
-    expected = environment.call(ENCODE, rest="", grpc="", texts=TEXTS, source=source)
+    expected = environment.call(ENCODE, texts=TEXTS, source=source)
     await compare(LoadedModel.load(Settings(model_dir=export_retriever(KIND), precision="float32")), expected)
 
 
@@ -74,7 +74,7 @@ async def compare(model: LoadedModel, expected: dict[str, Any]) -> None:
 
 
 def test_every_key_that_pylate_reads_is_known(environment: ClientEnvironment) -> None:
-    keys = set(environment.call(KEYS, rest="", grpc="", texts=[]))
+    keys = set(environment.call(KEYS))
     assert {"query_prefix", "skiplist_words"} <= keys <= PYLATE_KEYS
 
 
@@ -83,9 +83,9 @@ async def test_vectors_of_a_saved_model_equal_pylate(environment: ClientEnvironm
     source, published = shutil.copytree(publish_retriever(KIND), tmp_path / "source"), tmp_path / "saved"
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         (source / name).unlink()
-    environment.call(SAVE, rest="", grpc="", texts=[], source=str(source), out=str(published))
+    environment.call(SAVE, source=str(source), out=str(published))
     assert "model_type" not in json.loads((published / "config_sentence_transformers.json").read_text())
-    expected = environment.call(ENCODE, rest="", grpc="", texts=TEXTS, source=str(published))
+    expected = environment.call(ENCODE, texts=TEXTS, source=str(published))
     root = tmp_path / "artifact"
     export(str(published), root, revision=None, name=None, progress=lambda step: None, variants=Variants(explain=False))
     await compare(LoadedModel.load(Settings(model_dir=root, precision="float32")), expected)

@@ -13,7 +13,7 @@ import pytest
 from tests.clients.conftest import CheckArrays, native
 from tests.clients.environments import ClientEnvironment, run_client
 from tests.labels import CLASSIFIER, CROSS_ENCODER
-from tests.serving import ServiceThread, load_kind
+from tests.serving import load_kind, serve
 
 pytestmark = pytest.mark.slow
 
@@ -151,23 +151,14 @@ send({"best": [best.label, best.score], "labels": [[item.label, item.score] for 
 
 @pytest.fixture(scope="module")
 def cross_encoder() -> Iterator[httpx.Client]:
-    yield from serve_classifier(CROSS_ENCODER)
+    with serve(load_kind(CROSS_ENCODER)) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def classifier() -> Iterator[httpx.Client]:
-    yield from serve_classifier(CLASSIFIER)
-
-
-def serve_classifier(kind: str) -> Iterator[httpx.Client]:
-    model = load_kind(kind)
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=60) as client:
+    with serve(load_kind(CLASSIFIER)) as client:
         yield client
-
-
-def run(package: str, code: str, rest: httpx.Client, directory: Path) -> Any:
-    url = str(rest.base_url).rstrip("/")
-    return run_client(package, code, directory, rest=url, grpc="", texts=TEXTS)
 
 
 def rank(rest: httpx.Client, documents: list[str]) -> dict[str, Any]:
@@ -178,7 +169,7 @@ def rank(rest: httpx.Client, documents: list[str]) -> dict[str, Any]:
 
 
 def test_cohere(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("cohere", COHERE, rest, tmp_path)
+    results = run_client("cohere", COHERE, tmp_path, rest, texts=TEXTS)
     expected = native(rest, TEXTS)
     for name in ("snippet", "async"):
         check_arrays(results[name], expected)
@@ -207,29 +198,26 @@ def test_cohere(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -
 
 
 def test_langchain_cohere(rest: httpx.Client, tmp_path: Path) -> None:
-    results = run("langchain-cohere", LANGCHAIN, rest, tmp_path)
+    results = run_client("langchain-cohere", LANGCHAIN, tmp_path, rest, texts=TEXTS)
     scores = rank(rest, TEXTS)
     assert results["order"] == [TEXTS[int(index)] for index in scores]
     assert results["scores"] == list(scores.values())
     assert (len(results["fields"]), results["top_n"]) == (3, 1)
 
 
-@pytest.mark.parametrize("package", ["llama-index-postprocessor-cohere-rerank"])
-def test_llama_index_cohere(rest: httpx.Client, tmp_path: Path, package: str) -> None:
-    check_nodes(rest, run(package, LLAMA_INDEX, rest, tmp_path))
+def test_llama_index_cohere(rest: httpx.Client, tmp_path: Path) -> None:
+    check_nodes(rest, run_client("llama-index-postprocessor-cohere-rerank", LLAMA_INDEX, tmp_path, rest, texts=TEXTS))
 
 
-@pytest.mark.parametrize("package", ["cohere-haystack"])
-def test_haystack_cohere(rest: httpx.Client, tmp_path: Path, package: str) -> None:
-    results = run(package, COHERE_HAYSTACK, rest, tmp_path)
+def test_haystack_cohere(rest: httpx.Client, tmp_path: Path) -> None:
+    results = run_client("cohere-haystack", COHERE_HAYSTACK, tmp_path, rest, texts=TEXTS)
     check_nodes(rest, results)
     assert results["async"] == list(rank(rest, TEXTS).values())[:2]
 
 
-@pytest.mark.parametrize("package", ["jina-haystack"])
-def test_haystack_jina(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path, package: str) -> None:
+def test_haystack_jina(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
     """`/v1/rerank` accepts requests of Jina's API."""
-    results = run(package, JINA_HAYSTACK, rest, tmp_path)
+    results = run_client("jina-haystack", JINA_HAYSTACK, tmp_path, rest, texts=TEXTS)
     texts = [text[:256] for text in TEXTS]
     scores = rank(rest, texts)
     assert results["order"] == [texts[int(index)] for index in scores]
@@ -238,16 +226,16 @@ def test_haystack_jina(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: 
     check_arrays(results["vectors"], native(rest, TEXTS[:2]))
 
 
-@pytest.mark.parametrize("package", ["llama-index-postprocessor-tei-rerank"])
-def test_llama_index_tei(cross_encoder: httpx.Client, tmp_path: Path, package: str) -> None:
-    check_nodes(cross_encoder, run(package, LLAMA_INDEX, cross_encoder, tmp_path))
+def test_llama_index_tei(cross_encoder: httpx.Client, tmp_path: Path) -> None:
+    package = "llama-index-postprocessor-tei-rerank"
+    check_nodes(cross_encoder, run_client(package, LLAMA_INDEX, tmp_path, cross_encoder, texts=TEXTS))
 
 
 def test_huggingface_hub_classifies(classifier: httpx.Client, tmp_path: Path) -> None:
     """`text_classification` is for TEI's /predict."""
     environment = ClientEnvironment.create("huggingface_hub", tmp_path / "huggingface_hub")
     url = str(classifier.base_url).rstrip("/")
-    results = environment.call(HUGGINGFACE_HUB, rest=url, grpc="", texts=TEXTS)
+    results = environment.call(HUGGINGFACE_HUB, rest=url, texts=TEXTS)
     body = {"inputs": TEXTS[:1]}
     (expected,) = classifier.post("/v1/classify", json=body).raise_for_status().json()["results"]
     labels = [[label["label"], pytest.approx(label["score"], abs=1e-4)] for label in expected["labels"]]
@@ -255,7 +243,7 @@ def test_huggingface_hub_classifies(classifier: httpx.Client, tmp_path: Path) ->
 
 
 def test_infinity(rest: httpx.Client, classifier: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("infinity-client", INFINITY, rest, tmp_path)
+    results = run_client("infinity-client", INFINITY, tmp_path, rest, texts=TEXTS)
     for name in ("snippet", "async"):
         check_arrays(results[name], native(rest, TEXTS))
     check_arrays(results["dimensions"], native(rest, TEXTS[:1], dimensions=64))
@@ -265,7 +253,7 @@ def test_infinity(rest: httpx.Client, classifier: httpx.Client, check_arrays: Ch
     assert results["errors"] == [422, 404]
     environment = ClientEnvironment.create("infinity_client", tmp_path / "classifier")
     url = str(classifier.base_url).rstrip("/")
-    labels = environment.call(INFINITY_CLASSIFY, rest=url, grpc="", texts=TEXTS[:2])["labels"]
+    labels = environment.call(INFINITY_CLASSIFY, rest=url, texts=TEXTS[:2])["labels"]
     expected = classifier.post("/v1/classify", json={"inputs": TEXTS[:2]}).json()["results"]
     for found, result in zip(labels, expected, strict=True):
         assert found == pytest.approx({label["label"]: label["score"] for label in result["labels"]}, abs=1e-4)

@@ -4,7 +4,6 @@ Each client is installed in its own environment.
 """
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -91,13 +90,8 @@ send(results)
 """
 
 
-def run(package: str, code: str, rest: httpx.Client, directory: Path) -> Any:
-    """Run a client's code with the server URL and the texts."""
-    return run_client(package, code, directory, rest=str(rest.base_url).rstrip("/"), grpc="", texts=TEXTS)
-
-
 def test_huggingface_hub(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("huggingface-hub", HUGGINGFACE_HUB, rest, tmp_path)
+    results = run_client("huggingface-hub", HUGGINGFACE_HUB, tmp_path, rest, texts=TEXTS)
     check_arrays(results["snippet"], native(rest, TEXTS))
     check_arrays(results["one"], native(rest, TEXTS[0]))
     check_arrays(results["async"], native(rest, TEXTS))
@@ -119,9 +113,8 @@ def test_huggingface_hub_tasks(tmp_path: Path) -> None:
     texts = ["the [MASK] by the river", "Lovelace lived in London"]
     imports = "from huggingface_hub import InferenceClient\n"
     with ServiceThread(*models, models=names) as service, httpx.Client(base_url=service.rest) as client:
-        options = {"rest": service.rest, "grpc": "", "texts": texts}
         environment = ClientEnvironment.create("huggingface_hub", tmp_path / "huggingface_hub")
-        results = environment.call(imports + TASKS, **options)
+        results = environment.call(imports + TASKS, rest=service.rest, texts=texts)
         native = client.post("/v1/fill-mask", json={"inputs": texts[0], "top_k": 3})
         (position,) = native.raise_for_status().json()["results"][0]["positions"]
         body = {"model": "tokens", "inputs": texts[1]}
@@ -141,14 +134,14 @@ def test_huggingface_hub_tasks(tmp_path: Path) -> None:
     [("langchain-huggingface", LANGCHAIN), ("llama-index-embeddings-text-embeddings-inference", LLAMA_INDEX)],
 )
 def test_framework(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path, package: str, code: str) -> None:
-    results = run(package, code, rest, tmp_path)
+    results = run_client(package, code, tmp_path, rest, texts=TEXTS)
     check_arrays(results["snippet"], native(rest, TEXTS))
     check_arrays(results["one"], native(rest, TEXTS[0]))
     check_arrays(results["async"], native(rest, TEXTS))
 
 
 def test_haystack(rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path) -> None:
-    results = run("huggingface-api-haystack", HAYSTACK, rest, tmp_path)
+    results = run_client("huggingface-api-haystack", HAYSTACK, tmp_path, rest, texts=TEXTS)
     check_arrays(results["snippet"], native(rest, TEXTS))
     check_arrays(results["one"], native(rest, TEXTS[0]))
     assert "424" in results["no_head"] or "not a reranking model" in results["no_head"]

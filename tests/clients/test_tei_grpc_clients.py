@@ -4,17 +4,16 @@ tei-client has stubs of TEI's own proto, and Haystack reads the descriptors thro
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.clients.conftest import CheckArrays, native
+from tests.clients.conftest import CheckArrays, native, serve_kind
 from tests.clients.environments import ClientEnvironment, run_client
 from tests.labels import CLASSIFIER, CROSS_ENCODER
-from tests.serving import ServiceThread, load_kind
+from tests.serving import ServiceThread
 
 pytestmark = pytest.mark.slow
 
@@ -85,18 +84,10 @@ send(results)
 """
 
 
-@contextmanager
-def serve(kind: str) -> Iterator[tuple[httpx.Client, dict[str, str]]]:
-    """Yield a client of the native API, and the addresses of a server of a classifier."""
-    model = load_kind(kind)
-    with ServiceThread(model) as service, httpx.Client(base_url=service.rest, timeout=60) as rest:
-        yield rest, {"rest": service.rest, "grpc": service.grpc}
-
-
 @pytest.fixture(scope="module")
 def ranking() -> Iterator[tuple[dict[str, str], list[list[Any]]]]:
     """Return the addresses of a server of a cross-encoder, and the texts and scores of the native API, best first."""
-    with serve(CROSS_ENCODER) as (rest, addresses):
+    with serve_kind(CROSS_ENCODER) as (rest, addresses):
         body = {"query": QUERY, "documents": TEXTS, "truncation": "right"}
         results = rest.post("/v1/rerank", json=body).raise_for_status().json()["results"]
         scores = {result["index"]: pytest.approx(result["relevance_score"], abs=1e-5) for result in results}
@@ -111,7 +102,7 @@ def tei_client(tmp_path_factory: pytest.TempPathFactory) -> ClientEnvironment:
 def test_tei_client_embeds(
     service: ServiceThread, rest: httpx.Client, check_arrays: CheckArrays, tmp_path: Path
 ) -> None:
-    results = run_client("tei-client", EMBED, tmp_path, rest=service.rest, grpc=service.grpc, texts=TEXTS)
+    results = run_client("tei-client", EMBED, tmp_path, rest, grpc=service.grpc, texts=TEXTS)
     for name in ("snippet", "async"):
         check_arrays(results[name], native(rest, TEXTS))
     check_arrays(results["options"], native(rest, TEXTS, normalize=False, truncation="left"))
@@ -128,7 +119,7 @@ def test_tei_client_embeds(
 
 
 def test_tei_client_classifies(tei_client: ClientEnvironment) -> None:
-    with serve(CLASSIFIER) as (rest, addresses):
+    with serve_kind(CLASSIFIER) as (rest, addresses):
         found = tei_client.call(CLASSIFY, texts=TEXTS, **addresses)
         pairs = [{"text": text, "pair": TEXTS[0]} for text in TEXTS[:2]]
         for results, inputs, raw in zip(found, (TEXTS[:2], pairs), (False, True), strict=True):

@@ -67,9 +67,7 @@ def expected_hits() -> list[tuple[float, str]]:
 
 def test_qdrant_finds_the_nearest_texts(environment: ClientEnvironment, vectors: Path, service: ServiceThread) -> None:
     code = code_blocks("Qdrant", "python").replace("http://127.0.0.1:8080", service.rest)
-    printed = environment.call(
-        QDRANT, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=code
-    )
+    printed = environment.call(QDRANT, rest=service.rest, grpc=service.grpc, directory=str(vectors), script=code)
     for line, (score, text) in zip(printed, expected_hits(), strict=True):
         assert line.split(" ", 1)[1] == text
         assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # the precision depends on the CPU

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import grpc
 import numpy as np
-from attendant_client import AttendantError, Client, RetryPolicy
+from attendant_client import Client, RetryPolicy
 from attendant_client.connections import Address
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.transports import GrpcTransport
@@ -33,7 +33,7 @@ STREAM_REQUESTS = 10
 STREAM_PAUSE_S = 0.1
 
 Send = Callable[[], str]
-"""Sends one request and returns OK or an error code."""
+"""Sends one request. Returns OK or an error code, or raises the error of a request that got no response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +92,37 @@ class SteadyLoad:
             started = time.monotonic()
             try:
                 code = send()
+            except grpc.RpcError as error:
+                code = f"{error.code().name}: {error.details()}"
             except Exception as error:  # noqa: BLE001  # a lost request, whatever the error
-                code = type(error).__name__
+                code = f"{type(error).__name__}: {error}"
             self.outcomes.append(Outcome(api, code, started, time.monotonic()))  # atomic
             time.sleep(PAUSE_S)
 
 
 def rest_send(address: str, port: int, text: str = TEXT) -> Send:
-    """Return a sender of REST requests without retries, each on a new connection.
+    """Return a sender of REST requests without retries, each on a new connection."""
+
+    def send() -> str:
+        response, _ = post(http.client.HTTPConnection(address, port, timeout=TIMEOUT_S), text)
+        return OK if response.status == 200 else str(response.status)
+
+    return send
+
+
+def post(connection: http.client.HTTPConnection, text: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    """Send a text over a new connection and close it; return the response and its body.
 
     A proxy that reloads its configuration closes idle connections. A request that arrives at that moment would be lost
     by the proxy, not by the server.
     """
-    body = json.dumps({"inputs": text, "outputs": ["pooled"], "encoding_format": "base64"})
-    headers = {"content-type": "application/json", "connection": "close"}
-
-    def send() -> str:
-        connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
-        with contextlib.closing(connection):
-            connection.request("POST", "/v1/encode", body, headers)
-            response = connection.getresponse()
-            response.read()
-        return OK if response.status == 200 else str(response.status)
-
-    return send
+    body = json.dumps({"inputs": text, "outputs": ["pooled"]})
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", "/v1/encode", body, {"content-type": "application/json", "connection": "close"} | headers
+        )
+        response = connection.getresponse()
+        return response, response.read()
 
 
 def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
@@ -124,10 +131,7 @@ def grpc_send(channel: grpc.Channel, text: str = TEXT) -> Send:
     request = pb.EncodeRequest(inputs=[pb.Input(text=text)], outputs=[pb.OUTPUT_POOLED])
 
     def send() -> str:
-        try:
-            stub.Encode(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
+        stub.Encode(request, timeout=TIMEOUT_S)
         return OK
 
     return send
@@ -144,10 +148,7 @@ def stream_send(channel: grpc.Channel) -> Send:
             time.sleep(STREAM_PAUSE_S)
 
     def send() -> str:
-        try:
-            responses = list(stub.EncodeStream(requests(), timeout=TIMEOUT_S))
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
+        responses = list(stub.EncodeStream(requests(), timeout=TIMEOUT_S))
         errors = [response.error.message for response in responses if response.HasField("error")]
         return OK if len(responses) == STREAM_REQUESTS and not errors else f"incomplete stream: {errors}"
 
@@ -167,10 +168,7 @@ def client_send(client: Client, text: str = TEXT) -> Send:
     """Return a sender that uses an `attendant_client.Client`."""
 
     def send() -> str:
-        try:
-            client.embed([text])
-        except AttendantError as error:
-            return f"{error.reason}: {error.message}"
+        client.embed([text])
         return OK
 
     return send
@@ -204,15 +202,10 @@ class Caller:
 
 def tls_rest_send(address: str, port: int, context: ssl.SSLContext, caller: Caller) -> Send:
     """Return a sender of REST requests without retries, each on a new connection."""
-    body = json.dumps({"inputs": caller.text, "outputs": ["pooled"]})
 
     def send() -> str:
         connection = http.client.HTTPSConnection(address, port, timeout=TIMEOUT_S, context=context)
-        headers = {"content-type": "application/json", "connection": "close", "x-api-key": caller.key}
-        with contextlib.closing(connection):
-            connection.request("POST", "/v1/encode", body, headers)
-            response = connection.getresponse()
-            content = response.read()
+        response, content = post(connection, caller.text, **{"x-api-key": caller.key})
         if response.status != 200:
             return f"{response.status} {content[:200]!r}"
         vector = np.array(json.loads(content)["results"][0]["pooled"], np.float32)
@@ -227,11 +220,8 @@ def tls_grpc_send(channel: grpc.Channel, caller: Caller) -> Send:
     request = pb.EncodeRequest(inputs=[pb.Input(text=caller.text)], outputs=[pb.OUTPUT_POOLED])
 
     def send() -> str:
-        try:
-            call = stub.Encode.with_call(request, timeout=TIMEOUT_S, metadata=(("x-api-key", caller.key),))
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        response, details = call
+        metadata = (("x-api-key", caller.key),)
+        response, details = stub.Encode.with_call(request, timeout=TIMEOUT_S, metadata=metadata)
         trailing = dict(details.trailing_metadata())
         vector = np.asarray(tensor_to_array(response.results[0].pooled), np.float32).ravel()
         return caller.check(trailing["x-attendant-model"], vector)
