@@ -46,14 +46,6 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_export_without_explain_prints_no_step_of_it(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", str(published), "-o", str(tmp_path / "out"), "--no-explain"]) == 0
-    assert "explain.onnx" not in capsys.readouterr().err
-    assert [*Artifact.open(tmp_path / "out").manifest.graphs] == ["fast"]
-
-
 async def test_export_serves_embeddings_of_chosen_settings(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,7 +223,7 @@ def test_special_tokens_of_texts_need_rows_in_the_embedding_table(
     assert problem in error_line(capsys)
 
 
-def test_export_assumes_last_pooling_of_causal_models(
+def test_export_without_explain_assumes_last_pooling_of_causal_models(
     publish: Publish, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = publish("causal-bert")
@@ -240,7 +232,9 @@ def test_export_assumes_last_pooling_of_causal_models(
     assert "warning: assumed last pooling and no normalization, which no file of the model sets." in err
     assert f": attendant-model export {source} -o DIR --pooling last --no-normalize\n" in err
     assert "largest difference between fast.onnx and torch: " in err
+    assert "explain.onnx" not in err
     manifest = Artifact.open(tmp_path / "out").manifest
+    assert [*manifest.graphs] == ["fast"]
     assert (manifest.embedding.pooling, manifest.origins["pooling"]) == ("last", "assumed")
 
 
