@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import httpx
@@ -51,6 +52,11 @@ def assert_close(left: Array, right: Array, tolerance: float) -> None:
     assert cosine >= 1 - tolerance or np.abs(a - b).max() <= tolerance * max(1.0, np.abs(a).max()), cosine
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the items of a field that may be a single text."""
+    return [value] if isinstance(value, str) else value
+
+
 def input_texts(item: Any) -> tuple[str, str]:
     if isinstance(item, str):
         return item, ""
@@ -83,7 +89,6 @@ def check_words(words: list[Any], item: Any) -> None:
 
 
 def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     outputs = request.get("outputs", ["pooled"])
     dtype = request.get("dtype", "float32")
     width, last = facts.hidden_size, facts.num_hidden_layers
@@ -92,11 +97,10 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
         layers = list(range(last + 1))
     copies = len(layers) if reduce == "concat" else 1
     stacked = (len(layers),) if reduce == "stack" else ()
-    assert len(response["results"]) == len(items)
     assert response["prompt"] == (request.get("prompt") or None)
     assert response["prompt_name"] is None
     assert response["usage"]["tokens"] == sum(result["token_count"] for result in response["results"])
-    for item, result in zip(items, response["results"], strict=True):
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
         count = result["token_count"]
         if request.get("prompt") and "tokens" in result:
             assert 0 < len(result["tokens"]) < count
@@ -152,7 +156,6 @@ def assert_sparse_close(left: Any, right: Any, tolerance: float) -> None:
 
 
 def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
-    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     kind, special = request.get("kind", "probs"), request.get("special_tokens", "keep")
     by_head = kind in ("probs", "scores", "norm") and request.get("head_reduce", "none") == "none"
     layer_reduce = request.get("layer_reduce", "none")
@@ -161,7 +164,7 @@ def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) 
     count = 1 if layer_reduce != "none" else layer_count
     if by_head and layer_reduce != "rollout":
         count *= len(request.get("heads", range(facts.num_attention_heads)))
-    for item, result in zip(items, response["results"], strict=True):
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
         assert len(result["maps"]) == count
         units, rows, columns = result["units"], result["rows"], result["columns"]
         for unit in units:
@@ -235,7 +238,7 @@ def check_compare(request: dict[str, Any], response: dict[str, Any], num_hidden_
 
 
 def check_similarity(request: dict[str, Any], response: dict[str, Any]) -> None:
-    texts = {name: [request[name]] if isinstance(request[name], str) else request[name] for name in SIDES}
+    texts = {name: as_list(request[name]) for name in SIDES}
     scores, zipped = to_array(response["scores"]), request.get("pairs") == "zip"
     counts = tuple(map(len, texts.values()))
     assert scores.shape == (counts[:1] if zipped else counts)
@@ -346,10 +349,16 @@ def compare_tokenize(body: Any, result: Any) -> None:
         ]
 
 
+def paired_results(body: Any, message: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the results of gRPC and REST for each input, after comparing their numbers of tokens."""
+    for actual, expected in zip(message.results, body["results"], strict=True):
+        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+        yield actual, expected
+
+
 def compare_encode(request: Body, body: Any, result: Any, tolerance: float) -> None:
     dtype = request.get("dtype", "float32")
-    for actual, expected in zip(result.results, body["results"], strict=True):
-        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+    for actual, expected in paired_results(body, result):
         for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
             assert actual.HasField(name) == (name in expected)
             if name in expected:
@@ -406,11 +415,10 @@ def dtype_tolerance(tolerance: float, dtype: str) -> float:
 
 
 def check_classify(request: Body, response: Any, labels: list[str]) -> None:
-    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     count = min(request.get("top_k", len(labels)), len(labels))
     explain = request.get("effect", "none") != "none"
     assert response["usage"]["tokens"] == sum(result["token_count"] for result in response["results"])
-    for item, result in zip(items, response["results"], strict=True):
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
         scores = [label["score"] for label in result["labels"]]
         assert len(scores) == count
         assert len({label["label"] for label in result["labels"]} & set(labels)) == count
@@ -454,11 +462,10 @@ def check_rerank(request: Body, response: Any) -> None:
 
 
 def check_token_classify(request: Body, response: Any, labels: list[str]) -> None:
-    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     aggregated = request.get("aggregation", "simple") != "none"
     known = {label.split("-", 1)[-1] for label in labels} if aggregated else set(labels)
-    for item, result in zip(items, response["results"], strict=True):
-        texts = (item, "") if isinstance(item, str) else (item.get("text", ""), item.get("pair", ""))
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
+        texts = input_texts(item)
         for entity in result["entities"]:
             assert entity["label"] in known - {"O"}
             assert 0 < entity["score"] <= 1
@@ -467,8 +474,7 @@ def check_token_classify(request: Body, response: Any, labels: list[str]) -> Non
 
 
 def compare_token_classify(body: Any, message: Any, tolerance: float) -> None:
-    for actual, expected in zip(message.results, body["results"], strict=True):
-        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+    for actual, expected in paired_results(body, message):
         places = [(entity.label, entity.segment, entity.start, entity.end) for entity in actual.entities]
         others = [(item["label"], item["segment"], item["start"], item["end"]) for item in expected["entities"]]
         if places == others:  # two labels of a token may have scores so close that batches decide differently
@@ -479,8 +485,7 @@ def compare_token_classify(body: Any, message: Any, tolerance: float) -> None:
 
 
 def compare_classify(body: Any, message: Any, tolerance: float) -> None:
-    for actual, expected in zip(message.results, body["results"], strict=True):
-        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+    for actual, expected in paired_results(body, message):
         scores = {label.label: label.score for label in actual.labels}
         for label in expected["labels"]:  # equal scores may swap places between batches
             if label["label"] in scores:
@@ -499,12 +504,11 @@ def compare_rerank(body: Any, message: Any, tolerance: float) -> None:
 
 
 def check_fill_mask(request: Body, response: Any, facts: ModelFacts) -> None:
-    items = [request["inputs"]] if isinstance(request["inputs"], str) else request["inputs"]
     layers, targets, count = request.get("layers", [-1]), request.get("targets"), facts.num_hidden_layers + 1
     expected_layers = list(range(count)) if layers == "all" else [layer % count for layer in layers]
     size = request.get("top_k", 5 if targets is None else len(targets))
-    for item, result in zip(items, response["results"], strict=True):
-        texts = (item, "") if isinstance(item, str) else (item.get("text", ""), item.get("pair", ""))
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
+        texts = input_texts(item)
         places = [position["position"] for position in result["positions"]]
         assert places == sorted(set(places))
         assert max(places) < result["token_count"]
@@ -524,8 +528,7 @@ def check_fill_mask(request: Body, response: Any, facts: ModelFacts) -> None:
 
 
 def compare_fill_mask(body: Any, message: Any, tolerance: float) -> None:
-    for actual, expected in zip(message.results, body["results"], strict=True):
-        assert (actual.token_count, actual.truncated) == (expected["token_count"], expected["truncated"])
+    for actual, expected in paired_results(body, message):
         for one, other in zip(actual.positions, expected["positions"], strict=True):
             places = ("position", "start", "end", "segment")
             assert [getattr(one, name) for name in places] == [other[name] for name in places]
