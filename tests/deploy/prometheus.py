@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes a test server according to the shipped PodMonitor and rules, at short intervals."""
 
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import yaml
 from tests.conftest import RunningServer
 from tests.deploy.conftest import find_tool
 from tests.deploy.monitoring import MONITORING, rules_text
+from tests.deploy.replicas import free_ports
 
 WINDOW = "10s"
 """Replaces every window in the rules and $__rate_interval. It covers ten scrapes."""
@@ -96,8 +96,7 @@ def run_prometheus(server: RunningServer, folder: Path, ca: Path) -> Iterator[Pr
     rules, config, log = folder / "rules.yaml", folder / "prometheus.yaml", folder / "prometheus.log"
     rules.write_text(short_rules())
     config.write_text(yaml.safe_dump(prometheus_config(server, rules, ca)))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [
         find_tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",

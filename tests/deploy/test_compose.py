@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.certificates import Identity
 from tests.conftest import ROOT, RunningServer, start_server, stop_server
 from tests.deploy.conftest import DEPLOY, run_tool
 from tests.deploy.monitoring import DASHBOARD, MONITORING, PROMETHEUS_RULE, rules_text
+from tests.deploy.replicas import free_ports
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -26,22 +26,19 @@ OPTIONS = Settings()
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_service_is_restricted_and_local(name: str) -> None:
+def test_service_is_restricted_and_local_and_its_files_exist(name: str) -> None:
     service = SERVICES[name]
     assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
     assert service["mem_limit"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    assert all(volume.endswith(":ro") for volume in service.get("volumes", []) if volume.startswith("."))
+    for mount, _, target in (volume.partition(":") for volume in service.get("volumes", []) if volume.startswith(".")):
+        assert (ROOT / mount).exists()
+        assert target.endswith(":ro")
 
 
-def test_compose_file_is_valid_for_docker_compose() -> None:
-    checked = run_tool("docker-compose", "--file", ROOT / "compose.yaml", "config", "--quiet")
-    assert checked.returncode == 0, checked.stderr
-
-
-def test_tls_file_is_valid_for_docker_compose() -> None:
-    files = ("--file", ROOT / "compose.yaml", "--file", FOLDER / "tls.yaml")
-    checked = run_tool("docker-compose", *files, "config", "--quiet")
+@pytest.mark.parametrize("added", [(), ("--file", FOLDER / "tls.yaml")])
+def test_files_are_valid_for_docker_compose(added: tuple[str, ...]) -> None:
+    checked = run_tool("docker-compose", "--file", ROOT / "compose.yaml", *added, "config", "--quiet")
     assert checked.returncode == 0, checked.stderr
 
 
@@ -77,12 +74,6 @@ def test_environment_has_valid_options() -> None:
     settings = Settings(**{name.removeprefix(PREFIX).lower(): value for name, value in environment.items()})
     grace_ms = 1000 * int(SERVICES["attendant"]["stop_grace_period"].removesuffix("s"))
     assert settings.drain_timeout_ms < grace_ms
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_mounted_files_exist(name: str) -> None:
-    mounts = [volume.split(":")[0] for volume in SERVICES[name].get("volumes", []) if volume.startswith("./")]
-    assert all((ROOT / mount).exists() for mount in mounts)
 
 
 def test_prometheus_and_grafana_mount_the_shipped_rules_and_dashboard() -> None:
@@ -174,7 +165,6 @@ def test_load_and_health_check_work_with_tls(tiny_artifact: Path, tmp_path: Path
 
 
 def test_load_survives_a_lost_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with contextlib.closing(load.Client(f"http://127.0.0.1:{port}")) as client:
         assert client.send("GET", "/v1/model", None) == 0

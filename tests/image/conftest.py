@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from model.artifact.files import Artifact
 from tests.conftest import ROOT
+from tests.deploy.replicas import free_ports
 from tests.image.docker_host import Daemon, download_wheels
 
 SERVER, RUNTIME, EXPORT = "attendant:0.1.0-cpu", "attendant-runtime:0.1.0-cpu", "attendant-export:0.1.0"
@@ -103,12 +103,6 @@ def container(daemon: Daemon, image: str, *flags: str, ready: bool = True, **opt
         yield running
     finally:
         daemon.run("rm", "--force", running.id)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [opened.getsockname()[1] for opened in sockets]
 
 
 def python_in(daemon: Daemon, image: str, code: str) -> str:

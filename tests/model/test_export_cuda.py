@@ -14,9 +14,10 @@ from model.checkpoint import load_checkpoint
 from model.export import cuda as export_cuda_module
 from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, varlen_signature, write_cuda
 from model.export.export import Variants, export
-from model.export.graphs import GraphSet, write_graph
+from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import open_reference_session, pack_varlen
 from model.source.published import CheckpointError
+from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
@@ -122,16 +123,20 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
 
 
-def test_export_rejects_inaccurate_graph(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exporter bugs are caught by running the written graph."""
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_export_rejects_inaccurate_graph(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: Pooling
+) -> None:
+    """Errors of the exporter are found by running the written graph."""
 
-    def pack_with_wrong_positions(
-        sequences: list[dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]],
-    ) -> object:
-        inputs = pack_varlen(sequences)
-        return inputs | {"position_ids": np.zeros_like(inputs["position_ids"])}
+    def write_without_words(module: VarlenEncoder, path: Path, weights: str, signature: GraphSignature) -> None:
+        with torch.no_grad():
+            module.embeddings.word_embeddings.weight.zero_()
+        write_graph(module, path, weights, signature)
 
-    monkeypatch.setattr(export_cuda_module, "pack_varlen", pack_with_wrong_positions)
-    with pytest.raises(AccuracyError, match=r"smallest cosine 0\.\d+"):
-        export_model(published, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    variants, settings = Variants(("cuda",), SENTENCES, explain=False), SettingOptions(pooling=pooling)
+    export(str(published), tmp_path / "valid", variants=variants, settings=settings)
+    monkeypatch.setattr(export_cuda_module, "write_graph", write_without_words)
+    with pytest.raises(AccuracyError, match=r"^cuda\.onnx: smallest cosine 0\.\d+, limit"):
+        export(str(published), tmp_path / "out", variants=variants, settings=settings)
+    assert not (tmp_path / "out").exists()
