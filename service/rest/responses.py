@@ -154,33 +154,30 @@ def _pieces(value: Any) -> Iterator[bytes]:
     """Yield a large value piece by piece."""
     if isinstance(value, Base64):
         yield from _base64_pieces(value.array)
-    elif _weight(value, SLICE) < SLICE:
-        yield _dump(value)
-    elif isinstance(value, dict):
-        separator = b"{"
-        for name, item in value.items():
-            yield separator + orjson.dumps(name) + b":"
-            yield from _pieces(item)
-            separator = b","
-        yield b"}"
-    else:
-        start = 0
-        while start < len(value):
-            end = _end_of_slice(value, start)
-            yield b"," if start else b"["
-            if end - start == 1:
-                yield from _pieces(value[start])
-            else:
-                yield _dump(value[start:end])[1:-1]
-            start = end
-        yield b"]"
+        return
+    names = list(value) if isinstance(value, dict) else None
+    items = value if names is None else list(value.values())
+    start, separator = 0, b"[" if names is None else b"{"
+    while start < len(items):
+        end = _end_of_slice(items, start, alike=names is None)
+        if end - start == 1 and _weight(items[start], SLICE) >= SLICE:
+            yield separator if names is None else separator + orjson.dumps(names[start]) + b":"
+            yield from _pieces(items[start])
+        else:
+            part = items[start:end]
+            yield separator + _dump(part if names is None else dict(zip(names[start:end], part, strict=True)))[1:-1]
+        start, separator = end, b","
+    yield b"]" if names is None else b"}"
 
 
-def _end_of_slice(items: Any, start: int) -> int:
-    """Return the end of a slice of bounded weight of a list or array; a heavier item is a slice of its own."""
+def _end_of_slice(items: Any, start: int, *, alike: bool) -> int:
+    """Return the end of a slice of bounded weight of a list or array. A heavier item is a separate slice.
+
+    `alike`: whether all items are of one type.
+    """
     if isinstance(items, np.ndarray):
         return start + max(1, SLICE * len(items) // items.size)
-    if each := ITEM_WEIGHTS.get(type(items[start])):
+    if alike and (each := ITEM_WEIGHTS.get(type(items[start]))):
         return start + SLICE // each
     weight = 0
     for place in range(start, len(items)):
