@@ -113,25 +113,18 @@ def test_page_lists_every_exit_status() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["serve"], ["embed", "a text"], ["ask"], ["compare"], ["evaluate"], ["size"]],
-    ids=lambda arguments: arguments[0],
+    "command",
+    [
+        *(f"attendant {name}" for name in ("serve", "embed", "ask", "compare", "evaluate", "size")),
+        *("attendant-model", *(f"attendant-model {name}" for name in ("export", "train", "example", "list", "verify"))),
+    ],
 )
-def test_help_has_examples_and_no_python_types(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples_and_no_python_types(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *arguments = command.split()
     with pytest.raises(SystemExit, match="0"):
-        service_main([*arguments, "--help"])
-    check_help(capsys.readouterr().out, f"attendant {arguments[0]}")
-
-
-@pytest.mark.parametrize("command", ["", "export", "train", "example", "verify"])
-def test_help_of_model_commands_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        model_main([*command.split(), "--help"])
-    check_help(capsys.readouterr().out, f"attendant-model {command}".strip())
-
-
-def check_help(text: str, command: str) -> None:
-    assert re.search(rf"^ *(example: )?{command} \S", text.partition("options:")[2], re.MULTILINE)
+        (service_main if program == "attendant" else model_main)([*arguments, "--help"])
+    text = capsys.readouterr().out
+    assert re.search(rf"^ *(example: )?{command}( \S|$)", text.partition("options:")[2], re.MULTILINE)
     assert re.findall(r"--[a-z-]+ (int|str|Path|float|bool)\b", text) == []
     assert "Exit statuses: docs/commands.md" in text
 

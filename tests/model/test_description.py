@@ -42,6 +42,7 @@ def test_warning_names_assumed_settings_and_the_command_that_sets_them(
     assumed: tuple[Literal["pooling", "normalize"], ...], expected: str
 ) -> None:
     """`attendant serve`, which also prints the warning, has no such options."""
+    assert warn_about_assumptions("mean", {}, "default") is None
     warning = warn_about_assumptions("mean", dict.fromkeys(assumed, ASSUMED), "my models/a", "v1")
     assert warning is not None
     assert expected in warning
@@ -58,7 +59,3 @@ def test_other_heads_are_listed() -> None:
     assert list(describe_heads(None, tokens, {})) == ["token classifier: 2 labels (O, B-PER)"]
     others = {"sparse vectors": 1, "multi-vector": None, "masked LM": 2}
     assert list(describe_heads(None, None, others)) == ["other heads: sparse vectors, masked LM"]
-
-
-def test_no_warning_without_assumptions() -> None:
-    assert warn_about_assumptions("mean", {}, "default") is None

@@ -179,13 +179,6 @@ def test_prompt_without_text_has_no_content(tokenizer: Tokenizer) -> None:
     assert all(tokens.special_tokens_mask)
 
 
-def test_encode_without_offsets_returns_same_prompt_range(tokenizer: Tokenizer) -> None:
-    inputs = [TokenizerInput(text, prompt="find: ") for text in ORDINARY] + [TokenizerInput("river")]
-    for full, fast in zip(tokenizer.encode(inputs), tokenizer.encode(inputs, offsets=False), strict=True):
-        assert (full.input_ids, full.prompt_range) == (fast.input_ids, fast.prompt_range)
-        assert full.special_tokens_mask == fast.special_tokens_mask
-
-
 def test_prompt_range_is_empty_without_prompt(tokenizer: Tokenizer) -> None:
     assert encode_one(tokenizer, "river").prompt_range == (0, 0)
     assert tokenizer.encode([TokenizerInput(token_ids=(7, 8))])[0].prompt_range == (0, 0)
