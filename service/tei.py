@@ -134,7 +134,7 @@ async def tokenize(engine: Engine, texts: Sequence[str], options: Options) -> li
 
 
 def check_not_empty(items: Sequence[Any], field: str) -> None:
-    """Raise `Empty` for an empty list. An empty text has an error of its own."""
+    """Raise `Empty` for an empty list. An empty text is another error."""
     if not items and not isinstance(items, str):
         raise Empty("empty", "Send at least one item.", field=field)
 
@@ -194,7 +194,7 @@ def _token(token: Token, start: int | None, stop: int | None) -> dict[str, Any]:
 
 
 def _prepend(prompt: str, text: str) -> str:
-    """Return the text after the prompt; a blank text alone, so that the engine rejects it."""
+    """Return the text after the prompt; a blank text unchanged, so that the engine rejects it."""
     return text if not text or text.isspace() else prompt + text
 
 

@@ -274,7 +274,7 @@ ENCODED: dict[str, Output] = {
     SPARSE_WEIGHTS: "sparse",
     MULTI_VECTOR: "multi_vector",
 }
-"""The output of encode that has the values."""
+"""The output of encode from which each tensor is made."""
 OUTPUTS = (POOLED, TOKENS, TOKEN_COUNTS, ATTENTION, SCORES, SPARSE_TOKEN_IDS, SPARSE_WEIGHTS, MULTI_VECTOR)
 INLINE_BYTES = 2**20
 """Outputs up to this size are copied on the event loop, in less than a millisecond."""

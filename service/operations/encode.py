@@ -211,7 +211,7 @@ class PreparedInput:
 
     tokens: TokenizedInput
     listed: NDArray[np.intp] | None = None
-    """The tokens with vectors of their own; None for all, else all but the prompt's."""
+    """The tokens that get vectors; None for all, else all but the prompt's."""
     described: list[Token] | None = None
     words: list[Word] | None = None
     ranges: NDArray[np.intp] | None = None
@@ -278,7 +278,7 @@ def prepare_input(
 
 
 def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
-    """Return the tokens with a vector of their own in the output `multi_vector`."""
+    """Return the tokens that have a vector in the output `multi_vector`."""
     assert manifest.multi_vector is not None  # checked with the request
     first = int(manifest.multi_vector.skips_first)
     return [token for token in described[first:] if token.id not in tokens.skipped_ids]

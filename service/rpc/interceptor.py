@@ -304,7 +304,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             error.__cause__ = None
             if call.method.spelling is not None:
                 error.spell(call.method.spelling)
-            await asyncio.sleep(error.pause_s)  # the calls of a connection cannot be paused alone
+            await asyncio.sleep(error.pause_s)  # grpc cannot stop reading a connection
             if call.response is not None:
                 call.response.close()
             await abort(context, error, record)

@@ -118,8 +118,8 @@ def reject_malformed(request: object) -> None:
 async def serialize(message: Message) -> bytes:
     """Return the bytes of a response.
 
-    Each of its `results` or `token_embeddings` is serialized alone, because 40 MB at once take 160 ms. Concatenated
-    messages of one type parse as one message with all of their repeated fields
+    Each of its `results` or `token_embeddings` is serialized separately, because 40 MB at once take 160 ms.
+    Concatenated messages of one type parse as one message with all of their repeated fields
     (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
     """
     name = "token_embeddings" if hasattr(message, "token_embeddings") else "results"

@@ -82,7 +82,7 @@ class Failed:
 async def run_in_stream(
     work: Callable[[], Awaitable[Response]], call: RequestRecord, requests: RequestLog
 ) -> Response | Failed:
-    """Return the result of one request of a stream, or its error. Each request must have a task of its own."""
+    """Return the result of one request of a stream, or its error. Each request must run in a separate task."""
     error: ServiceError
     record = RequestRecord(
         call.api, call.request_id, call.traceparent, endpoint=call.endpoint, peer=call.peer, caller=call.caller,

@@ -1,4 +1,4 @@
-"""The admin API: load and unload models, list callers. On the admin port alone, with an admin key."""
+"""The admin API: load and unload models, list callers. Only on the admin port, with an admin key."""
 
 import re
 from dataclasses import asdict

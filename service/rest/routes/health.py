@@ -1,4 +1,4 @@
-"""Liveness, readiness and, on the admin port alone, metrics."""
+"""Liveness and readiness, and metrics, on the admin port only."""
 
 import asyncio
 import gzip

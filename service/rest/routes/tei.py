@@ -37,7 +37,7 @@ from service.steps import convert
 NAME = tei.NAME
 DIRECTIONS: dict[str, Truncation] = {"Left": "left", "Right": "right"}
 LISTS = ("inputs", "inputs.sentences", "texts", "ids")
-"""Fields with an error of their own if they are empty lists."""
+"""Fields for which an empty list is a separate error."""
 PROMPT_NAME_DESCRIPTION = "Name of a prompt of the model."
 SCORES_DESCRIPTION = "Whether to return scores without an activation function."
 INPUTS_DESCRIPTION = "A text, token ids, or a list of these."
