@@ -1,6 +1,7 @@
 """The training loop: it learns, resumes exactly, and keeps its checkpoint when it fails."""
 
 import errno
+import itertools
 import math
 import os
 from dataclasses import replace
@@ -46,6 +47,23 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def assert_same_weights(whole: Path, parts: Path) -> None:
+    expected, actual = weights(whole), weights(parts)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the next training once, in a step counted from its start."""
+    original, steps = loop.take_step, itertools.count(1)
+
+    def take_step(*arguments: Any) -> Any:
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+
+
 def test_loss_falls(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -> None:
     result = run(with_run(config, steps=40, validation_steps=40), tokenizer, tmp_path / "run")
     rows = read_metrics(tmp_path / "run")
@@ -62,22 +80,11 @@ def test_interrupted_run_ends_with_the_same_weights(
 ) -> None:
     """Weights must be equal bit for bit, wherever the run is interrupted, and metrics.csv must have each step once."""
     run(config, tokenizer, tmp_path / "whole")
-    steps = 0
-
-    def take_step(*arguments: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == failing_step:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    original = loop.take_step
-    monkeypatch.setattr(loop, "take_step", take_step)
+    interrupt_at(failing_step, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(config, tokenizer, tmp_path / "parts")
     run(config, tokenizer, tmp_path / "parts")
-    expected, actual = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     columns = ("step", "tokens", "loss", "validation_loss")
     assert [[row[name] for name in columns] for row in read_metrics(tmp_path / "whole")] == [
         [row[name] for name in columns] for row in read_metrics(tmp_path / "parts")

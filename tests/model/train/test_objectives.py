@@ -31,7 +31,7 @@ from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import VARIANTS, Variant, publish_variant
 from tests.model.train.conftest import sentences, to_toml
-from tests.model.train.test_loop import ALONE, weights
+from tests.model.train.test_loop import ALONE, assert_same_weights, interrupt_at
 from tests.serving import ServiceThread
 
 Document = dict[str, dict[str, Any]]
@@ -118,24 +118,14 @@ def test_every_objective_learns_continues_and_is_served(
     rows = read_metrics(whole)
     first, last = (np.mean([float(row["loss"]) for row in part]) for part in (rows[:5], rows[-5:]))
     assert last < 0.9 * first
-    original, steps = loop.take_step, 0
-
-    def take_step(*arguments: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 20:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
     config = load_config(path)
     tokenizer = Tokenizer((whole / "tokenizer.json").read_bytes())
     parts.mkdir()
-    monkeypatch.setattr(loop, "take_step", take_step)
+    interrupt_at(20, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         train(config, make_objective(config, tokenizer, None), tokenizer, parts, ALONE)
     train(config, make_objective(config, tokenizer, None), tokenizer, parts, ALONE)
-    expected, actual = weights(whole), weights(parts)
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert_same_weights(whole, parts)
     check_served(whole)
 
 
