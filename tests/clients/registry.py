@@ -23,7 +23,6 @@ class Client:
         api: The server API that it uses.
         checks: What its test compares besides the native API's numbers.
         snippet: Code that the test runs first, using the variables in `PREAMBLE`.
-        test: File of the test.
     """
 
     package: str
@@ -31,7 +30,6 @@ class Client:
     api: str
     checks: str
     snippet: str
-    test: str
 
     @property
     def version(self) -> str:
@@ -48,7 +46,6 @@ CLIENTS = (
         "OpenAI",
         "base64 and float, dimensions, usage, models, sync and async, error classes, API key",
         snippets.OPENAI,
-        "test_openai_clients.py",
     ),
     Client(
         "langchain-openai",
@@ -56,7 +53,6 @@ CLIENTS = (
         "OpenAI",
         "documents and queries, sync and async, dimensions; the error without `check_embedding_ctx_length=False`",
         snippets.LANGCHAIN_OPENAI,
-        "test_openai_clients.py",
     ),
     Client(
         "infinity-client",
@@ -65,7 +61,6 @@ CLIENTS = (
         "embeddings, rerank, classify and models, sync and async, dimensions, errors; the OpenAI API with the base URL "
         "of `/v1`",
         snippets.INFINITY_CLIENT,
-        "test_rerank_clients.py",
     ),
     Client(
         "huggingface-hub",
@@ -74,7 +69,6 @@ CLIENTS = (
         "all options of `feature_extraction`, sync and async, similarity, tokens, `fill_mask`, `token_classification`, "
         "information, health, errors",
         snippets.HUGGINGFACE_HUB,
-        "test_tei_clients.py",
     ),
     Client(
         "langchain-huggingface",
@@ -82,7 +76,6 @@ CLIENTS = (
         "text-embeddings-inference",
         "documents and queries, sync and async",
         snippets.LANGCHAIN_HUGGINGFACE,
-        "test_tei_clients.py",
     ),
     Client(
         "llama-index-embeddings-text-embeddings-inference",
@@ -90,7 +83,6 @@ CLIENTS = (
         "text-embeddings-inference",
         "texts and queries, sync and async",
         snippets.LLAMA_INDEX,
-        "test_tei_clients.py",
     ),
     Client(
         "huggingface-api-haystack",
@@ -98,7 +90,6 @@ CLIENTS = (
         "text-embeddings-inference",
         "documents and queries; the ranker over REST and gRPC, sync and async, and its error",
         snippets.HAYSTACK,
-        "test_tei_clients.py",
     ),
     Client(
         "tei-client",
@@ -106,7 +97,6 @@ CLIENTS = (
         "text-embeddings-inference",
         "gRPC: embed, embed_all, classify, rerank, tokenize and decode, sync and async, information, errors",
         snippets.TEI_CLIENT,
-        "test_tei_grpc_clients.py",
     ),
     Client(
         "llama-index-postprocessor-tei-rerank",
@@ -114,7 +104,6 @@ CLIENTS = (
         "text-embeddings-inference",
         "texts up to the token limit and longer ones",
         snippets.LLAMA_INDEX_TEI_RERANK,
-        "test_rerank_clients.py",
     ),
     Client(
         "cohere",
@@ -123,7 +112,6 @@ CLIENTS = (
         "`ClientV2` and `Client`, sync and async; embedding types, dimensions, truncation, returned documents, "
         "`rank_fields`, error classes",
         snippets.COHERE,
-        "test_rerank_clients.py",
     ),
     Client(
         "langchain-cohere",
@@ -131,7 +119,6 @@ CLIENTS = (
         "Cohere",
         "the order of the documents; `rank_fields`, `top_n` and `max_tokens_per_doc`",
         snippets.LANGCHAIN_COHERE,
-        "test_rerank_clients.py",
     ),
     Client(
         "cohere-haystack",
@@ -139,7 +126,6 @@ CLIENTS = (
         "Cohere",
         "the order of the documents; `top_k`, sync and async",
         snippets.COHERE_HAYSTACK,
-        "test_rerank_clients.py",
     ),
     Client(
         "jina-haystack",
@@ -147,7 +133,6 @@ CLIENTS = (
         "Jina",
         "the order of the documents; `top_k`; embeddings from `/v1/embeddings`",
         snippets.JINA_HAYSTACK,
-        "test_rerank_clients.py",
     ),
     Client(
         "llama-index-postprocessor-cohere-rerank",
@@ -155,7 +140,6 @@ CLIENTS = (
         "Cohere",
         "the order of the nodes; `top_n`",
         snippets.LLAMA_INDEX_COHERE_RERANK,
-        "test_rerank_clients.py",
     ),
     Client(
         "tritonclient",
@@ -164,7 +148,6 @@ CLIENTS = (
         "HTTP and gRPC, sync, async and streams; texts, pairs and token ids; scores and sparse vectors; binary and "
         "JSON tensors; compression; metadata, configuration, statistics, index, errors",
         snippets.TRITONCLIENT,
-        "test_oip_clients.py",
     ),
     Client(
         "kserve",
@@ -172,7 +155,6 @@ CLIENTS = (
         "Open Inference Protocol",
         "REST and gRPC; texts and token ids; raw and typed tensors; parameters, readiness, errors",
         snippets.KSERVE,
-        "test_oip_clients.py",
     ),
     Client(
         "grpcio-health-checking",
@@ -180,7 +162,6 @@ CLIENTS = (
         "gRPC health checking",
         "`Check` and `Watch` for the server and for the service; an unknown service",
         snippets.GRPC_HEALTH,
-        "test_grpc_clients.py",
     ),
     Client(
         "grpcio-reflection",
@@ -188,7 +169,6 @@ CLIENTS = (
         "gRPC reflection",
         "services, descriptors and calls without generated stubs, like grpcurl, with v1 and v1alpha",
         snippets.GRPC_REFLECTION,
-        "test_grpc_clients.py",
     ),
 )
 
