@@ -70,9 +70,9 @@ class Identity:
         return _sign(self, name, subject_key, days=days, age_days=age_days, use=None if is_ca else use)
 
     @classmethod
-    def make_ca(cls, name: str, *, days: float = 300, age_days: float = 10) -> Self:
+    def make_ca(cls, name: str, *, days: float = 300) -> Self:
         key = ec.generate_private_key(ec.SECP256R1())
-        signed = _sign(None, name, key, days=days, age_days=age_days, use=None)
+        signed = _sign(None, name, key, days=days, age_days=10, use=None)
         return cls(signed.certificate, signed.key)
 
 

@@ -26,8 +26,8 @@ def area_under_curve(higher: Floats, lower: Floats) -> float:
     return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 
 
-def interval_of_mean(values: Floats, samples: int = 2000) -> tuple[float, float]:
+def interval_of_mean(values: Floats) -> tuple[float, float]:
     """Return the 95% bootstrap interval of the mean, with a fixed seed."""
-    chosen = np.random.default_rng(11).integers(len(values), size=(samples, len(values)))
+    chosen = np.random.default_rng(11).integers(len(values), size=(2000, len(values)))
     low, high = np.quantile(values[chosen].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

@@ -41,9 +41,9 @@ class Case:
     silent: Series
 
 
-def total(per_minute: float, minutes: int = 480) -> str:
+def total(per_minute: float) -> str:
     """Return a counter with a constant increase per minute."""
-    return f"0+{per_minute}x{minutes}"
+    return f"0+{per_minute}x480"
 
 
 def phases(*steps: tuple[float, int]) -> str:
@@ -80,11 +80,11 @@ def model(pod: str, digest: str = "sha256:a", precision: str = "bfloat16", name:
     return f"attendant_model_info{{{pod}, {labels}}}"
 
 
-def slow(share: float, labels: str = ENCODE_OK, per_minute: float = 100) -> dict[str, str]:
+def slow(share: float, per_minute: float = 100) -> dict[str, str]:
     """Return a histogram in which a share of the requests takes longer than 1 s."""
     return {
-        f"{DURATION}_count{{{labels}}}": total(per_minute),
-        f'{DURATION}_bucket{{{labels}, le="1.0"}}': total(per_minute * (1 - share)),
+        f"{DURATION}_count{{{ENCODE_OK}}}": total(per_minute),
+        f'{DURATION}_bucket{{{ENCODE_OK}, le="1.0"}}': total(per_minute * (1 - share)),
     }
 
 

@@ -42,9 +42,9 @@ def make_bounds(*lengths: int) -> SequenceBounds:
     return SequenceBounds(torch.zeros(len(lengths), max(lengths), dtype=torch.int32), make_cu_seqlens(*lengths))
 
 
-def random_qkv(tokens: int, width: int = 24) -> list[Tensor]:
+def random_qkv(tokens: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    return [torch.randn(tokens, width, generator=generator) for _ in range(3)]
+    return [torch.randn(tokens, 24, generator=generator) for _ in range(3)]
 
 
 def run(module: VarlenEncoder, inputs: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int32]]]) -> list[Tensor]:

@@ -1,17 +1,14 @@
 """Small corpora and configurations for training runs."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model.train.config import TrainConfig
-
 WORDS = ("river", "bank", "money", "water", "boat", "check", "teller", "mud", "loan", "fish", "rain", "vault")
-MakeConfig = Callable[..., TrainConfig]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
