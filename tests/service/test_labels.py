@@ -141,35 +141,23 @@ async def test_rank_fields_are_joined(ranking: ServiceHarness) -> None:
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 async def test_labels_equal_transformers(labeling: ServiceHarness, raw_scores: bool) -> None:
+    """A text, or a pair of texts, is one input."""
     directory = publish_classifier(CLASSIFIER)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    body = await post(labeling, "/v1/classify", inputs=TEXTS, raw_scores=raw_scores)
-    for text, result in zip(TEXTS, body["results"], strict=True):
+    inputs = [*TEXTS, {"text": TEXTS[0], "pair": TEXTS[1]}]
+    body = await post(labeling, "/v1/classify", inputs=inputs, raw_scores=raw_scores)
+    for texts, result in zip([*((text,) for text in TEXTS), TEXTS[:2]], body["results"], strict=True):
         with torch.inference_mode():
-            logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+            logits = model(**tokenizer(*texts, return_tensors="pt")).logits[0]
         expected = logits if raw_scores else logits.softmax(dim=0)
         scores = {label["label"]: label["score"] for label in result["labels"]}
         assert scores == pytest.approx(
             {model.config.id2label[index]: float(value) for index, value in enumerate(expected)}, abs=1e-5
         )
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
-    best = await post(labeling, "/v1/classify", inputs=TEXTS, raw_scores=raw_scores, top_k=1)
+    best = await post(labeling, "/v1/classify", inputs=inputs, raw_scores=raw_scores, top_k=1)
     assert [result["labels"] for result in best["results"]] == [result["labels"][:1] for result in body["results"]]
-
-
-async def test_a_pair_is_one_input(labeling: ServiceHarness) -> None:
-    directory = publish_classifier(CLASSIFIER)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(directory).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    with torch.inference_mode():
-        logits = model(**tokenizer(*TEXTS[:2], return_tensors="pt")).logits[0]
-    pair = {"text": TEXTS[0], "pair": TEXTS[1]}
-    body = await post(labeling, "/v1/classify", inputs=[pair], raw_scores=True)
-    scores = {label["label"]: label["score"] for label in body["results"][0]["labels"]}
-    assert scores == pytest.approx(
-        {model.config.id2label[index]: float(value) for index, value in enumerate(logits)}, abs=1e-5
-    )
 
 
 def without(text: str, unit: dict[str, Any]) -> str:
