@@ -10,7 +10,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,14 @@ def stop_server(server: RunningServer) -> int:
     server.process.terminate()
     server.process.communicate(timeout=READY_TIMEOUT_S)
     return server.process.returncode
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Poll until a condition holds. Fails after `HANG_TIMEOUT_S`."""
+    deadline = time.monotonic() + HANG_TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @contextmanager

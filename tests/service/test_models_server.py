@@ -4,9 +4,8 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from model.artifact.files import GOLDEN, Artifact, write_manifest
 from model.source.hub import locate
-from tests.conftest import HANG_TIMEOUT_S, RunningServer, start_server, stop_server
+from tests.conftest import HANG_TIMEOUT_S, RunningServer, start_server, stop_server, wait_until
 from tests.manifests import with_head, with_prompts
 
 SWAPS = 20
@@ -31,16 +30,9 @@ def write_models(path: Path, **sources: Path | str) -> None:
     new.replace(path)
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def await_more(responses: Counter[str], count: int) -> None:
     target = responses.total() + count
-    wait(lambda: responses.total() > target)
+    wait_until(lambda: responses.total() > target)
 
 
 def names(server: RunningServer) -> list[str]:
@@ -65,15 +57,15 @@ def test_server_applies_changes_and_survives_failures(
     try:
         assert names(server) == ["a"]
         write_models(path, b=other_artifact, a=tiny_artifact)
-        wait(lambda: names(server) == ["b", "a"])
+        wait_until(lambda: names(server) == ["b", "a"])
         assert httpx.get(f"{server.rest}/v1/model").json()["prompts"] == {"query": "find: "}
         metric = 'attendant_reload_failing{subject="models"} 1.0'
         path.write_text("[[models]]")
-        wait(lambda: metric in httpx.get(f"{server.admin}/metrics").text)
+        wait_until(lambda: metric in httpx.get(f"{server.admin}/metrics").text)
         assert names(server) == ["b", "a"]
         write_models(path, a=tiny_artifact)
         server.process.send_signal(signal.SIGHUP)
-        wait(lambda: names(server) == ["a"])
+        wait_until(lambda: names(server) == ["a"])
     finally:
         server.process.terminate()
         _, log = server.process.communicate(timeout=HANG_TIMEOUT_S)
@@ -131,7 +123,7 @@ def test_twenty_swaps_under_load_lose_no_request_and_keep_memory(default_artifac
             new = tmp_path / "new"
             new.symlink_to(target)
             new.replace(link)
-            wait(lambda target=target: _digest(server) == f"sha256:{Artifact.read_manifest(target)[1]}")  # type: ignore[misc]
+            wait_until(lambda target=target: _digest(server) == f"sha256:{Artifact.read_manifest(target)[1]}")  # type: ignore[misc]
             if number == 1:
                 await_more(responses, 100)
                 before = resident_mib(server.process.pid)
@@ -160,7 +152,7 @@ def test_export_of_a_new_model_ends_with_the_server(tiny_artifact: Path, tmp_pat
         exporters[:] = [int(pid) for task in children.glob("*/children") for pid in task.read_text().split()]
         return bool(exporters)
 
-    wait(has_exporter)
+    wait_until(has_exporter)
     assert names(server) == ["a"]
     assert stop_server(server) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in exporters)

@@ -3,8 +3,7 @@
 import contextlib
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.handshakes import LABELS
 from tests.certificates import CLIENT_USE, Identity, Secret, client_context
-from tests.conftest import RunningServer, serving
+from tests.conftest import RunningServer, serving, wait_until
 
 TIMEOUT_S = 20
 SERVER_CA = Identity.make_ca("server CA")
@@ -40,13 +39,7 @@ class TlsServer:
         before = self.reloads
         self.files |= files
         self.secret.write(**self.files)
-        self.wait(lambda: self.reloads > before)
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: self.reloads > before)
 
     @property
     def reloads(self) -> float:
