@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import ROOT, RunningServer, run_python, server_environment, start_server, stop_server
+from tests.conftest import ROOT, RunningServer, run_python, server_environment, serving, start_server
 from tests.model.hub_server import COMMIT, HubServer, Repository, hub_server
 
 MODEL = "owner/tiny"
@@ -173,7 +173,7 @@ def test_missing_exporter_names_the_extra(published: Path, tmp_path: Path) -> No
 
 
 def test_artifact_is_served_without_the_exporter(tiny_artifact: Path, tmp_path: Path) -> None:
-    server = start_server(str(tiny_artifact), cache_dir=tmp_path / "cache", model_dir="/no/such", models="a=/no/such")
-    assert httpx.get(f"{server.rest}/v1/model").raise_for_status().json()["name"] == "tiny-bert"
-    assert stop_server(server) == 0
+    options = {"cache_dir": tmp_path / "cache", "model_dir": "/no/such", "models": "a=/no/such"}
+    with serving(str(tiny_artifact), **options) as server:
+        assert httpx.get(f"{server.rest}/v1/model").raise_for_status().json()["name"] == "tiny-bert"
     assert not (tmp_path / "cache").exists()

@@ -1,7 +1,5 @@
 """Each model of a multi-model server answers as it would alone, under every alias and in every API."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.conftest import EXAMPLES, ROOT, server_environment, serving
+from tests.conftest import EXAMPLES, run_python, serving
 from tests.manifests import with_manifest, with_prompts
 from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import assert_close, tensor_to_array, to_array
@@ -218,10 +216,7 @@ def test_metrics_and_processes_know_every_model(default_artifact: Path, tiny_art
 
 def test_wrong_digest_of_one_model_stops_the_server(tiny_artifact: Path) -> None:
     models = f"a={tiny_artifact},b={tiny_artifact}@sha256:{'0' * 64}"
-    result = subprocess.run(
-        [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=server_environment(models=models),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    result = run_python("-m", "service", "serve", models=models)
     assert result.returncode == 78
     assert 'ATTENDANT_MODELS: \\"b\\": ' in result.stderr  # inside a JSON line
     assert str(tiny_artifact) in result.stderr

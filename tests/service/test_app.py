@@ -11,15 +11,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.conftest import ROOT, RunningServer, server_environment, start_server
-
-HANG_TIMEOUT_S = 60
+from tests.conftest import HANG_TIMEOUT_S, ROOT, RunningServer, run_python, server_environment, start_server
 
 
 @contextlib.contextmanager
@@ -33,12 +32,9 @@ def started(**options: object) -> Iterator[RunningServer]:
         running.process.communicate()
 
 
-def failed_start(**options: object) -> tuple[int, str]:
+def failed_start(**options: Any) -> tuple[int, str]:
     """Return exit status and stderr of a server that fails to start."""
-    result = subprocess.run(
-        [sys.executable, "-m", "service", "serve"], cwd=ROOT, env=server_environment(**options),
-        capture_output=True, text=True, timeout=HANG_TIMEOUT_S, check=False,
-    )  # fmt: skip
+    result = run_python("-m", "service", "serve", **options)
     assert result.stdout == ""
     return result.returncode, result.stderr
 

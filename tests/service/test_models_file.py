@@ -12,7 +12,7 @@ from service.models_file import ModelEntry, parse_models_file
 from tests.conftest import run_python
 
 PATH = Path("models.toml")
-DIGEST = "sha256:" + 64 * "a"
+DIGEST = "0123456789abcdef" * 4
 
 
 def parse(text: str) -> list[ModelEntry]:
@@ -24,13 +24,13 @@ def test_file_lists_models_in_order() -> None:
         [[models]]
         name = "small"
         source = "models/small"
-        digest = "{DIGEST}"
+        digest = "sha256:{DIGEST}"
         aliases = ["s", "text-embedding-3-small"]
         [[models]]
         name = "org/large"
         source = "org/large@main"
     """)
-    assert (small.name, small.source, small.digest) == ("small", "models/small", DIGEST)
+    assert (small.name, small.source, small.digest) == ("small", "models/small", f"sha256:{DIGEST}")
     assert small.aliases == ("s", "text-embedding-3-small")
     assert (large.name, large.source, large.digest, large.aliases) == ("org/large", "org/large@main", None, ())
 
@@ -82,9 +82,6 @@ def test_server_exits_with_one_line_for_a_missing_file(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout) == (78, "")
     assert "ATTENDANT_MODELS_FILE: cannot read" in ended.stderr
-
-
-DIGEST = "0123456789abcdef" * 4
 
 
 def served(**options: str) -> tuple[ModelOption, ...]:

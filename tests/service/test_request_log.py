@@ -102,8 +102,6 @@ def test_access_log_has_one_line_per_request(default_artifact: Path, access_log:
         assert line["message"] == "request"
         assert line["ms"] >= 0
         assert line.get("traceparent") == (TRACE if line["request_id"][:5] in ("rest-", "grpc-") else None)
-    tokens = {line["request_id"]: line["tokens"] for line in lines if line.get("reason") is None}
-    assert tokens == ({"rest-0": 3, "openai-0": 3, "grpc-0": 3, "stream": 7} if access_log == "all" else {})
 
 
 @pytest.mark.slow

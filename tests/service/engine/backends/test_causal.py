@@ -17,19 +17,12 @@ from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.tasks import EncodeTask
 from tests.service.conftest import cosine, open_harness
+from tests.service.engine.backends.test_packed_backends import SENTENCES
 from tests.service.engine.explain.compare_cases import TWICE
 from tests.service.engine.explain.test_compare_engine import compare_with
 
 pytestmark = pytest.mark.slow  # exports the default model's weights as a causal model
 
-SENTENCES = (
-    "money bank grows",
-    "river bank flows",
-    "Seven small boats wait at the bank for the morning tide, and nobody minds the wind or the rain.",
-    "!",
-    "Ein kleiner Hund läuft über die Brücke.",
-    "人生は短い",
-)
 MIN_COSINE = {"float32": 0.999999, "bfloat16": 0.999, "int8": 0.99}
 """Minimum cosine between a token vector and transformers in float32."""
 MODES = ("auto", "openvino-float32", "cpu-float32", "openvino-int8")

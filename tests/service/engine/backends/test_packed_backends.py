@@ -1,8 +1,6 @@
 """CPU backends with the real model: independence of batch composition, threads, NaN checks."""
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +20,7 @@ from service.engine.backends.cpu import detect_cpu
 from service.engine.model_loader import LoadedModel
 from service.engine.tasks import EncodeTask
 from service.errors import NonFiniteOutput
+from tests.conftest import run_python
 from tests.service.conftest import POISON, ServiceHarness, cosine, encode, min_cosine, open_harness
 
 SENTENCES = (
@@ -161,10 +160,6 @@ def test_nan_raises(poisoned_model: LoadedModel) -> None:
         poisoned_model.backend.run(make_tasks(poisoned_model.tokenizer, "harmless", f"a {POISON} runs", "harmless too"))
 
 
-def run_python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -> None:
     """Use new processes, because the deadlock can only happen on a process's first calls."""
     program = (
@@ -179,9 +174,7 @@ def test_bindings_are_initialized_before_threads_use_them(tiny_artifact: Path) -
         "assert calls[0] == 'MainThread', calls[:3]; assert len(set(calls)) > 1"
     )
     for _ in range(2):
-        completed = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-        )
+        completed = run_python("-c", program)
         assert (completed.returncode, completed.stderr) == (0, "")
 
 
@@ -191,7 +184,7 @@ def test_openvino_sends_no_telemetry_and_forks_no_process() -> None:
         "os.register_at_fork(before=lambda: os._exit(3))\n"
         "import_openvino().Core(); import sys; assert not sys.modules.get('openvino_telemetry')"
     )
-    completed = run_python(program)
+    completed = run_python("-c", program)
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
