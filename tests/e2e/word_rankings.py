@@ -75,5 +75,5 @@ class IntegratedGradients:
     def _cosines(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[1]).expand(x.shape[:2])
         for block, layer in zip(self.encoder.blocks, self.encoder.config.layers, strict=True):
-            x, _ = block(x, self.encoder.positions(layer, positions * 0, positions))
+            x = block(x, self.encoder.positions(layer, positions * 0, positions))
         return torch.nn.functional.cosine_similarity(x.mean(dim=1), other, dim=-1)
