@@ -71,7 +71,7 @@ class Settings(BaseModel):
     admin_port: Port = 8082
     """Port of metrics and health checks. 0 selects a free port."""
     docs: bool = True
-    """Whether to serve /docs and /openapi.json."""
+    """Serve /docs and /openapi.json."""
     allowed_hosts: str = ""
     """Host names that requests may use, separated by commas. *.example.org allows all names below example.org, * every
     name. If empty, a server on a loopback address accepts loopback names only, and any other server every name. Does
@@ -79,7 +79,7 @@ class Settings(BaseModel):
     cors_origins: str = ""
     """Origins that browsers may send requests from, separated by commas; * allows all."""
     openai_token_ids: bool = False
-    """Whether /v1/embeddings accepts token ids, which must belong to the served model's vocabulary."""
+    """Accept token ids at /v1/embeddings. They must be ids of the served model's vocabulary."""
     api_keys_file: Path | None = None
     """File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a key. Changes of
     the file apply within seconds."""
@@ -97,8 +97,8 @@ class Settings(BaseModel):
     """Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with AVX512-BF16, else
     float32. int8 requires a CPU with VNNI and an artifact with a graph for it."""
     special_tokens_in_text: bool | None = None
-    """Whether a text that spells a special token, such as [SEP], contains that token, as in transformers. Unset keeps
-    the setting of each artifact, which is plain text by default."""
+    """Read a special token that a text spells, such as [SEP], as that token, as transformers does. Unset keeps the
+    setting of each artifact, which is plain text by default."""
     provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
     """Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise OpenVINO if it is
     installed, otherwise ONNX Runtime on the CPU."""

@@ -89,7 +89,7 @@ class Lifecycle:
 
     @property
     def near_capacity(self) -> bool:
-        """Whether an engine may reject the next request."""
+        """True if an engine may reject the next request."""
         return self._models is not None and self._models.near_capacity
 
     @property

@@ -439,7 +439,7 @@ def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
 
 
 def _scalars_reader(kind: Any, described: Sequence[tuple[Field, FieldDescriptor | None]]) -> Converter | None:
-    """Return the reader of messages of scalars, such as tokens, of which there are many; None for others."""
+    """Return a faster reader for messages with scalar fields only, such as tokens; None for other messages."""
     targets = [target for _, target in described if target is not None]
     plain = all(not (target.is_repeated or target.message_type or target.enum_type) for target in targets)
     if not plain or len(targets) < max(2, len(described)):

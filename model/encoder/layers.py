@@ -262,7 +262,7 @@ class Block(nn.Module):
 
     @property
     def norm_before_attention(self) -> bool:
-        """Whether attention reads the output of `attention_norm`."""
+        """True if the block normalizes the input of attention, as pre-norm and sandwich blocks do."""
         return self.kind != "post"
 
     @property

@@ -145,7 +145,7 @@ def compare_outputs(
 
 
 def compare(results: Iterable[tuple[NDArray[Any], NDArray[Any]]], tolerance: float) -> ParityRecord:
-    """Return the largest difference between the two arrays of each batch, of which the first is the reference.
+    """Return the largest absolute difference over all batches; each result is (reference, output), of equal shapes.
 
     `tolerance` is relative to the largest absolute value of the reference, at least 1; absolute in the record. The
     difference is NaN if a value is NaN, or the reference is infinite.

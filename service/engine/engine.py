@@ -255,7 +255,7 @@ class Models:
 
     @property
     def near_capacity(self) -> bool:
-        """Whether a fast lane may reject the next request."""
+        """True if a fast lane may reject the next request."""
         return any(engine.fast_lane.near_capacity for engine in self._engines)
 
     def __iter__(self) -> Iterator[Engine]:

@@ -131,7 +131,7 @@ class LaneBacklog(Backlog):
 
     @property
     def near(self) -> bool:
-        """Whether the next request, of one of the callers at least, may be rejected."""
+        """True if the next request of at least one caller may be rejected."""
         return self._near_callers > 0 or super().near
 
     def count(self, cost: Cost, caller: Caller, count: int = 1) -> None:

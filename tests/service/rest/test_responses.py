@@ -86,32 +86,32 @@ LARGE: dict[str, Any] = {
 """Responses with much in one result."""
 
 
-@pytest.mark.parametrize("name", LARGE)
-async def test_large_response_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of bytes that each call to orjson writes."""
+    written: list[int] = []
     original = responses._dump
 
     def dump(value: object) -> bytes:
-        sizes.append(len(rendered := original(value)))
+        written.append(len(rendered := original(value)))
         return rendered
 
     monkeypatch.setattr(responses, "_dump", dump)
+    return written
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_large_response_is_rendered_in_bounded_steps(name: str, sizes: list[int]) -> None:
     await render(await responses.to_document(LARGE[name]))
     assert len(sizes) > 1
     assert max(sizes) <= PART_BYTES
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "small"])
-async def test_large_document_is_rendered_in_bounded_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_document_is_rendered_in_bounded_steps(
+    name: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call to orjson writes at most one part, and the event loop runs between calls."""
-    sizes: list[int] = []
-    original = responses._dump
-
-    def dump(value: object) -> bytes:
-        sizes.append(len(rendered := original(value)))
-        return rendered
-
-    monkeypatch.setattr(responses, "_dump", dump)
     monkeypatch.setattr("service.steps.STEP_S", 0)
     steps = 0
 
