@@ -24,7 +24,7 @@ end
 function done(summary, latency, requests)
   local errors = summary.errors
   io.write(string.format(
-    '\nBENCH {"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "failed": %d, "bytes": %d}\n',
+    '\nBENCH {"requests": %d, "seconds": %f, "p50_ms": %f, "p99_ms": %f, "failed": %d, "bytes": %d, "max_ms": %f}\n',
     summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3,
-    errors.connect + errors.read + errors.write + errors.status + errors.timeout, summary.bytes))
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout, summary.bytes, latency.max / 1e3))
 end

@@ -49,6 +49,7 @@ class Answered:
     p99_ms: float
     failed: int
     bytes: int = 0
+    max_ms: float = 0.0
 
     @property
     def per_second(self) -> float:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -119,18 +119,16 @@ Value = TypeVar("Value")
 NO_SEGMENT = -1
 
 
-@dataclass(frozen=True)
-class TokenizerInput:
-    """One input: a text, a pair of texts, or token ids without special tokens. `prompt` is prepended to `text`."""
+class TokenizerInput(NamedTuple):
+    """One input: a text, a pair of texts, or token ids without special tokens.
+
+    `prompt` is prepended to `text`; token ids have none.
+    """
 
     text: str = ""
     pair: str | None = None
     token_ids: tuple[int, ...] | None = None
     prompt: str = ""
-
-    def __post_init__(self) -> None:
-        if self.prompt and self.token_ids is not None:
-            raise ValueError("prompt: not supported with token_ids. Send text.")
 
 
 class TokenizedInput:
@@ -144,8 +142,10 @@ class TokenizedInput:
         skipped_ids: The ids of tokens that have no vector in the output of a multi-vector head.
         least_tokens: The number of tokens that remain if words are removed.
         side: Whether the text is a query or a document, for a model that distinguishes them.
+        has_types: False if all `token_type_ids` are known to be 0.
     """
 
+    has_types = True
     unattended = 0
     skipped_ids: tuple[int, ...] = ()
     least_tokens = 0
@@ -156,7 +156,7 @@ class TokenizedInput:
         self.truncated = truncation is not None
         self._encoding = encoding
         self._truncation = truncation
-        self.input_ids = self._keep(encoding.ids)
+        self.input_ids: list[int] = encoding.ids if truncation is None else self._keep(encoding.ids)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -231,7 +231,7 @@ class TokenizedInput:
 
         return kept(0), kept(1)
 
-    @property
+    @cached_property
     def has_content(self) -> bool:
         """True if any token is neither a special token nor part of the prompt."""
         if self.source.prompt or self.truncated:
@@ -350,6 +350,8 @@ class Tokenizer:
         self._prefix = sample.ids[: content[0]]
         self._suffix = sample.ids[content[-1] + 1 :]
         self._content_type = sample.type_ids[content[0]]
+        self._special_tokens = len(self._prefix) + len(self._suffix)
+        self._has_types = any(sample.type_ids)
         special = self._tokenizer.get_added_tokens_decoder().values()
         self._special_texts = tuple(token.content for token in special if token.special and token.content)
         self._special_tokens_in_text = special_tokens_in_text
@@ -436,7 +438,12 @@ class Tokenizer:
                 encoding = ProcessedEncoding(self._tokenizer.post_process(first, second), *texts)
             else:
                 encoding = next(encodings)
-            tokenized.append(TokenizedInput(source, encoding))
+            tokens = TokenizedInput(source, encoding)
+            if source.pair is None and not source.prompt:  # most inputs; reading these lists takes a microsecond each
+                tokens.has_types = self._has_types
+                if len(tokens.input_ids) > self._special_tokens:
+                    tokens.has_content = True
+            tokenized.append(tokens)
         return tokenized
 
     def _encode_with_prompt(self, prompt: str, text: str) -> tokenizers.Encoding:

@@ -6,7 +6,7 @@ device compute, through the steps that requests take, for every head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from attendant_client.types import Role
@@ -137,7 +137,7 @@ class _Check:
             if "masked_lm" in own:
                 ids = dict(zip(heads["masked_lm"].texts, heads["masked_lm"].split_ids(), strict=True))[place]
                 targets = tuple(ids.tolist())
-                task = replace(task, words=WordQuery((len(kept) // 2,), len(targets), targets))
+                task = task._replace(words=WordQuery((len(kept) // 2,), len(targets), targets))
             tasks[place] = task
         return tasks
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from attendant_client.types import Pooling, Role
@@ -25,6 +25,10 @@ class ModelInput(Protocol):
     def input_ids(self) -> list[int]: ...
     @property
     def token_type_ids(self) -> list[int]: ...
+    @property
+    def has_types(self) -> bool:
+        """False if all `token_type_ids` are known to be 0."""
+
     @property
     def unattended(self) -> int:
         """The number of tokens at the end to which no token attends."""
@@ -49,6 +53,7 @@ class OccludedSequence:
     unattended: int = 0
     skipped_ids: tuple[int, ...] = ()
     side: Role | None = None
+    has_types: bool = True
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -63,8 +68,7 @@ class WordQuery:
     targets: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeTask:
+class EncodeTask(NamedTuple):
     """One sequence of the fast lane.
 
     Attributes:
@@ -109,8 +113,7 @@ class ExplainTask(Protocol):
         """Return the result; `hidden` is (L+1, T, D)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextVectors:
+class TextVectors(NamedTuple):
     """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
 
     `logits` (C) are those of the classifier, `token_logits` (T, C) those of the token classifier, and `multi_vector`

@@ -51,7 +51,7 @@ from service.errors import (
 from service.oip.tensors import InputTensor, OutputTensor, check_axes, check_datatype, integers_of, strings_of
 from service.operations.attend import attend
 from service.operations.classify import classify
-from service.operations.encode import encode
+from service.operations.encode import encode, pooled_vectors
 from service.operations.inputs import Call, Wire, item_limits, too_many
 from service.spelling import IDS_SUFFIX, Spelling
 
@@ -335,6 +335,8 @@ class Results:
             size = max(of_input[0].nbytes for of_input in matrices) * len(matrices[0]) * len(matrices)
             return OutputTensor(name, await _copy(size, lambda: pad_maps(matrices, layers)))
         assert self.encoded is not None
+        if name == POOLED:
+            return OutputTensor(name, pooled_vectors(self.encoded))
         arrays = [_values(result, name) for result in self.encoded.results]
         dtype = np.dtype(np.int64) if name == SPARSE_TOKEN_IDS else DTYPES["float32"]
         size = max(array.size for array in arrays) * len(arrays) * dtype.itemsize
@@ -357,7 +359,7 @@ def _values(result: EncodeResult, name: str) -> Array:
     if name in (SPARSE_TOKEN_IDS, SPARSE_WEIGHTS):
         assert result.sparse is not None
         return result.sparse.token_ids if name == SPARSE_TOKEN_IDS else result.sparse.weights
-    return _present({POOLED: result.pooled, TOKENS: result.token_vectors, MULTI_VECTOR: result.multi_vector}[name])
+    return _present({TOKENS: result.token_vectors, MULTI_VECTOR: result.multi_vector}[name])
 
 
 def pad(arrays: Sequence[Array], dtype: "np.dtype[Any]") -> Array:

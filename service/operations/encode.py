@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from attendant_client.types import (
@@ -67,6 +67,43 @@ SPARSE_ENTRY_BYTES = 16
 """Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""
 
 
+class PooledResults(Sequence[EncodeResult]):
+    """The results of N inputs with one vector each, as columns; an `EncodeResult` exists only while it is used.
+
+    Attributes:
+        token_counts: The number of tokens of each input.
+        truncated: Whether truncation dropped tokens of each input.
+        vectors: The pooled vectors (N, ...).
+    """
+
+    __slots__ = ("token_counts", "truncated", "vectors")
+
+    def __init__(self, token_counts: list[int], truncated: list[bool], vectors: NDArray[Any]) -> None:
+        self.token_counts = token_counts
+        self.truncated = truncated
+        self.vectors = vectors
+
+    def __len__(self) -> int:
+        return len(self.token_counts)
+
+    @overload
+    def __getitem__(self, place: int) -> EncodeResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> "PooledResults": ...
+    def __getitem__(self, place: int | slice) -> "EncodeResult | PooledResults":
+        columns = self.token_counts[place], self.truncated[place], self.vectors[place]
+        if isinstance(place, slice):
+            return PooledResults(*columns)  # type: ignore[arg-type]
+        return EncodeResult(columns[0], columns[1], pooled=columns[2])  # type: ignore[arg-type]
+
+
+def pooled_vectors(response: EncodeResponse) -> NDArray[Any]:
+    """Return the pooled vectors of a response that has them, (N, ...)."""
+    if isinstance(response.results, PooledResults):
+        return response.results.vectors
+    return np.stack([_present(result.pooled) for result in response.results])
+
+
 async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
     """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
     deadline, manifest = call.start(engine), engine.manifest
@@ -82,7 +119,9 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, prompt)
         usage = admitted.tokenized([item.tokens for item in prepared])
         vectors = await admitted.run(encode_tasks(request, manifest, prepared))
-    results = await engine.run(cost, deadline, build_results, engine, request, call, prepared, vectors)
+    if request.outputs == POOLED:
+        cost = len(prepared) * len(request.layers) * manifest.architecture.hidden_size // ELEMENTS
+    results: Any = await engine.run(cost, deadline, build_results, engine, request, call, prepared, vectors)
     call.timing = admitted.finish()
     applied = prompt or NO_PROMPT
     return EncodeResponse(engine.name, lane.precision, results, usage, applied.name, applied.text or None)
@@ -395,7 +434,7 @@ def build_results(
     call: Call,
     prepared: Sequence[PreparedInput],
     vectors: Sequence[TextVectors],
-) -> list[EncodeResult]:
+) -> Sequence[EncodeResult]:
     """Return the results. Raises `ResponseTooLarge` for sparse vectors, whose sizes are unknown before inference.
 
     `vectors` is empty if only static vectors are requested.
@@ -415,10 +454,8 @@ def build_results(
             dtype=request.dtype,
         )
     if outputs == POOLED:
-        return [
-            EncodeResult(len(item.tokens), item.tokens.truncated, pooled=vector)
-            for item, vector in zip(prepared, pooled, strict=True)
-        ]
+        tokens = [item.tokens for item in prepared]
+        return PooledResults([len(item.input_ids) for item in tokens], [item.truncated for item in tokens], pooled)
     of_inputs = vectors or [TextVectors(None, None)] * len(prepared)
     results = [
         EncodeResult(

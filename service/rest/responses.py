@@ -5,18 +5,20 @@ Large JSON is rendered and sent in parts, in short steps that do not hold up oth
 
 import asyncio
 import base64
+from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import orjson
 from attendant_client.types import Array, Token, Unit, Word
-from attendant_client.wire import Base64, JsonWriter, fields_of, item_type, json_writer, strip
+from attendant_client.wire import Base64, JsonWriter, dtype_name, fields_of, item_type, json_writer, strip
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from service.operations.encode import PooledResults
 from service.rest.bodies import JSON
 from service.rest.compression import CODINGS, accepted
 from service.rest.compression import compress as compress_parts
@@ -39,6 +41,69 @@ ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word:
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
+class Base64Rows(Sequence[Any]):
+    """The rows of a matrix (N, D) in base64: texts, or objects with shape and dtype if they are `described`."""
+
+    def __init__(self, matrix: Array, described: str = "") -> None:
+        """Encode rows when they are read. `described`: the name of uint8 in the contract; "" for texts."""
+        self.matrix = matrix
+        self._described = described
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Base64Rows": ...
+    def __getitem__(self, place: int | slice) -> Any:
+        if isinstance(place, slice):
+            return Base64Rows(self.matrix[place], self._described)
+        return next(iter(self[place : place + 1]))
+
+    def __iter__(self) -> Iterator[Any]:
+        texts = (b2a_base64(row, newline=False).decode("ascii") for row in self.matrix)
+        if not self._described:
+            return texts
+        tensor = {"shape": self.matrix.shape[1:], "dtype": dtype_name(self.matrix, self._described)}
+        return ({**tensor, "data": text} for text in texts)
+
+
+class Table(Sequence[Any]):
+    """An array of objects with the same fields, as columns: each object exists only while it is rendered.
+
+    `weight` is that of a row.
+    """
+
+    def __init__(self, **columns: Sequence[Any] | Array | Base64Rows) -> None:
+        self._columns = columns
+        self.weight = OBJECT
+        for column in columns.values():
+            matrix = column.matrix if isinstance(column, Base64Rows) else column
+            if isinstance(matrix, np.ndarray):
+                elements = matrix[0].nbytes // 8 if matrix is not column else matrix[0].size
+                self.weight += ENTRY + OBJECT + elements
+            else:
+                self.weight += ENTRY + OBJECT
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Table": ...
+    def __getitem__(self, place: int | slice) -> "dict[str, Any] | Table":
+        if isinstance(place, slice):
+            return Table(**{name: column[place] for name, column in self._columns.items()})
+        return {name: column[place] for name, column in self._columns.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the objects."""
+        names = tuple(self._columns)
+        return [dict(zip(names, values, strict=True)) for values in zip(*self._columns.values(), strict=True)]
+
+
 async def to_document(response: Any, *, encoded: bool = False) -> dict[str, Any]:
     """Return a response of the contract as a document, converted in short steps; `encoded` selects base64."""
     document: dict[str, Any] = {}
@@ -46,7 +111,10 @@ async def to_document(response: Any, *, encoded: bool = False) -> dict[str, Any]
         value = getattr(response, name)
         if value is None and omitted:
             continue
-        if write_item is not None and value is not None:
+        if isinstance(value, PooledResults) and value.vectors.ndim == 2:
+            vectors = Base64Rows(value.vectors, "ubinary") if encoded else value.vectors
+            value = Table(token_count=value.token_counts, truncated=value.truncated, pooled=vectors)
+        elif write_item is not None and value is not None:
             if len(value) == 1:
                 value = [write_item(value[0], encoded)]
             else:
@@ -134,7 +202,9 @@ def _weight(value: Any, enough: int) -> int:
     total, pending = 0, [value]
     while pending and total < enough:
         value = pending.pop()
-        if isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
+        if isinstance(value, Table):
+            total += value.weight * len(value)
+        elif isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
             total += each * len(value)
         elif isinstance(value, (dict, list, tuple)):
             for item in value.values() if isinstance(value, dict) else value:
@@ -177,6 +247,8 @@ def _end_of_slice(items: Any, start: int, *, alike: bool) -> int:
     """
     if isinstance(items, np.ndarray):
         return start + max(1, SLICE * len(items) // items.size)
+    if isinstance(items, Table):
+        return start + max(1, SLICE // items.weight)
     if alike and (each := ITEM_WEIGHTS.get(type(items[start]))):
         return start + SLICE // each
     weight = 0
@@ -199,7 +271,9 @@ def _dump(value: Any) -> bytes:
     return orjson.dumps(value, default=_default, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _default(value: Any) -> str:
+def _default(value: Any) -> Any:
+    if isinstance(value, Table):
+        return value.rows()
     if isinstance(value, Base64):
         return str(value)
     raise TypeError

@@ -182,8 +182,3 @@ def test_prompt_without_text_has_no_content(tokenizer: Tokenizer) -> None:
 def test_prompt_range_is_empty_without_prompt(tokenizer: Tokenizer) -> None:
     assert encode_one(tokenizer, "river").prompt_range == (0, 0)
     assert tokenizer.encode([TokenizerInput(token_ids=(7, 8))])[0].prompt_range == (0, 0)
-
-
-def test_prompt_is_rejected_with_token_ids() -> None:
-    with pytest.raises(ValueError, match=r"^prompt: not supported with token_ids"):
-        TokenizerInput(token_ids=(7,), prompt="find: ")

@@ -221,7 +221,7 @@ class PackedShape:
 
 def segment_types(tokens: ModelInput, type_vocab_size: int) -> list[int] | None:
     """Return the `token_type_ids` of an input; None if all are 0, as in single texts of most families."""
-    if type_vocab_size <= 1:
+    if type_vocab_size <= 1 or not tokens.has_types:
         return None
     return tokens.token_type_ids if any(tokens.token_type_ids) else None
 

@@ -233,8 +233,12 @@ class Heads:
         if not all(np.isfinite(values.sum()) for values in (hidden, *pooled.values())):
             raise NonFiniteOutput
         missing = {task.pooling for task in tasks if task.pooling is not None} - pooled.keys()
-        pool_from = [task.pool_from for task in tasks]
-        pooled = {**pooled, **{mode: pool_batch(hidden, starts, sizes, mode, pool_from) for mode in missing}}
+        if missing:
+            pool_from = [task.pool_from for task in tasks]
+            pooled = {**pooled, **{mode: pool_batch(hidden, starts, sizes, mode, pool_from) for mode in missing}}
+        if len(pooled) == 1 and all(_is_pooled_only(task) for task in tasks):
+            ((_, vectors),) = pooled.items()  # as in most batches
+            return [TextVectors(None, vector) for vector in vectors[:, None]]
         texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         results: list[dict[str, Any]] = [{} for _ in tasks]
         for head, (field, compute) in self._compute.items():
@@ -251,6 +255,10 @@ class Heads:
             )
             for index, (task, text) in enumerate(zip(tasks, texts, strict=True))
         ]
+
+
+def _is_pooled_only(task: EncodeTask) -> bool:
+    return task.pooling is not None and not (task.hidden or task.heads)
 
 
 def run(session: "onnxruntime.InferenceSession", rows: Floats) -> Floats:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import Dtype, EncodeRequest, EncodeResponse, Input, RerankRequest, Role, Truncation
+from attendant_client.types import Array, Dtype, EncodeRequest, EncodeResponse, Input, RerankRequest, Role, Truncation
 from attendant_client.wire import Base64
 from pydantic import BaseModel, Field
 
 from service.errors import Duplicate, Empty, ServiceError
+from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
 from service.rest.api import Api, Exchange, Route
 from service.rest.bodies import MODEL_DESCRIPTION, FirstError, StrictModel, TextList, at_most
@@ -158,18 +159,16 @@ async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
     return {
         "id": exchange.record.request_id,
         "response_type": "embeddings_by_type",
-        "embeddings": {
-            kind: [_embedding(kind, result.pooled) for result in encoded[DTYPES[kind]].results] for kind in types
-        },
+        "embeddings": {kind: _embeddings(kind, pooled_vectors(encoded[DTYPES[kind]])) for kind in types},
         "texts": body.texts,
         "meta": meta(VERSION, response.token_count),
     }
 
 
-def _embedding(kind: EmbeddingType, vector: Any) -> Any:
+def _embeddings(kind: EmbeddingType, vectors: Array) -> Any:
     if kind == "base64":
-        return Base64(vector)
-    return (vector ^ SIGN_BIT).view("i1") if kind == "binary" else vector
+        return [Base64(vector) for vector in vectors]
+    return (vectors ^ SIGN_BIT).view("i1") if kind == "binary" else vectors
 
 
 def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:

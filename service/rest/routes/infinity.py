@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from service.engine.engine import Engine
 from service.errors import ServiceError
+from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
 from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, StrictModel, TextList, Texts, at_most
@@ -169,7 +170,7 @@ async def embeddings(exchange: Exchange, body: InfinityEmbeddingsBody) -> Any:
     request = EncodeRequest(_inputs(body.input, engine), dimensions=body.dimensions or None, truncation="auto")
     response = await exchange.run("encode", engine, request, wire="base64" if encoded else "json")
     exchange.compress = not encoded
-    data = await to_embeddings([result.pooled for result in response.results], encoded=encoded)
+    data = to_embeddings(pooled_vectors(response), encoded=encoded)
     return {"object": "list", "data": data, **_fields(exchange, response)}
 
 

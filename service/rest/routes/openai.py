@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import EncodeRequest, EncodingFormat, Input, Role
-from attendant_client.wire import Base64
+from attendant_client.types import Array, EncodeRequest, EncodingFormat, Input, Role
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from model.artifact.manifest import Role as RetrievalRole
 from service.errors import InvalidArgument, ServiceError, Unauthenticated
+from service.operations.encode import pooled_vectors
 from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
@@ -22,9 +22,9 @@ from service.rest.bodies import (
     TokenIds,
     count_inputs_or_ids,
 )
+from service.rest.responses import Base64Rows, Table
 from service.rest.routes.native import ModelBody, ModelsBody, describe_model
 from service.spelling import Spelling
-from service.steps import convert
 
 NAME = "openai"
 MODELS_PATH = "/v1/models"
@@ -114,13 +114,10 @@ def prompt_usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-async def to_embeddings(vectors: list[Any], *, encoded: bool) -> list[dict[str, Any]]:
-    """Return embeddings in the format of OpenAI, in short steps."""
-
-    def describe(item: tuple[int, Any]) -> dict[str, Any]:
-        return {"object": "embedding", "index": item[0], "embedding": Base64(item[1]) if encoded else item[1]}
-
-    return await convert(describe, list(enumerate(vectors)))
+def to_embeddings(vectors: Array, *, encoded: bool) -> Table:
+    """Return embeddings (N, D) in the format of OpenAI."""
+    names = ["embedding"] * len(vectors)
+    return Table(object=names, index=range(len(vectors)), embedding=Base64Rows(vectors) if encoded else vectors)
 
 
 def to_inputs(value: str | list[Any]) -> tuple[Input, ...]:
@@ -151,7 +148,7 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
     wire = "base64" if encoded else "json"
     response = await exchange.run("encode", engine, request, wire=wire, max_inputs=MAX_INPUTS)
     exchange.compress = not encoded
-    data = await to_embeddings([result.pooled for result in response.results], encoded=encoded)
+    data = to_embeddings(pooled_vectors(response), encoded=encoded)
     usage = prompt_usage(response.token_count)
     return {"object": "list", "data": data, "model": response.model, "usage": usage}
 

@@ -13,6 +13,7 @@ from service import tei
 from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable
 from service.lifecycle import Lifecycle
+from service.operations.encode import pooled_vectors
 from service.operations.inputs import Call, cut
 from service.operations.tokenize import decode as decode_ids
 from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
@@ -353,7 +354,7 @@ async def embed(exchange: Exchange, body: EmbedBody) -> Any:
         dimensions=body.dimensions,
     )  # fmt: skip
     add_headers(exchange, engine, response, sum(map(len, items)))
-    return [result.pooled for result in response.results]
+    return pooled_vectors(response)
 
 
 async def embed_all(exchange: Exchange, body: EmbedAllBody) -> Any:
