@@ -1,10 +1,13 @@
 """Requests: JSON bodies and gRPC messages from the arguments of a call, split to fit the server's limits."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any, NamedTuple, get_args
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from attendant_client import types
@@ -108,21 +111,35 @@ def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
 
 def to_list(value: Any, path: str) -> list[Any]:
     """Return the items as a list; raises `AttendantError` for a string or a value without items."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()  # type: ignore[no-any-return]  # of one axis or more
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise wrong_type(path, value, "Send a list.")
     return list(value)
 
 
-def find_surrogates(value: Any, path: str = "") -> str:
-    """Return the path of the first string in a body that is not valid Unicode, or ""."""
+def to_json_value(value: Any, path: str = "") -> Any:
+    """Return a value of a body as JSON has it: NumPy's numbers and arrays, sets and decimals as numbers and lists.
+
+    Raises `AttendantError` for a number that is not finite, a string that is not valid Unicode, and any other type.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    elif isinstance(value, Decimal):
+        value = float(value)
     if isinstance(value, str):
-        return path if any("\ud800" <= character <= "\udfff" for character in value) else ""
-    items: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, Mapping):
-        items = ((f"{path}.{name}" if path else name, item) for name, item in value.items())
-    elif isinstance(value, list | tuple):
-        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    return next(filter(None, (find_surrogates(item, name) for name, item in items)), "")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise invalid("INVALID_FORMAT", path, "not valid Unicode", "Remove surrogates.")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise invalid("OUT_OF_RANGE", path, "not a finite number", "Send a finite number.", actual=str(value))
+    elif isinstance(value, Mapping):
+        return {name: to_json_value(item, f"{path}.{name}" if path else name) for name, item in value.items()}
+    elif isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    elif value is not None and not isinstance(value, int):
+        raise wrong_type(path, value, "Send another value.")
+    return value
 
 
 def _input_body(item: str | Input, path: str) -> str | Body:
@@ -133,14 +150,13 @@ def _input_body(item: str | Input, path: str) -> str | Body:
     fields: Body = present({"text": item.text, "pair": item.pair})
     if item.token_ids is not None:
         fields["token_ids"] = to_list(item.token_ids, f"{path}.token_ids")
-    if item.spans:
-        spans = to_list(item.spans, f"{path}.spans")
+    if spans := to_list(item.spans, f"{path}.spans"):
         fields["spans"] = [to_list(span, f"{path}.spans[{index}]") for index, span in enumerate(spans)]
     return fields
 
 
 def _size(item: str | Body) -> int:
-    return INPUT_BYTES + len(json.dumps(item))
+    return INPUT_BYTES + len(json.dumps(item, default=to_json_value))
 
 
 class Call(NamedTuple):

@@ -16,9 +16,8 @@ from attendant_client.connections import (
     timed_out,
     unreachable,
 )
-from attendant_client.errors import invalid
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.requests import CALLS, Body, find_surrogates, to_message
+from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
 
 
@@ -172,10 +171,11 @@ def http_request(
         return client.build_request("GET", path, timeout=timeout)
     if operation in ARRAYS:
         body = {**body, "encoding_format": "base64"}
+    options: dict[str, Any] = {"headers": headers, "timeout": timeout}
     try:
-        return client.build_request("POST", path, json=body, headers=headers, timeout=timeout)
-    except UnicodeEncodeError:
-        raise invalid("INVALID_FORMAT", find_surrogates(body), "not valid Unicode", "Remove surrogates.") from None
+        return client.build_request("POST", path, json=body, **options)
+    except (TypeError, ValueError):  # what JSON does not have
+        return client.build_request("POST", path, json=to_json_value(body), **options)
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:

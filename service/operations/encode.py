@@ -169,7 +169,7 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
             continue
         if output not in (supported := outputs_of(manifest)):
             raise UnsupportedByModel(
-                "not supported for this model",
+                f"{named('outputs', output)} is not supported for this model",
                 f"Use {join([named('outputs', name) for name in supported], 'or')}, or another model.",
                 field="outputs", actual=output,
             )  # fmt: skip

@@ -44,7 +44,7 @@ from service.errors import (
     echo,
 )
 from service.request_log import current_record
-from service.spelling import Remedy, join, named, route_name
+from service.spelling import Remedy, join, named
 
 PartT = TypeVar("PartT")
 Wire = Literal["json", "base64", "binary"]
@@ -302,7 +302,8 @@ def require_operation(engine: Engine, operation: Operation) -> None:
     if operation not in supported:
         raise UnsupportedByModel(
             f"Operation {named('operation', operation)} is not supported for this model",
-            f"It supports {join([route_name(name) for name in supported])}. {REMEDIES.get(operation, USE_ANOTHER)}",
+            f"It supports {join([named('operation', name) for name in supported])}. "
+            f"{REMEDIES.get(operation, USE_ANOTHER)}",
             actual=operation,
         )
 

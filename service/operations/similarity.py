@@ -174,7 +174,7 @@ def _check_head(request: SimilarityRequest, manifest: Manifest) -> None:
     supported = [name for name in get_args(SimilarityFunction) if HEAD_OF_SIMILARITY.get(name, "pooled") in outputs]
     if function not in supported:
         raise UnsupportedByModel(
-            "not supported for this model",
+            f"{named('similarity', str(function))} is not supported for this model",
             f"Use {join([named('similarity', name) for name in supported], 'or')}, or another model.",
             field="similarity", actual=function,
         )  # fmt: skip

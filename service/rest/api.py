@@ -24,7 +24,7 @@ from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.request_log import RequestRecord
 from service.rest.bodies import JSON, body_schema
-from service.rest.requests import RequestReader, reject_query
+from service.rest.requests import RequestReader, reject_query, unknown_parameter
 from service.rest.responses import json_response
 from service.spelling import Spelling
 
@@ -306,7 +306,12 @@ def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]
         {"$ref": f"#/components/schemas/{body.__name__}"} for body in route.errors or (api.error,)
     ]
     schema = references[0] if len(references) == 1 else {"anyOf": references}
-    for status in route.statuses:
+    statuses = {*route.statuses}
+    if route.bodies is not None:
+        statuses.add(501)  # for other transfer encodings than chunked
+    elif not api.ignores_query:
+        statuses.add(api.status(unknown_parameter("")))
+    for status in sorted(statuses):
         described[status] = {"description": api.descriptions[status], "content": {JSON: {"schema": schema}}}
         if status in RETRIED and not route.is_probe:
             described[status]["headers"] = {

@@ -10,3 +10,18 @@ ROUTES: dict[tuple[str, str], tuple[Api, Route]] = {
     (route.method, route.path): (api, route) for api in APIS for route in api.routes
 }
 PROBE_PATHS = frozenset((*health.PATHS, *(route.path for _, route in ROUTES.values() if route.is_probe)))
+
+_PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
+_PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(
+    PROBE_PATHS, health.NAME
+)
+
+
+def api_of(method: str, path: str) -> str:
+    """Return the name of the API that a path belongs to; errors have its format."""
+    name = _PATHS.get(path)
+    if name is not None:
+        return name
+    if path == "/":  # the page, or a route of TEI
+        return tei.NAME if method == "POST" else native.API.name
+    return next((name for prefixes, name in _PREFIXES if path.startswith(prefixes)), native.API.name)

@@ -58,7 +58,7 @@ def make_app(
     for api in APIS:
         routes = [route for route in api.routes if route.is_public and route.names_model and not route.is_probe]
         metrics.create_requests(api.name, [route.template for route in routes])
-    install_error_handlers(app)
+    install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.")
     complete_document(app)
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
@@ -83,14 +83,14 @@ def make_admin_app(
     )
     for router in routers:
         app.include_router(router)
-    install_error_handlers(app)
+    install_error_handlers(app, "It serves /livez, /readyz, /metrics and /admin.")
     # Probes and Prometheus address a pod by its IP address, so ATTENDANT_ALLOWED_HOSTS does not apply.
     hosts = HostCheck(settings.admin_host, "", "The admin port accepts localhost and loopback addresses.")
     return RequestMiddleware(app, routers, lifecycle, None, None, public_paths=(), hosts=hosts)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Turn every error that a route may raise into a `ServiceError` response."""
+def install_error_handlers(app: FastAPI, where: str) -> None:
+    """Turn every error that a route may raise into a `ServiceError` response. `where` to find the paths: a sentence."""
 
     async def handle_service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
@@ -101,7 +101,7 @@ def install_error_handlers(app: FastAPI) -> None:
         headers: Mapping[str, str] = error.headers or {}
         if error.status_code == 405:
             return method_response(request, headers["Allow"].split(", "))
-        not_found = NotFound("Path not found", "See /docs.")
+        not_found = NotFound("Path not found", where)
         return error_response(request.scope["record"], not_found if error.status_code == 404 else Internal())
 
     async def handle_exception(request: Request, error: Exception) -> Response:

@@ -35,21 +35,16 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import APIS, BY_NAME, PROBE_PATHS, ROUTES
+from service.rest.apis import BY_NAME, api_of
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
-from service.rest.routes import health, native, oip, openai, tei
+from service.rest.routes import health, native, oip, openai
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
 TLS_PART_BYTES = 64 * 1024
 """uvloop passes the first write of a TLS connection on as a whole, and its writer need not wait until it is sent."""
-
-_PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
-_PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(
-    PROBE_PATHS, health.NAME
-)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -253,16 +248,6 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
         log.error("request failed", exc_info=error.__cause__, extra={"request_id": record.request_id})
     body, status = BY_NAME.get(record.api, native.API).render_error(error, record.request_id)
     return Response(body, status, headers, JSON)
-
-
-def api_of(method: str, path: str) -> str:
-    """Return the name of the API that a path belongs to; errors have its format."""
-    name = _PATHS.get(path)
-    if name is not None:
-        return name
-    if path == "/":  # the page, or a route of TEI
-        return tei.NAME if method == "POST" else native.API.name
-    return next((name for prefixes, name in _PREFIXES if path.startswith(prefixes)), native.API.name)
 
 
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:

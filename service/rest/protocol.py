@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 import httptools
-import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -17,10 +16,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
-from service.rest.api import native_error
+from service.rest.apis import BY_NAME, api_of
 from service.rest.bodies import JSON
 from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel_request
+from service.rest.routes import native
 
 KEEP_ALIVE_S = 75
 MAX_HEADER_BYTES = 64 * 1024
@@ -49,6 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
     limits: ConnectionLimits
     load_shedder: Shedder
     table: ConnectionTable["HttpProtocol"]
+    url = b""
     _buffered: bytearray | None = None
     _header_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None
@@ -338,12 +339,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _rejection(self, error: ServiceError) -> Response:
+        """Return the response for a request that no route handles, in the format of the API of its path."""
         new_request_id = request_id("")
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        api = BY_NAME.get(api_of(self.parser.get_method().decode("latin-1"), path), native.API)
         self.limits.on_rejected(error, new_request_id, self.address)
         headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))
-        return Response(orjson.dumps(native_error(error, new_request_id)), error.http_status, headers, JSON)
+        body, status = api.render_error(error, new_request_id)
+        return Response(body, status, headers, JSON)
 
     def _serialize(self, response: Response, keep_alive: bool) -> bytes:
         lines = [STATUS_LINE[response.status_code]]

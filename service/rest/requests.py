@@ -162,7 +162,13 @@ def reject_query(request: Request) -> None:
     """Raise `InvalidArgument` for a query parameter, which would be ignored: options are fields of the body."""
     for name in request.query_params:
         known = name if name.isidentifier() and len(name) <= MAX_NAME else "query"
-        raise UnknownField("unknown query parameter", "Send options in the body.", field=known)
+        raise unknown_parameter(known, request.method)
+
+
+def unknown_parameter(name: str, method: str = "GET") -> UnknownField:
+    """Return the error of a query parameter."""
+    remedy = "Remove it." if method == "GET" else "Send options in the body."
+    return UnknownField("unknown query parameter", remedy, field=name)
 
 
 def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:

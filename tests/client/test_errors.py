@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from attendant_client import AsyncClient, AttendantError, Client, Input, Occurrence
 from attendant_client.requests import CALLS
@@ -121,6 +123,24 @@ def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Clie
     error = catch_error(grpc_client, encode("a", dimensions=value))
     assert (error.actual, error.minimum, error.maximum) == (value, -(2**31), 2**31 - 1)
     assert error.message == f"dimensions: out of range ({value}). Use a 32-bit integer."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_numpy_and_sets_are_values(service: ServiceThread, kind: str) -> None:
+    client_type, protocol = KINDS[kind]
+    with client_type(service_url(service, protocol), retries=NO_RETRIES) as client:
+        expected = client.encode(Input("a bank", spans=[(2, 6)]), outputs=["pooled", "spans"], dimensions=4)
+        spans = (np.array([[2, 6]]), [(np.int64(2), np.int64(6))])
+        for given in spans:
+            options: Any = {"outputs": {"pooled", "spans"}, "dimensions": np.int32(4)}
+            (result,) = client.encode(Input("a bank", spans=given), **options).results  # type: ignore[arg-type]
+            np.testing.assert_array_equal(result.pooled, expected.results[0].pooled)
+            np.testing.assert_array_equal(result.span_vectors, expected.results[0].span_vectors)
+        ids: Any = np.array([2924])
+        assert client.encode(Input(token_ids=ids)).results[0].token_count == 3
+        assert client.attend("a bank", layers=list(np.arange(1, 3)), top_p=Decimal("0.5")).results
+        error = catch_error(client, attend(top_p=float("nan")))
+        assert (error.reason, error.field) == ("OUT_OF_RANGE", "top_p")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -207,7 +207,7 @@ async def test_unsupported_operations_name_the_supported_ones(
 ) -> None:
     found = await error(harness, "/v1/classify", inputs=TEXTS)
     assert (found["reason"], found["actual"]) == ("UNSUPPORTED_BY_MODEL", "classify")
-    assert "It supports encode, attend, compare, similarity, rerank and tokenize." in found["message"]
+    assert 'It supports "encode", "attend", "compare", "similarity", "rerank" and "tokenize".' in found["message"]
     found = await error(labeling, "/v1/rerank", query=QUERY, documents=DOCUMENTS)
     assert (found["reason"], found["actual"]) == ("UNSUPPORTED_BY_MODEL", "rerank")
     for served, labels in ((harness, []), (labeling, ["billing", "delivery", "other"])):

@@ -43,8 +43,8 @@ PROMPT_NAME_DESCRIPTION = "Name of a prompt of the model."
 SCORES_DESCRIPTION = "Whether to return scores without an activation function."
 INPUTS_DESCRIPTION = "A text, token ids, or a list of these."
 STATUSES = (400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
-HEAD_STATUSES = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503)
-RANK_STATUSES = (*HEAD_STATUSES, 404, 504)
+HEAD_STATUSES = (*STATUSES, 424)
+RANK_STATUSES = (*HEAD_STATUSES, 404)
 """The errors of routes that also accept the native rerank request."""
 DOCUMENT_BYTES = 32
 """The bytes around a returned text."""

@@ -1,5 +1,7 @@
 """The OpenAPI document: routes, schemas, examples, and a generated client."""
 
+import contextlib
+import http.client
 import importlib
 import json
 import subprocess
@@ -94,6 +96,45 @@ def test_errors_match_their_schemas(document: dict[str, Any], rest: httpx.Client
         validator(document, described["content"]["application/json"]["schema"]).validate(response.json())
     assert {"401", "413", "415", "429", "503", "504"} <= set(responses)
     assert "Retry-After" in responses["429"]["headers"]
+
+
+REJECTED_HEADS = {
+    400: (("content-type", "application/json"), ("content-type", "text/plain"), ("content-length", "0")),
+    431: (("x-large", "a" * 70_000), ("content-length", "0")),
+    501: (("transfer-encoding", "gzip"),),
+}
+"""Headers that are rejected before any route is selected."""
+
+
+@pytest.mark.parametrize("status", REJECTED_HEADS)
+def test_rejected_heads_have_the_error_of_the_api(document: dict[str, Any], rest: httpx.Client, status: int) -> None:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            connection = http.client.HTTPConnection(rest.base_url.host, rest.base_url.port)
+            with contextlib.closing(connection):
+                connection.putrequest(method.upper(), path.replace("{", "").replace("}", ""))
+                for header in REJECTED_HEADS[status]:
+                    connection.putheader(*header)
+                connection.endheaders()
+                response = connection.getresponse()
+                found = json.loads(response.read())
+            assert response.status == status
+            described = operation["responses"].get(str(status))
+            if described is None:  # a GET, whose clients send neither of these headers
+                assert method == "get"
+                continue
+            validator(document, described["content"]["application/json"]["schema"]).validate(found)
+
+
+def test_query_parameters_of_a_get_have_a_described_error(document: dict[str, Any], rest: httpx.Client) -> None:
+    for path, methods in document["paths"].items():
+        if "get" not in methods or path.startswith("/admin"):
+            continue
+        response = rest.get(path.replace("{name}", "all-MiniLM-L6-v2").replace("{version}", "1"), params={"x": "1"})
+        described = methods["get"]["responses"][str(response.status_code)]
+        if response.is_error:
+            validator(document, described["content"]["application/json"]["schema"]).validate(response.json())
+            assert "Remove it." in response.text
 
 
 def test_rerank_routes_accept_both_requests(document: dict[str, Any], rest: httpx.Client) -> None:
