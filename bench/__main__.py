@@ -16,6 +16,7 @@ from bench.attention import NORM_TOKENS, measure_attention
 from bench.bulk_embed import measure_embed
 from bench.closed_loop import ATTENDANT, BY_NAME, WORKLOADS, Figure, System, alternate, measure, median
 from bench.costs import FLOODED, OTHER, measure_apis, measure_models, measure_option, serving_tls, serving_traces
+from bench.event_loop import measure_loop
 from bench.fairness import measure_fairness
 from bench.limit import Limit
 from bench.load import progress
@@ -34,7 +35,7 @@ from tests.conftest import RunningServer, serving
 
 SECTIONS = (
     "START", "W1", "W32", "P8", "T32", "N1", "OL", "A1", "FAIR", "LIVEZ", "SCALING", "ACCURACY", "INT8",
-    "API", "MODELS", "EMBED", "TLS", "TRACES",
+    "API", "MODELS", "EMBED", "TLS", "TRACES", "LOOP",
 )  # fmt: skip
 CALIBRATION_TEXTS = 200
 
@@ -113,7 +114,7 @@ class BenchContext:
     def passages(self) -> list[str]:
         return [text for text, _ in self.corpus.passages]
 
-    def serving(self, **options: object) -> AbstractContextManager[RunningServer]:
+    def serving(self, **options: Any) -> AbstractContextManager[RunningServer]:
         """Serve the default model inside a `with` block."""
         return serving(model_dir=self.model.directory, **options)
 
@@ -258,6 +259,8 @@ def measure_sections(context: BenchContext, sections: Sequence[str], server: Run
     if "EMBED" in sections:
         embed = measure_embed(context.model, context.corpus.sentences, config.embed_rows, context.limit)
         context.report("embed", embed)
+    if "LOOP" in sections:
+        context.report("loop", measure_loop(directory, context.corpus, seconds / 2))
     if "LIVEZ" in sections:
         context.report("responsiveness", measure_responsiveness(server))
     if "SCALING" in sections:

@@ -40,7 +40,7 @@ class Load:
 @dataclass(frozen=True)
 class Answered:
     """Responses under a load. `failed` counts non-2xx responses and lost connections. Latencies include all
-    responses.
+    responses; `max_ms` is the longest one.
     """
 
     requests: int

@@ -35,6 +35,7 @@ def run_rpc(load: Load, seconds: float, processes: int = PROCESSES) -> Answered:
         p50_ms=float(np.quantile(times, 0.5)),
         p99_ms=float(np.quantile(times, 0.99)),
         failed=sum(result["failed"] for result in results),
+        max_ms=float(times.max()),
     )
 
 

@@ -86,6 +86,8 @@ TARGETS = {
     "embed_ray": _at_most("C16", "attendant embed --ray, two local workers, start included", 1.10, "x without"),
     "tls": _at_least("C20", "W1 c=64 with TLS", 0.95, "of W1 c=64 without"),
     "traces": _at_least("C20", "W1 c=64 with a span for each request", 0.97, "of W1 c=64 without"),
+    "loop_tail": _at_most("C21", "p99 of W1 c=512 with a simulated device", 3.0, "x its p50"),
+    "loop_longest": _at_most("C21", "longest wait of W1 c=512 with a simulated device", 10.0, "x its p50"),
     "livez": _at_most("", "slowest /livez beside the worst requests, above an idle server", 50, "ms"),
     "preparation": _at_most("", "preparation of 20,000 characters", 300, "ms"),
     "failed": _at_most("", "failed requests", 0),

@@ -138,10 +138,10 @@ def run_python(
     )  # fmt: skip
 
 
-def start_server(*arguments: str, **options: object) -> RunningServer:
+def start_server(*arguments: str, module: str = "service", **options: object) -> RunningServer:
     """Start a server and wait for its ready line. On a timeout, fail the test with the server log."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", *arguments],
+        [sys.executable, "-m", module, "serve", *arguments],
         cwd=ROOT,
         env=server_environment(**options),
         stdout=subprocess.PIPE,
@@ -176,9 +176,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(*arguments: str, **options: object) -> Iterator[RunningServer]:
+def serving(*arguments: str, module: str = "service", **options: object) -> Iterator[RunningServer]:
     """Run a server inside a `with` block. It must end with status 0."""
-    running = start_server(*arguments, **options)
+    running = start_server(*arguments, module=module, **options)
     try:
         yield running
     finally:

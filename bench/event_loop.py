@@ -1,0 +1,112 @@
+"""The event loop (C21): what a server delivers when its device is fast, with a simulated device."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.costs import infer_body
+from bench.load import GZIP, Answered, Load, bodies_file, progress, run_wrk
+from bench.project import encode_body, served_name
+from bench.rpc_load import run_rpc
+from bench.targets import Verdict, judge
+from bench.workloads import Corpus
+from tests.conftest import RunningServer, serving
+
+CONNECTIONS = (1, 16, 64, 256, 512)
+TEXTS = 32
+REQUESTS = 256
+"""Different requests of a workload."""
+WORKLOADS = ("W1", "W32 JSON", "W32 base64", "W32 gRPC", "W32 OIP binary")
+SINGLE = "W1"
+CROWD = 512
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class LoopFigure:
+    """A workload over some connections: texts per second, and the server's CPU time per text in microseconds.
+
+    Requests of 32 texts over hundreds of connections exceed the limit of the queue: rejected ones do not count.
+    """
+
+    workload: str
+    workers: int
+    connections: int
+    texts_per_second: float
+    cpu_us: float
+    answered: Answered
+
+    def describe(self) -> str:
+        times = self.answered
+        return (
+            f"{self.workload:<15} {self.workers:>7} {self.connections:>11} {self.texts_per_second:>9.0f} "
+            f"{self.cpu_us:>10.1f} {times.p50_ms:>8.1f} {times.p99_ms:>8.1f} {times.max_ms:>8.1f} {times.failed:>7}"
+        )
+
+
+HEAD = "workload        workers connections   texts/s us CPU/text  p50 ms   p99 ms   max ms  failed"
+
+
+@dataclass(frozen=True)
+class LoopFigures:
+    """All figures."""
+
+    figures: list[LoopFigure]
+
+    def describe(self) -> str:
+        return "\n".join([HEAD, *(figure.describe() for figure in self.figures)])
+
+    def verdicts(self) -> list[Verdict]:
+        crowded = next(f for f in self.figures if (f.workload, f.workers, f.connections) == (SINGLE, 1, CROWD))
+        times = crowded.answered
+        return [
+            judge("loop_tail", times.p99_ms / times.p50_ms),
+            judge("loop_longest", times.max_ms / times.p50_ms),
+            judge("failed", times.failed, f"{SINGLE} c={CROWD}, simulated device"),
+        ]
+
+
+def measure_loop(model_dir: Path, corpus: Corpus, seconds: float) -> LoopFigures:
+    """Measure every workload over every number of connections."""
+    texts = [text for text, _ in corpus.sentences]
+    figures = []
+    progress(f"simulated device\n{HEAD}")
+    with serving(module="bench.simulated_device", model_dir=model_dir) as server:
+        for workload in WORKLOADS:
+            with bodies_file(_bodies(workload, texts)) as bodies:
+                for connections in CONNECTIONS:
+                    figure = _measure(server, workload, connections, bodies, seconds)
+                    progress(figure.describe())
+                    figures.append(figure)
+    return LoopFigures(figures)
+
+
+def _bodies(workload: str, texts: Sequence[str]) -> list[dict[str, Any]]:
+    if workload == SINGLE:
+        return [encode_body([text]) for text in texts[:REQUESTS]]
+    batches = [[texts[(start + place) % len(texts)] for place in range(TEXTS)] for start in range(REQUESTS)]
+    if workload == "W32 OIP binary":
+        return [infer_body(batch, binary=True) for batch in batches]
+    return [encode_body(batch, "base64" if workload == "W32 base64" else "float") for batch in batches]
+
+
+def _measure(server: RunningServer, workload: str, connections: int, bodies: str, seconds: float) -> LoopFigure:
+    before = cpu_seconds(server.pid)
+    if workload == "W32 gRPC":
+        answered = run_rpc(Load(server.grpc, connections, bodies), seconds, processes=1)
+    else:
+        path = f"/v2/models/{served_name(server.rest)}/infer" if "OIP" in workload else "/v1/encode"
+        answered = run_wrk(Load(f"{server.rest}{path}", connections, bodies, GZIP), seconds)
+    accepted = (answered.requests - answered.failed) * (1 if workload == SINGLE else TEXTS)
+    cpu_us = (cpu_seconds(server.pid) - before) / accepted * 1e6
+    return LoopFigure(workload, 1, connections, accepted / answered.seconds, cpu_us, answered)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and its children so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(cpu_seconds(int(child)) for child in children)
