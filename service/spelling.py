@@ -30,6 +30,11 @@ def join(names: Sequence[str], conjunction: str = "and") -> str:
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
+def use_range(first: int, last: int) -> str:
+    """Return the remedy for a number outside of a range."""
+    return f"Use {first}." if first == last else f"Use {first} to {last}."
+
+
 def route_name(operation: str) -> str:
     """Return the name of an operation in the path of its route."""
     return operation.replace("_", "-")

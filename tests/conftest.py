@@ -138,8 +138,12 @@ def run_python(
     )  # fmt: skip
 
 
-def start_server(*arguments: str, module: str = "service", **options: object) -> RunningServer:
-    """Start a server and wait for its ready line. On a timeout, fail the test with the server log."""
+def start_server(*arguments: str, **options: object) -> RunningServer:
+    """Start a server and wait for its ready line. On a timeout, fail the test with the server log.
+
+    `module` is the one that serves, if not `service`.
+    """
+    module = str(options.pop("module", "service"))
     process = subprocess.Popen(
         [sys.executable, "-m", module, "serve", *arguments],
         cwd=ROOT,
@@ -176,9 +180,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(*arguments: str, module: str = "service", **options: object) -> Iterator[RunningServer]:
+def serving(*arguments: str, **options: object) -> Iterator[RunningServer]:
     """Run a server inside a `with` block. It must end with status 0."""
-    running = start_server(*arguments, module=module, **options)
+    running = start_server(*arguments, **options)
     try:
         yield running
     finally:

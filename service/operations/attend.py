@@ -41,7 +41,7 @@ from service.operations.inputs import (
 )
 from service.operations.maps import AttentionMapSpec, TokenMaps, check_explain_size, token_maps
 from service.operations.units import Units, find_units
-from service.spelling import Change, Remedy, join, named
+from service.spelling import Change, Remedy, join, named, use_range
 
 HEAD_REDUCES = {
     "probs": ("none", "mean", "max"),
@@ -111,7 +111,7 @@ def _check_heads(heads: Sequence[int], last: int) -> None:
     for index, head in enumerate(heads):
         if not 0 <= head <= last:
             raise OutOfRange(
-                "out of range", f"Use 0 to {last}.",
+                "out of range", use_range(0, last),
                 field=f"heads[{index}]", actual=head, minimum=0, maximum=last,
             )  # fmt: skip
     if len(set(heads)) < len(heads):

@@ -49,7 +49,7 @@ from service.operations.inputs import (
 )
 from service.operations.maps import AttentionMapSpec, check_explain_size, token_maps
 from service.operations.units import Units, overlapping_tokens, word_units, words_of
-from service.spelling import Remedy
+from service.spelling import Remedy, use_range
 
 SHARE_DECIMALS = 6
 """Further digits are float32 rounding error."""
@@ -170,7 +170,7 @@ def find_occurrence(occurrence: Occurrence, tokens: TokenizedInput, path: str) -
         if not 0 <= index < len(words):
             limit = len(words) - 1
             raise OutOfRange(
-                "out of range", f"Use 0 to {limit}.",
+                "out of range", use_range(0, limit),
                 field=f"{path}.word_index", actual=index, minimum=0, maximum=limit,
             )  # fmt: skip
         span = words[index].start, words[index].end

@@ -25,7 +25,7 @@ from google.protobuf.descriptor import Descriptor
 from service.errors import ConflictingFields, UnknownValue
 from service.operations.encode import PooledResults
 from service.operations.inputs import too_many
-from service.spelling import Spelling
+from service.spelling import Spelling, join
 from service.steps import Steps
 
 Message = Any
@@ -44,7 +44,7 @@ def read_request(kind: Any, message: Message, limits: Mapping[str, int]) -> Any:
     try:
         return from_message(kind, message)
     except InvalidEnum as error:
-        allowed = ", ".join(error.allowed)
+        allowed = join(error.allowed, "or")
         raise UnknownValue("unknown value", f"Use {allowed}.", field=error.field, actual=error.actual) from None
     except ConflictingLayers:
         raise ConflictingFields("set, but layers is not empty", "Send one of them.", field="all_layers") from None
