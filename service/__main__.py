@@ -1,25 +1,24 @@
 """`attendant serve | embed | ask | compare | evaluate | size | options`."""
 
+import asyncio
 import importlib
 import logging
 import os
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
-from model.artifact.files import ArtifactError
-from model.artifact.names import SourceError
+from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, ReportedError, run_command
 from service import __version__, read_revision
-from service.app import App
 from service.config import ConfigError, Settings, describe_options, load_serve_settings
 from service.exporter import ExportError
 from service.logs import set_up_logging
-from service.model_cache import cache_directory, prepare_artifact
 from service.process import LOADING_THREAD
 from service.sockets import check_ports
+
+if TYPE_CHECKING:
+    from service.worker_link import WorkerLink
 
 COMMANDS = ("embed", "ask", "compare", "evaluate", "size")
 """Modules of `service.commands` with a function `run`."""
@@ -65,10 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _run_checked(command: str, rest: list[str]) -> int:
     try:
         return _run(command, rest)
-    except (ConfigError, ArtifactError) as error:
+    except ConfigError as error:
         print(f"attendant: {error}", file=sys.stderr)
         return EX_CONFIG
-    except (ExportError, SourceError) as error:
+    except (ExportError, ReportedError) as error:
         print(f"attendant: {error}", file=sys.stderr)
         return error.status
 
@@ -76,6 +75,8 @@ def _run_checked(command: str, rest: list[str]) -> int:
 def _run(command: str, rest: list[str]) -> int:
     if command == "serve":
         return _serve(*load_serve_settings(rest))
+    if command == "worker":
+        return _serve_worker(int(rest[0]))
     if command in COMMANDS:
         return _run_offline(command, rest)
     if command == "--version":
@@ -105,13 +106,45 @@ def _run_offline(command: str, rest: list[str]) -> int:
 def _serve(settings: Settings, source: str | None) -> int:
     set_up_logging(settings.log_level, settings.log_format)
     if source is not None:
+        from service.model_cache import cache_directory, prepare_artifact
+
         # Until the server handles signals itself: end the exporter, too.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         directory = prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
         settings = settings.model_copy(update={"model_dir": directory})
 
+    if settings.workers != 1:
+        from service.supervisor import Supervisor, choose_workers
+
+        settings = choose_workers(settings)
+        if settings.workers > 1:
+            return asyncio.run(Supervisor.serve(settings))
+    return _run_app(settings)
+
+
+def _serve_worker(descriptor: int) -> int:
+    """Serve as a worker of the supervisor at the other end of this socket. Not a command for users."""
+    from service.worker_link import WorkerLink, die_with_parent
+
+    die_with_parent()
+    link = WorkerLink.open(descriptor)
+    settings = Settings(**link.start.settings)
+    set_up_logging(settings.log_level, settings.log_format, link.start.number)
+    link.slot.use()
+    try:
+        return _run_app(settings, link)
+    finally:
+        link.slot.seal()
+
+
+def _run_app(settings: Settings, link: "WorkerLink | None" = None) -> int:
+    # Imported here, because the supervisor of workers needs neither.
+    import uvloop
+
+    from service.app import App
+
     async def run() -> int:
-        return await App(settings).run()
+        return await App(settings, link).run()
 
     return uvloop.run(run())
 

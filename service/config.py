@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from service.connections import parse_networks
@@ -111,6 +111,9 @@ class Settings(BaseModel):
     """GPU memory for the model, in bytes. 0 sets no limit."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity allow."""
+    workers: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value), Field(ge=0, le=64)] = 1
+    """Number of worker processes, which share the ports, the CPUs and the limits of this server, at most 64. auto or 0
+    selects it from the CPUs and the memory (docs/workers.md)."""
     max_batch_tokens: NonNegative = 0
     """Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the execution
     provider."""

@@ -99,7 +99,7 @@ class RpcServer:
                 ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.max_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(settings.workers > 1)),
                 ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             ],
