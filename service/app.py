@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
@@ -28,14 +28,15 @@ from service import __version__, read_revision
 from service.auth import ADMIN_OPTION, Access, ApiKeys
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.repository import ModelRepository
+from service.engine.repository import ModelRepository, ModelsChange, ModelsState
+from service.errors import ServiceError
 from service.exporter import stop_exporters
 from service.file_watch import FileWatch
 from service.lifecycle import Lifecycle
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
 from service.models_file import ModelEntry
-from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread
+from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread, start_task
 from service.request_log import RequestLog
 from service.shared_values import Cell
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit, warn_of_open_files
@@ -64,6 +65,12 @@ HEALTHY_RATIO = 0.9
 log = logging.getLogger("attendant")
 
 
+def _models_state(link: "WorkerLink | None") -> ModelsState | None:
+    """Return what the other workers serve from the models file, which may have changed since."""
+    models = None if link is None else link.start.models
+    return None if models is None else ModelsState(models["content"], tuple(models["unloaded"]))
+
+
 class App:
     """One server process. `run` returns the exit status."""
 
@@ -88,7 +95,9 @@ class App:
                 collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
-        self._repository = ModelRepository(settings, self.metrics)
+        self._repository = ModelRepository(settings, self.metrics, _models_state(link))
+        if link is not None:
+            self._repository.coordinate = lambda change: link.request_change(asdict(change))
         files = TlsFiles.of(settings)
         self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
 
@@ -132,14 +141,16 @@ class App:
             status = await self._finish_loading(loading)
             del loading  # it refers to the first models, which may be replaced
             if status == EX_OK and not self._stop.is_set():
-                if (models_watch := self._repository.watch()) is not None:
+                # One worker watches the models file for all.
+                models_watch = self._repository.watch() if link is None or link.start.number == 0 else None
+                if models_watch is not None:
                     self._watches.append(models_watch)
                     watches.enter_context(background_task(models_watch.run()))
                 await self._rpc.set_serving(True)
                 if link is None:
                     self._announce()
                 else:
-                    link.tell("ready")
+                    link.tell("ready", models=self._describe_models())
                 await self._stop.wait()
             await self._drain()
             await asyncio.to_thread(stop_exporters)
@@ -257,8 +268,7 @@ class App:
                 await self._lifecycle.drain()
         except TimeoutError:
             log.warning("drain timed out, rejecting unfinished requests timeout_ms=%d", self._settings.drain_timeout_ms)
-        if self._link is not None:
-            self._link.tell("closing")
+        self._tell_supervisor("closing")
         await asyncio.gather(self._rpc.stop(grace_s), self._rest.stop(grace_s), self._admin.stop(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic() - grace_s / 4)):
@@ -329,8 +339,7 @@ class App:
                 log.critical("engine failed")
                 self._lifecycle.fail()
                 await self._rpc.set_serving(False)
-                if self._link is not None:
-                    self._link.tell("failed")
+                self._tell_supervisor("failed")
 
     async def _share_quotas(self, link: "WorkerLink") -> None:
         """Exchange what callers with a quota have used with the other workers."""
@@ -344,5 +353,31 @@ class App:
 
     def _on_message(self, message: "Message") -> None:
         """Handle a message of the supervisor."""
-        if message["event"] == "announce":
-            self._announce()
+        match message["event"]:
+            case "announce":
+                self._announce()
+            case "prepare":
+                start_task(self._prepare_models(ModelsChange(**message["change"])))
+            case "commit":
+                self._repository.commit()
+                self._tell_supervisor("committed", error="", models=self._describe_models())
+            case "abort":
+                self._repository.abort()
+                self._tell_supervisor("aborted", error="")
+
+    async def _prepare_models(self, change: ModelsChange) -> None:
+        """Prepare a change of the models that the supervisor then commits or aborts in every worker."""
+        error = ""
+        try:
+            await self._repository.prepare(change)
+        except (ConfigError, ServiceError) as problem:
+            error = str(problem)
+        self._tell_supervisor("prepared", error=error)
+
+    def _describe_models(self) -> "Message | None":
+        state = self._repository.models_state
+        return None if state is None else asdict(state)
+
+    def _tell_supervisor(self, event: str, **values: Any) -> None:
+        if self._link is not None:
+            self._link.tell(event, **values)

@@ -24,13 +24,13 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from model.artifact.console import EX_OK, EX_SOFTWARE
 from service import __version__, read_revision
 from service.admin_port import AdminPort, Processes
-from service.config import ConfigError, Settings
+from service.config import Settings
 from service.engine.backends.cpu import available_cpus
 from service.exporter import python_path
 from service.lifecycle import Status
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
-from service.process import background_task
+from service.process import background_task, start_task
 from service.quota_board import create_board
 from service.shared_values import Aggregate, Cell, Slot
 from service.sockets import bind, raise_open_file_limit, reserve
@@ -78,6 +78,7 @@ class Worker:
     silent_turns: int = 0
     beats: float = 0.0
     restart: asyncio.TimerHandle | None = field(default=None, repr=False)
+    reply: "asyncio.Future[Message] | None" = field(default=None, repr=False)
 
     @property
     def connections(self) -> int:
@@ -125,6 +126,8 @@ class Supervisor:
         registry.register(Aggregate([own, *(worker.slot for worker in self._workers)]))
         registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
         self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin)
+        self._models: Message | None = None
+        self._changing = asyncio.Lock()
         self._ended = asyncio.Event()
         self._exit_status = EX_OK
         self._has_been_ready = False
@@ -180,6 +183,9 @@ class Supervisor:
         worker.restart = None
         if self._deadline < math.inf:
             return
+        if self._changing.locked():  # a new process must have all of a change
+            worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
+            return
         worker.slot.reset()
         worker.passed = worker.silent_turns = 0
         worker.is_listening = worker.is_ready = worker.was_ready = False
@@ -191,7 +197,7 @@ class Supervisor:
             environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
             # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
-        start = Start(worker.number, len(self._workers), self._share(worker.number))
+        start = Start(worker.number, len(self._workers), self._share(worker.number), self._models)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
@@ -231,6 +237,8 @@ class Supervisor:
             worker.channel.close()
         worker.pid, worker.channel = 0, None
         worker.is_listening = worker.is_ready = False
+        if worker.reply is not None and not worker.reply.done():
+            worker.reply.set_result({"error": f"worker {worker.number} ended. Try again."})
         worker.slot.reset()
         self._update_status()
         if self._deadline < math.inf:
@@ -285,12 +293,19 @@ class Supervisor:
             self._handle(worker, received[0])
 
     def _handle(self, worker: Worker, data: bytes) -> None:
-        event = json.loads(data)["event"]
-        if event == "listening":
+        message = json.loads(data)
+        event = message["event"]
+        if event in ("prepared", "committed", "aborted"):
+            if worker.reply is not None and not worker.reply.done():
+                worker.reply.set_result(message)
+        elif event == "change":
+            start_task(self._change_models(worker, message))
+        elif event == "listening":
             worker.is_listening = True
             self._accept_connections()
         elif event == "ready":
             worker.is_ready = worker.was_ready = True
+            self._models = self._models or message["models"]
             self._start_others()
         elif event == "closing":
             worker.is_listening = worker.is_ready = False
@@ -316,6 +331,36 @@ class Supervisor:
             first.send({"event": "announce"})
         self.metrics.ready.set(self.status is Status.READY)
         self.metrics.draining.set(self.status is Status.DRAINING)
+
+    # Models.
+
+    async def _change_models(self, requester: Worker, request: Message) -> None:
+        """Change the models of all workers or of none. Worker after worker, as each checks the free memory."""
+        channel, error, prepared = requester.channel, "", []
+        async with self._changing:
+            while self._is_starting_worker:  # noqa: ASYNC110  # it was told what is in use before the change
+                await asyncio.sleep(PERIOD_S)
+            for worker in [worker for worker in self._workers if worker.is_ready]:
+                reply = await self._ask(worker, {"event": "prepare", "change": request["change"]})
+                if error := reply["error"]:
+                    break
+                prepared.append(worker)
+            for worker in prepared:
+                reply = await self._ask(worker, {"event": "abort" if error else "commit"})
+                self._models = reply.get("models", self._models)
+        if channel is not None:
+            channel.send({"event": "changed", "request": request["request"], "error": error})
+
+    @property
+    def _is_starting_worker(self) -> bool:
+        return self._deadline == math.inf and any(worker.pid and not worker.is_ready for worker in self._workers)
+
+    async def _ask(self, worker: Worker, message: Message) -> Message:
+        """Send a message to a worker, and return its reply; an error if the worker ends."""
+        if worker.channel is None or not worker.channel.send(message):
+            return {"error": f"worker {worker.number} ended. Try again."}
+        worker.reply = asyncio.get_running_loop().create_future()
+        return await worker.reply
 
     # Connections.
 
@@ -407,8 +452,4 @@ SHARED_LIMITS = (
 
 def choose_workers(settings: Settings) -> Settings:
     """Return the settings with a number of workers. Raises `ConfigError`."""
-    if settings.models_file is not None:
-        raise ConfigError(
-            f"ATTENDANT_WORKERS: not supported with ATTENDANT_MODELS_FILE ({settings.workers or 'auto'}). Use 1."
-        )
     return settings

@@ -6,6 +6,7 @@ accepted connection. Either end of the pair closes when its process ends, howeve
 
 import asyncio
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.artifact.console import EX_SOFTWARE
+from service.config import ConfigError
 from service.shared_values import Slot
 
 REST, ADMIN = b"r", b"a"
 """Messages with a connection to serve: one of the REST port, or one that the supervisor relays from the admin port."""
 MAX_MESSAGE_BYTES = 128 * 1024
+MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_DESCRIPTORS = 8
 MESSAGES_PER_WAKEUP = 16
 """A worker reads at most this many messages before it serves its connections again."""
@@ -80,11 +83,13 @@ class Start:
     """The first message to a worker: its options, with its part of the limits, and its place among the workers.
 
     Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` are those of the supervisor.
+    `models` is the state of the models file in use, if any worker has read it.
     """
 
     number: int
     workers: int
     settings: Message
+    models: Message | None = None
 
 
 def die_with_parent() -> None:
@@ -103,6 +108,8 @@ class WorkerLink:
         self.slot = slot
         self.quotas = quotas
         self._channel = channel
+        self._numbers = itertools.count()
+        self._requests: dict[int, asyncio.Future[str]] = {}
 
     @classmethod
     def open(cls, descriptor: int) -> "WorkerLink":
@@ -135,8 +142,12 @@ class WorkerLink:
                 if data in serve:
                     for descriptor in descriptors:
                         serve[data](socket.socket(fileno=descriptor))
+                    continue
+                message = json.loads(data)
+                if message["event"] == "changed":
+                    self._requests.pop(message["request"]).set_result(message["error"])
                 else:
-                    on_message(json.loads(data))
+                    on_message(message)
 
         asyncio.get_running_loop().add_reader(self._channel.end, receive)
         self.tell("listening")
@@ -144,3 +155,17 @@ class WorkerLink:
     def tell(self, event: str, **values: Any) -> None:
         """Send a message to the supervisor."""
         self._channel.send({"event": event, **values})
+
+    async def request_change(self, change: Message) -> None:
+        """Change the models of all workers. Raises `ConfigError` if one of them cannot."""
+        size = len(json.dumps(change))
+        if size > MAX_CHANGE_BYTES:
+            raise ConfigError(
+                f"ATTENDANT_MODELS_FILE: too large for several workers ({size} bytes, limit {MAX_CHANGE_BYTES}). "
+                "Serve fewer models."
+            )
+        number = next(self._numbers)
+        self._requests[number] = done = asyncio.get_running_loop().create_future()
+        self.tell("change", request=number, change=change)
+        if error := await done:
+            raise ConfigError(error)
