@@ -5,14 +5,16 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, ReportedError, run_command
 from service import __version__, read_revision
 from service.config import ConfigError, Settings, describe_options, load_serve_settings
-from service.exporter import ExportError
+from service.exporter import ExportError, python_path
 from service.logs import set_up_logging
 from service.process import LOADING_THREAD
 from service.sockets import check_ports
@@ -77,6 +79,8 @@ def _run(command: str, rest: list[str]) -> int:
         return _serve(*load_serve_settings(rest))
     if command == "worker":
         return _serve_worker(int(rest[0]))
+    if command == "prepare":
+        return _prepare(Settings.model_validate_json(rest[0]), rest[1])
     if command in COMMANDS:
         return _run_offline(command, rest)
     if command == "--version":
@@ -106,12 +110,10 @@ def _run_offline(command: str, rest: list[str]) -> int:
 def _serve(settings: Settings, source: str | None) -> int:
     set_up_logging(settings.log_level, settings.log_format)
     if source is not None:
-        from service.model_cache import cache_directory, prepare_artifact
-
         # Until the server handles signals itself: end the exporter, too.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        directory = prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
-        settings = settings.model_copy(update={"model_dir": directory})
+        prepare = prepare_source if settings.workers == 1 else _prepare_in_process
+        settings = settings.model_copy(update={"model_dir": prepare(settings, source)})
 
     if settings.workers != 1:
         from service.supervisor import Supervisor, choose_workers
@@ -120,6 +122,37 @@ def _serve(settings: Settings, source: str | None) -> int:
         if settings.workers > 1:
             return asyncio.run(Supervisor.serve(settings))
     return _run_app(settings)
+
+
+def prepare_source(settings: Settings, source: str) -> Path:
+    """Return the directory of the artifact of a source. Raises `ExportError` or `SourceError`."""
+    from service.model_cache import cache_directory, prepare_artifact
+
+    return prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
+
+
+def _prepare_in_process(settings: Settings, source: str) -> Path:
+    """Call `prepare_source` in a process of its own: a supervisor needs neither NumPy nor the pages of the weights."""
+    options = settings.model_dump_json(exclude_unset=True)
+    command = [sys.executable, "-P", "-m", "service", "prepare", options, source]
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:  # noqa: S603
+        try:
+            directory, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != EX_OK:  # it has printed why
+        sys.exit(process.returncode)
+    return Path(directory)
+
+
+def _prepare(settings: Settings, source: str) -> int:
+    """Print the directory of the artifact of a source. Not a command for users."""
+    set_up_logging(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    print(prepare_source(settings, source), end="")
+    return EX_OK
 
 
 def _serve_worker(descriptor: int) -> int:

@@ -9,6 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -27,7 +28,11 @@ MAX_CONNECTIONS = 256
 COPY_BYTES = 64 * 1024
 REASONS = {200: "OK", 503: "Service Unavailable"}
 """Of the responses of the supervisor itself."""
-HOP_HEADERS = ("connection", "keep-alive")
+HOP_HEADERS = (b"connection", b"keep-alive")
+CALLERS = "/admin/callers"
+CALLER_TERMS = ("name", "weight", "tokens_per_second", "retry_after_s")
+"""What workers agree on. The rest are counts."""
+WORKER_TIMEOUT_S = 10.0
 
 
 class AdminPort:
@@ -39,13 +44,15 @@ class AdminPort:
         registry: CollectorRegistry,
         read_status: Callable[[], Status],
         connect: Callable[[], socket.socket | None],
+        connect_all: Callable[[], list[socket.socket]],
     ) -> None:
-        """`connect`: returns a connection to the admin API of a worker; None without a worker."""
+        """`connect`: returns a connection to the admin API of a worker, `connect_all` one to that of each worker."""
         from service.rest.hosts import HostCheck
 
         self._registry = registry
         self._read_status = read_status
         self._connect = connect
+        self._connect_all = connect_all
         self._hosts = HostCheck(settings.admin_host, "")
         self._header_timeout_s = settings.header_timeout_ms / 1000
         self._connections: set[asyncio.StreamWriter] = set()
@@ -92,6 +99,10 @@ class AdminPort:
             path = target.partition("?")[0]
             is_own = method == "GET" and (path in PROBES or path == METRICS) and self._is_allowed(headers.get("host"))
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            if method == "GET" and path == CALLERS and not has_body:
+                writer.write(await self._describe_callers(head))
+                await writer.drain()
+                return
             if not is_own or has_body:
                 await self._relay(head, reader, writer)
                 return
@@ -135,15 +146,47 @@ class AdminPort:
             await writer.drain()
             return
         other_reader, other_writer = await asyncio.open_connection(sock=connection)
-        lines = head[:-4].split(b"\r\n")
-        kept = [line for line in lines if line.partition(b":")[0].strip().lower().decode("latin-1") not in HOP_HEADERS]
-        other_writer.write(b"\r\n".join([*kept, b"Connection: close"]) + b"\r\n\r\n")
+        other_writer.write(_closing(head))
         upload = asyncio.create_task(_copy(reader, other_writer))
         try:
             await _copy(other_reader, writer)
         finally:
             upload.cancel()
             other_writer.close()
+
+    async def _describe_callers(self, head: bytes) -> bytes:
+        """Return the callers of all workers as one response: a worker's counts are those of its own requests."""
+        responses = await asyncio.gather(*(_fetch(connection, head) for connection in self._connect_all()))
+        if not responses:
+            return _response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True)
+        if rejected := [response for response in responses if not response.startswith(b"HTTP/1.1 200 ")]:
+            return rejected[0]
+        callers: dict[str, dict[str, Any]] = {}
+        for response in responses:
+            for caller in json.loads(response.partition(b"\r\n\r\n")[2])["callers"]:
+                total = callers.setdefault(caller["name"], caller)
+                if total is not caller:
+                    total |= {key: total[key] + caller[key] for key in total if key not in CALLER_TERMS}
+                    total["retry_after_s"] = max(total["retry_after_s"], caller["retry_after_s"])
+        return _response(200, json.dumps({"callers": list(callers.values())}).encode(), closes=True)
+
+
+async def _fetch(connection: socket.socket, head: bytes) -> bytes:
+    """Return the response to a request without a body."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    writer.write(_closing(head))
+    try:
+        async with asyncio.timeout(WORKER_TIMEOUT_S):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def _closing(head: bytes) -> bytes:
+    """Return the head of a request, after whose response the connection ends."""
+    lines = head[:-4].split(b"\r\n")
+    kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in HOP_HEADERS]
+    return b"\r\n".join([*kept, b"Connection: close"]) + b"\r\n\r\n"
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -99,7 +99,7 @@ class App:
         if link is not None:
             self._repository.coordinate = lambda change: link.request_change(asdict(change))
         files = TlsFiles.of(settings)
-        self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
+        self._tls = None if files is None else Tls(files, self.metrics, settings.worker_connections)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
@@ -176,7 +176,7 @@ class App:
         requests = RequestLog.of(settings, metrics, self._tracing)
         limits = ConnectionLimits(
             header_timeout_s,
-            settings.max_connections,
+            settings.worker_connections,
             settings.connections_per_address,
             parse_networks(settings.trusted_proxies),
             settings.response_stall_timeout_ms / 1000,
@@ -196,7 +196,7 @@ class App:
             rest.on_lost = lambda: slot.add(Cell.CLOSED)
         metrics.connections.set_function(lambda: rest.connections)
         for api in ("rest", "grpc"):
-            metrics.connection_limit.labels(api).set(settings.max_connections)
+            metrics.connection_limit.labels(api).set(settings.worker_connections)
         if requests.responses is not None:
             responses = requests.responses
             metrics.pending_response_bytes.set_function(lambda: responses.used)

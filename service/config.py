@@ -1,6 +1,7 @@
 """Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -210,9 +211,15 @@ class Settings(BaseModel):
         return value
 
     @property
+    def worker_connections(self) -> int:
+        """The maximum number of connections of one API in one worker."""
+        return math.ceil(self.max_connections / max(1, self.workers))
+
+    @property
     def connections_per_address(self) -> int:
-        """The maximum number of connections of one API from one address."""
-        return self.max_connections_per_address or max(1, self.max_connections // 2)
+        """The maximum number of connections of one API from one address in one worker."""
+        limit = self.max_connections_per_address or max(1, self.max_connections // 2)
+        return math.ceil(limit / max(1, self.workers))
 
     @field_validator("allowed_hosts")
     @classmethod

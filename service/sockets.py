@@ -114,7 +114,7 @@ def raise_open_file_limit(settings: Settings) -> None:
         return
     if limit < OWN_FILES:
         raise ConfigError(f"Open file limit too low ({limit}, minimum {OWN_FILES}). Raise it with ulimit -n.")
-    needed = OWN_FILES + int(CONNECTIONS_PER_LIMIT * settings.max_connections)
+    needed = OWN_FILES + int(CONNECTIONS_PER_LIMIT * settings.worker_connections)
     if limit < needed:
         log.warning(
             "open file limit below the connection limits limit=%d needed=%d option=ATTENDANT_MAX_CONNECTIONS",

@@ -6,6 +6,7 @@ SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -26,10 +27,11 @@ from service import __version__, read_revision
 from service.admin_port import AdminPort, Processes
 from service.config import Settings
 from service.engine.backends.cpu import available_cpus
-from service.exporter import python_path
+from service.exporter import available_memory, python_path
 from service.lifecycle import Status
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
+from service.models_file import configured_models
 from service.process import background_task, start_task
 from service.quota_board import create_board
 from service.shared_values import Aggregate, Cell, Slot
@@ -49,6 +51,13 @@ STABLE_S = 60.0
 MAX_FAILURES = 5
 """The server is no longer live when every worker has ended this often in a row."""
 EXIT_GRACE_S = 1.0
+CORES_PER_LOOP = 16
+"""An event loop serves 12,000 texts/s, and a core with AMX computes 740 of 23 tokens with the default model."""
+MAX_GPU_WORKERS = 8
+"""Of eight servers that shared an H200, each used 1.5 GiB of its memory."""
+WORKER_BYTES = 300 * 2**20
+WEIGHT_COPIES = 3
+"""Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
 BACKLOG = 2048
 ACCEPTS_PER_WAKEUP = 64
 GPU_DEVICE = Path("/dev/nvidiactl")
@@ -125,7 +134,7 @@ class Supervisor:
         registry = CollectorRegistry()
         registry.register(Aggregate([own, *(worker.slot for worker in self._workers)]))
         registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
-        self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin)
+        self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
         self._models: Message | None = None
         self._changing = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -242,7 +251,9 @@ class Supervisor:
         worker.slot.reset()
         self._update_status()
         if self._deadline < math.inf:
-            self._exit_status = self._exit_status or (EX_OK if status == EX_OK else EX_SOFTWARE)
+            # A process that still imports its modules has no handler for the signal.
+            is_drained = status == EX_OK or (status == -signal.SIGTERM and not worker.was_ready)
+            self._exit_status = self._exit_status or (EX_OK if is_drained else EX_SOFTWARE)
             if not any(other.pid for other in self._workers):
                 self._ended.set()
             return
@@ -319,8 +330,7 @@ class Supervisor:
     def _start_others(self) -> None:
         """Start the workers that have not been started: one after another on a GPU, whose memory warm-ups exceed."""
         waiting = [worker for worker in self._workers if not worker.started_at]
-        on_gpu = self._settings.provider in ("auto", "cuda") and GPU_DEVICE.exists()
-        for worker in waiting[:1] if on_gpu else waiting:
+        for worker in waiting[:1] if has_gpu(self._settings) else waiting:
             self._start(worker)
 
     def _update_status(self) -> None:
@@ -394,6 +404,18 @@ class Supervisor:
         own.close()
         return None
 
+    def _connect_all(self) -> list[socket.socket]:
+        """Return a connection to the admin API of every worker that accepts one."""
+        connections = []
+        for worker in self._workers:
+            own, other = socket.socketpair()
+            with other:
+                if worker.accepts and worker.pass_connection(ADMIN, other):
+                    connections.append(own)
+                else:
+                    own.close()
+        return connections
+
     def _close_listener(self) -> None:
         if self._rest.fileno() < 0:
             return
@@ -441,15 +463,39 @@ class Supervisor:
 
 
 SHARED_LIMITS = (
-    "max_connections",
-    "max_connections_per_address",
     "max_pending_request_bytes",
     "max_pending_response_bytes",
     "gpu_memory_limit_bytes",
 )
-"""Options that limit the whole server. Each worker gets an equal part. 0 sets no limit."""
+"""Options that limit the memory of the whole server. Each worker gets an equal part. 0 sets no limit."""
+
+
+def has_gpu(settings: Settings) -> bool:
+    """Return whether models may run on a GPU, which a supervisor without a runtime can only guess."""
+    return settings.provider in ("auto", "cuda") and GPU_DEVICE.exists()
 
 
 def choose_workers(settings: Settings) -> Settings:
-    """Return the settings with a number of workers. Raises `ConfigError`."""
-    return settings
+    """Return the settings with a number of workers, which "auto" selects. Raises `ConfigError`.
+
+    On a CPU, one event loop serves the texts that `CORES_PER_LOOP` cores compute. On a GPU it is the bottleneck.
+    """
+    if settings.workers:
+        return settings
+    cores, memory = available_cpus(), available_memory()
+    on_gpu = has_gpu(settings)
+    wanted = min(MAX_GPU_WORKERS, cores // 2) if on_gpu else cores // CORES_PER_LOOP
+    fitting = wanted if memory is None else memory // (WORKER_BYTES + WEIGHT_COPIES * _weight_bytes(settings))
+    workers = max(1, min(wanted, fitting))
+    log.info("workers selected workers=%d cores=%d gpu=%s fitting_memory=%d", workers, cores, on_gpu, fitting)
+    return settings.model_copy(update={"workers": workers})
+
+
+def _weight_bytes(settings: Settings) -> int:
+    """Return the size of the files of all models that are artifacts, in bytes; 0 for those that are exported first."""
+    size = 0
+    for entry in configured_models(settings):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            manifest = json.loads((Path(entry.source) / "manifest.json").read_bytes())
+            size += sum(manifest["files"][name]["size"] for name in manifest["graphs"]["fast"]["weights"])
+    return size

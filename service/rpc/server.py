@@ -96,7 +96,7 @@ class RpcServer:
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
-                ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.max_connections)),
+                ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.worker_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", int(settings.workers > 1)),

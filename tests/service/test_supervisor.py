@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from service import supervisor
+from service.callers import BURST_S
+from service.config import Settings, load_settings
 from tests.conftest import RunningServer, run_python, serving, start_server, wait_until
+from tests.keys import named_key
 
 WORKERS = 2
 REQUESTS = 'attendant_requests_total{api="rest",code="200",endpoint="/v1/encode"'
@@ -206,6 +211,67 @@ def test_first_process_of_a_container_reaps_and_drains(tiny_artifact: Path) -> N
         server.process.send_signal(signal.SIGINT)
         server.process.communicate(timeout=60)
     assert server.process.returncode == 0
+
+
+def test_quota_and_counts_of_a_caller_are_those_of_the_whole_server(tiny_artifact: Path, tmp_path: Path) -> None:
+    """Each worker alone would accept the burst, so two of them would accept twice as many tokens."""
+    rate = 100
+    keys, admins = tmp_path / "keys", tmp_path / "admins"
+    keys.write_text(f"{named_key('search', 'secret', 1, rate)}\n")
+    admins.write_text(f"{named_key('operator', 'admin')}\n")
+    with (
+        serving(model_dir=tiny_artifact, workers=WORKERS, api_keys_file=keys, admin_keys_file=admins) as server,
+        ExitStack() as stack,
+    ):
+        clients = [
+            stack.enter_context(httpx.Client(base_url=server.rest, headers={"authorization": "Bearer secret"}))
+            for _ in range(2 * WORKERS)
+        ]
+        started, tokens, accepted, rejected = time.monotonic(), 0, 0, 0
+        while rejected < 2 * WORKERS:
+            for client in clients:
+                response = client.post("/v1/encode", json={"inputs": ["money bank grows"] * 4})
+                if response.status_code == 200:
+                    accepted, tokens = (
+                        accepted + 1,
+                        tokens + sum(result["token_count"] for result in response.json()["results"]),
+                    )
+                else:
+                    assert response.json()["error"]["reason"] == "QUOTA_EXCEEDED"
+                    rejected += 1
+            time.sleep(0.03)
+        allowed = rate * (BURST_S + time.monotonic() - started)
+        request = tokens / accepted
+        assert 0.9 * allowed <= tokens <= 1.01 * allowed + 2 * WORKERS * request
+        response = httpx.get(f"{server.admin}/admin/callers", headers={"authorization": "Bearer admin"})
+        caller = response.json()["callers"][0]
+        assert (caller["ok_requests"], caller["rejected_requests"]) == (accepted, rejected)
+        assert (caller["tokens"], caller["tokens_per_second"]) == (tokens, rate)
+        assert httpx.get(f"{server.admin}/admin/callers").json()["error"]["reason"] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "gpu", "expected"),
+    [(2, None, False, 1), (32, None, False, 2), (16, None, True, 8), (96, None, True, 8), (16, 3 * 10**8, True, 1)],
+)
+def test_auto_selects_a_number_that_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, memory: int | None, gpu: bool, expected: int
+) -> None:
+    monkeypatch.setattr(supervisor, "available_cpus", lambda: cores)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: memory)
+    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path if gpu else tmp_path / "none")
+    settings = load_settings(environ={"ATTENDANT_WORKERS": "auto"})
+    assert supervisor.choose_workers(settings).workers == expected
+
+
+def test_auto_counts_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight copies of a model of 1 GB need 24 GB, and 2.4 GB besides."""
+    manifest = {"files": {"w": {"size": 10**9}}, "graphs": {"fast": {"weights": ["w"]}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(supervisor, "available_cpus", lambda: 16)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path)
+    assert supervisor.choose_workers(Settings(model_dir=tmp_path, workers=0)).workers == 3
 
 
 def test_one_worker_needs_no_supervisor(tiny_artifact: Path) -> None:
