@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import logging
 import os
 import signal
@@ -80,7 +81,7 @@ def _run(command: str, rest: list[str]) -> int:
     if command == "worker":
         return _serve_worker(int(rest[0]))
     if command == "prepare":
-        return _prepare(Settings.model_validate_json(rest[0]), rest[1])
+        return _prepare(Settings(**json.loads(rest[0])), rest[1])
     if command in COMMANDS:
         return _run_offline(command, rest)
     if command == "--version":
