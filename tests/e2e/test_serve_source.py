@@ -49,8 +49,8 @@ def environment(hub: HubServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 def start(source: str, cache: Path, **options: object) -> subprocess.Popen[str]:
     """Start a server without waiting for it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", source], cwd=ROOT, env=server_environment(cache_dir=cache, **options),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "service", "serve", source], cwd=ROOT,
+        env=server_environment(cache_dir=cache, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
