@@ -133,7 +133,7 @@ class BackgroundHandler(logging.Handler):
             if self._dropped:
                 items.insert(0, self._describe_dropped())
             lines = [item for item in items if isinstance(item, str)]
-            if not all(_write(chunk) for chunk in _chunks(lines)):
+            if not all(_write(chunk) for chunk in chunk_lines(lines)):
                 self._count_dropped(len(lines))
             for item in items:
                 if isinstance(item, threading.Event):
@@ -152,7 +152,7 @@ class BackgroundHandler(logging.Handler):
         return self.format(record) + "\n"
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[bytes]:
+def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
     """Return the lines in as few parts as possible that the kernel writes to a pipe at once: others may write to it."""
     chunk = b""
     for line in lines:

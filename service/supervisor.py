@@ -53,6 +53,8 @@ MAX_FAILURES = 5
 EXIT_GRACE_S = 1.0
 CORES_PER_LOOP = 16
 """An event loop serves 12,000 texts/s, and a core with AMX computes 740 of 23 tokens with the default model."""
+LOADING_FACTOR = 2
+"""Memory of a worker while it loads its models, in that of a ready one."""
 MAX_GPU_WORKERS = 8
 """Of eight servers that shared an H200, each used 1.5 GiB of its memory."""
 WORKER_BYTES = 300 * 2**20
@@ -60,6 +62,7 @@ WEIGHT_COPIES = 3
 """Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
 BACKLOG = 2048
 ACCEPTS_PER_WAKEUP = 64
+ACCEPT_RETRY_S = 1.0
 GPU_DEVICE = Path("/dev/nvidiactl")
 
 log = logging.getLogger("attendant.supervisor")
@@ -152,7 +155,8 @@ class Supervisor:
         """Ready once every worker has been ready, and then while one is. Failed when all end again and again."""
         if self._deadline < math.inf:
             return Status.DRAINING
-        if not any(worker.is_live for worker in self._workers):
+        started = [worker for worker in self._workers if worker.started_at]
+        if started and not any(worker.is_live for worker in started):
             return Status.FAILED
         is_ready = self._has_been_ready and any(worker.is_ready and worker.accepts for worker in self._workers)
         return Status.READY if is_ready else Status.STARTING
@@ -328,9 +332,11 @@ class Supervisor:
         self._update_status()
 
     def _start_others(self) -> None:
-        """Start the workers that have not been started: one after another on a GPU, whose memory warm-ups exceed."""
+        """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""
         waiting = [worker for worker in self._workers if not worker.started_at]
-        for worker in waiting[:1] if has_gpu(self._settings) else waiting:
+        needed, available = len(waiting) * LOADING_FACTOR * _resident_bytes(self._workers[0].pid), available_memory()
+        is_scarce = has_gpu(self._settings) or (available is not None and needed > available)
+        for worker in waiting[:1] if is_scarce else waiting:
             self._start(worker)
 
     def _update_status(self) -> None:
@@ -375,6 +381,8 @@ class Supervisor:
     # Connections.
 
     def _accept_connections(self) -> None:
+        if self._rest.fileno() < 0:
+            return
         asyncio.get_running_loop().add_reader(self._rest, self._accept)
 
     def _accept(self) -> None:
@@ -384,8 +392,14 @@ class Supervisor:
                 connection, _ = self._rest.accept()
             except BlockingIOError:
                 return
-            except OSError:  # the client has gone, or too many files are open
+            except ConnectionError:  # the client has gone
                 continue
+            except OSError as error:  # too many open files
+                log.error("connections not accepted error=%s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._rest)
+                loop.call_later(ACCEPT_RETRY_S, self._accept_connections)
+                return
             with connection:
                 self._pass(REST, connection)
 
@@ -489,6 +503,15 @@ def choose_workers(settings: Settings) -> Settings:
     workers = max(1, min(wanted, fitting))
     log.info("workers selected workers=%d cores=%d gpu=%s fitting_memory=%d", workers, cores, on_gpu, fitting)
     return settings.model_copy(update={"workers": workers})
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if that is unknown."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _weight_bytes(settings: Settings) -> int:

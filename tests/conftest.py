@@ -160,6 +160,11 @@ def start_server(*arguments: str, **options: object) -> RunningServer:
         process.terminate()
         _, log = process.communicate(timeout=READY_TIMEOUT_S)
         pytest.fail(f"the server did not become ready: {line}{log}")
+    return describe_server(process, line)
+
+
+def describe_server(process: subprocess.Popen[str], line: str) -> RunningServer:
+    """Return the server that has printed a ready line."""
     words = line.replace(",", " ").replace(". Try:", " Try:").split()
     rest, grpc, admin = (words[words.index(name) + 1] for name in ("REST", "gRPC", "admin"))
     return RunningServer(process, rest, grpc, admin, line)

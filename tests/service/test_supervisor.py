@@ -19,7 +19,16 @@ import pytest
 from service import supervisor
 from service.callers import BURST_S
 from service.config import Settings, load_settings
-from tests.conftest import RunningServer, run_python, serving, start_server, wait_until
+from tests.conftest import (
+    ROOT,
+    RunningServer,
+    describe_server,
+    run_python,
+    server_environment,
+    serving,
+    start_server,
+    wait_until,
+)
 from tests.keys import named_key
 
 WORKERS = 2
@@ -159,6 +168,26 @@ def test_stopped_worker_gets_no_connections(workers: RunningServer) -> None:
     finally:
         os.kill(stopped, signal.SIGCONT)
     assert metric(workers, "attendant_worker_restarts_total") == 0
+
+
+def test_worker_that_hangs_is_killed_and_replaced(tiny_artifact: Path) -> None:
+    code = (
+        "import sys, service.supervisor as s; s.HUNG_S = 3; import service.__main__ as m; sys.exit(m.main(['serve']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=server_environment(model_dir=tiny_artifact, workers=WORKERS),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        server = describe_server(process, process.stdout.readline())
+        stopped = worker_ids(server)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: not is_running(stopped))
+        await_workers(server, restarts=1)
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"worker hangs, killing it worker=1 pid={stopped}" in log
 
 
 def test_workers_end_with_the_supervisor_and_leave_no_port(tiny_artifact: Path) -> None:
