@@ -1,25 +1,27 @@
 """`attendant serve | embed | ask | compare | evaluate | size | options`."""
 
+import asyncio
 import importlib
+import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, run_command
-from model.artifact.files import ArtifactError
-from model.artifact.names import SourceError
+from model.artifact.console import EX_CONFIG, EX_OK, EX_USAGE, ReportedError, run_command
 from service import __version__, read_revision
-from service.app import App
 from service.config import ConfigError, Settings, describe_options, load_serve_settings
-from service.exporter import ExportError
+from service.exporter import ExportError, python_path
 from service.logs import set_up_logging
-from service.model_cache import cache_directory, prepare_artifact
 from service.process import LOADING_THREAD
 from service.sockets import check_ports
+
+if TYPE_CHECKING:
+    from service.worker_link import WorkerLink
 
 COMMANDS = ("embed", "ask", "compare", "evaluate", "size")
 """Modules of `service.commands` with a function `run`."""
@@ -65,10 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _run_checked(command: str, rest: list[str]) -> int:
     try:
         return _run(command, rest)
-    except (ConfigError, ArtifactError) as error:
+    except ConfigError as error:
         print(f"attendant: {error}", file=sys.stderr)
         return EX_CONFIG
-    except (ExportError, SourceError) as error:
+    except (ExportError, ReportedError) as error:
         print(f"attendant: {error}", file=sys.stderr)
         return error.status
 
@@ -76,6 +78,10 @@ def _run_checked(command: str, rest: list[str]) -> int:
 def _run(command: str, rest: list[str]) -> int:
     if command == "serve":
         return _serve(*load_serve_settings(rest))
+    if command == "worker":
+        return _serve_worker(int(rest[0]))
+    if command == "prepare":
+        return _prepare(Settings(**json.loads(rest[0])), rest[1])
     if command in COMMANDS:
         return _run_offline(command, rest)
     if command == "--version":
@@ -107,11 +113,72 @@ def _serve(settings: Settings, source: str | None) -> int:
     if source is not None:
         # Until the server handles signals itself: end the exporter, too.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        directory = prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
-        settings = settings.model_copy(update={"model_dir": directory})
+        prepare = prepare_source if settings.workers == 1 else _prepare_in_process
+        settings = settings.model_copy(update={"model_dir": prepare(settings, source)})
+
+    if settings.workers != 1:
+        from service.supervisor import Supervisor, choose_workers
+
+        settings = choose_workers(settings)
+        if settings.workers > 1:
+            return asyncio.run(Supervisor.serve(settings))
+    return _run_app(settings)
+
+
+def prepare_source(settings: Settings, source: str) -> Path:
+    """Return the directory of the artifact of a source. Raises `ExportError` or `SourceError`."""
+    from service.model_cache import cache_directory, prepare_artifact
+
+    return prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
+
+
+def _prepare_in_process(settings: Settings, source: str) -> Path:
+    """Call `prepare_source` in a process of its own: a supervisor needs neither NumPy nor the pages of the weights."""
+    options = settings.model_dump_json(exclude_unset=True)
+    command = [sys.executable, "-P", "-m", "service", "prepare", options, source]
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:  # noqa: S603
+        try:
+            directory, _ = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != EX_OK:  # it has printed why
+        sys.exit(process.returncode)
+    return Path(directory)
+
+
+def _prepare(settings: Settings, source: str) -> int:
+    """Print the directory of the artifact of a source. Not a command for users."""
+    set_up_logging(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    print(prepare_source(settings, source), end="")
+    return EX_OK
+
+
+def _serve_worker(descriptor: int) -> int:
+    """Serve as a worker of the supervisor at the other end of this socket. Not a command for users."""
+    from service.worker_link import WorkerLink, die_with_parent
+
+    die_with_parent()
+    link = WorkerLink.open(descriptor)
+    settings = Settings(**link.start.settings)
+    set_up_logging(settings.log_level, settings.log_format, link.start.number)
+    link.slot.use()
+    try:
+        return _run_app(settings, link)
+    finally:
+        link.slot.seal()
+
+
+def _run_app(settings: Settings, link: "WorkerLink | None" = None) -> int:
+    # Imported here, because the supervisor of workers needs neither.
+    import uvloop
+
+    from service.app import App
 
     async def run() -> int:
-        return await App(settings).run()
+        return await App(settings, link).run()
 
     return uvloop.run(run())
 

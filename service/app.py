@@ -1,4 +1,7 @@
-"""The server process: settings -> engine -> servers. Start, serve, drain and stop, in that order."""
+"""A server process: settings -> engine -> servers. Start, serve, drain and stop, in that order.
+
+It is the whole server, or one of its workers. The supervisor of workers has the listening sockets then.
+"""
 
 import asyncio
 import contextlib
@@ -8,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
@@ -25,15 +28,17 @@ from service import __version__, read_revision
 from service.auth import ADMIN_OPTION, Access, ApiKeys
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
-from service.engine.repository import ModelRepository
+from service.engine.repository import ModelRepository, ModelsChange, ModelsState
+from service.errors import ServiceError
 from service.exporter import stop_exporters
 from service.file_watch import FileWatch
 from service.lifecycle import Lifecycle
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
 from service.models_file import ModelEntry
-from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread
+from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread, start_task
 from service.request_log import RequestLog
+from service.shared_values import Cell
 from service.sockets import bind, bind_error, format_address, raise_open_file_limit, warn_of_open_files
 from service.tls import Tls, TlsFiles
 from service.tracing import start_tracing
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 
     from service.rest.server import Server
     from service.rpc.server import RpcServer
+    from service.worker_link import Message, WorkerLink
 
 LOOP_LAG_PERIOD_S = 0.25
 OPEN_FILES_PERIOD_S = 30.0
@@ -59,13 +65,23 @@ HEALTHY_RATIO = 0.9
 log = logging.getLogger("attendant")
 
 
+def _models_state(link: "WorkerLink | None") -> ModelsState | None:
+    """Return what the other workers serve from the models file, which may have changed since."""
+    models = None if link is None else link.start.models
+    return None if models is None else ModelsState(models["content"], tuple(models["unloaded"]))
+
+
 class App:
     """One server process. `run` returns the exit status."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, link: "WorkerLink | None" = None) -> None:
+        """`link`: the supervisor of this worker; None for a server in one process."""
         # `_created` series are a third of all series, and Prometheus does not use them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._settings = settings
+        self._link = link
+        self._slot = None if link is None else link.slot
+        self._ports = settings.rest_port, settings.grpc_port, settings.admin_port
         self._access = Access(
             ApiKeys.load(settings.api_keys_file), ApiKeys.load(settings.admin_keys_file, ADMIN_OPTION)
         )
@@ -74,23 +90,28 @@ class App:
         self._watches: list[FileWatch[Any]] = []
         self.metrics = Metrics(CollectorRegistry())
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.metrics.registry)
+        if link is None:  # the supervisor describes the processes
+            for collector in (ProcessCollector, PlatformCollector, GCCollector):
+                collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
-        self._repository = ModelRepository(settings, self.metrics)
+        self._repository = ModelRepository(settings, self.metrics, _models_state(link))
+        if link is not None:
+            self._repository.coordinate = lambda change: link.request_change(asdict(change))
         files = TlsFiles.of(settings)
-        self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
+        self._tls = None if files is None else Tls(files, self.metrics, settings.worker_connections)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         self._install_signal_handlers()
-        settings = self._settings
+        settings, link = self._settings, self._link
         raise_open_file_limit(settings)
-        rest_socket = bind(settings.host, settings.rest_port, "REST")
-        admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
-        if settings.grpc_port:
-            bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
+        rest_socket = admin_socket = None
+        if link is None:
+            rest_socket = bind(settings.host, settings.rest_port, "REST")
+            admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
+            if settings.grpc_port:
+                bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
         with (
             background_task(self._monitor_event_loop()),
             contextlib.ExitStack() as watches,
@@ -102,21 +123,34 @@ class App:
             for watch in self._watches:
                 watches.enter_context(background_task(watch.run()))
             await self._admin.start(admin_socket)
-            await self._rest.start(rest_socket)
+            await self._rest.start(rest_socket, settings.rest_port)
             try:
                 grpc_port = await self._rpc.start(
                     format_address(settings.host, settings.grpc_port), self._grpc_credentials()
                 )
             except OSError as error:
                 raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
+            if link is not None:
+                watches.enter_context(background_task(self._share_quotas(link)))
+                link.attach(self._rest.adopt, self._admin.adopt, self._on_message)
+            rest_port, admin_port = (
+                port if bound is None else bound.getsockname()[1]
+                for bound, port in ((rest_socket, settings.rest_port), (admin_socket, settings.admin_port))
+            )
+            self._ports = rest_port, grpc_port, admin_port
             status = await self._finish_loading(loading)
             del loading  # it refers to the first models, which may be replaced
             if status == EX_OK and not self._stop.is_set():
-                if (models_watch := self._repository.watch()) is not None:
+                # One worker watches the models file for all.
+                models_watch = self._repository.watch() if link is None or link.start.number == 0 else None
+                if models_watch is not None:
                     self._watches.append(models_watch)
                     watches.enter_context(background_task(models_watch.run()))
                 await self._rpc.set_serving(True)
-                self._announce(rest_socket.getsockname()[1], grpc_port, admin_socket.getsockname()[1])
+                if link is None:
+                    self._announce()
+                else:
+                    link.tell("ready", models=self._describe_models())
                 await self._stop.wait()
             await self._drain()
             await asyncio.to_thread(stop_exporters)
@@ -142,7 +176,7 @@ class App:
         requests = RequestLog.of(settings, metrics, self._tracing)
         limits = ConnectionLimits(
             header_timeout_s,
-            settings.max_connections,
+            settings.worker_connections,
             settings.connections_per_address,
             parse_networks(settings.trusted_proxies),
             settings.response_stall_timeout_ms / 1000,
@@ -157,18 +191,22 @@ class App:
             LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins)),
             self._tls.context if self._tls else None,
         )
+        if self._slot is not None:
+            slot = self._slot
+            rest.on_lost = lambda: slot.add(Cell.CLOSED)
         metrics.connections.set_function(lambda: rest.connections)
         for api in ("rest", "grpc"):
-            metrics.connection_limit.labels(api).set(settings.max_connections)
+            metrics.connection_limit.labels(api).set(settings.worker_connections)
         if requests.responses is not None:
             responses = requests.responses
             metrics.pending_response_bytes.set_function(lambda: responses.used)
         admin = Server(
             make_admin_app(lifecycle, settings, metrics, access),
             limits,
-            tls=self._tls.admin_context if self._tls else None,
+            tls=self._tls.admin_context if self._tls and self._link is None else None,
         )
-        return rest, admin, RpcServer(lifecycle, settings, metrics, access, budget, requests)
+        rpc = RpcServer(lifecycle, settings, metrics, access, budget, requests)
+        return rest, admin, rpc
 
     def _watch_files(self) -> "list[FileWatch[Any]]":
         """Return the watches of the files of keys and of TLS."""
@@ -230,6 +268,7 @@ class App:
                 await self._lifecycle.drain()
         except TimeoutError:
             log.warning("drain timed out, rejecting unfinished requests timeout_ms=%d", self._settings.drain_timeout_ms)
+        self._tell_supervisor("closing")
         await asyncio.gather(self._rpc.stop(grace_s), self._rest.stop(grace_s), self._admin.stop(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - time.monotonic() - grace_s / 4)):
@@ -239,9 +278,11 @@ class App:
         if was_serving:
             log.info("drain finished")
 
-    def _announce(self, rest_port: int, grpc_port: int, admin_port: int) -> None:
+    def _announce(self) -> None:
+        """Print the addresses of the server."""
         from service.rest.hosts import is_loopback
 
+        rest_port, grpc_port, admin_port = self._ports
         host, admin_host = self._settings.host, self._settings.admin_host
         tls = self._tls
         if self._access.keys is None and not (tls and tls.requires_client_certificates) and not is_loopback(host):
@@ -291,7 +332,52 @@ class App:
             lag = max(0.0, time.perf_counter() - expected)
             self.metrics.loop_lag_seconds.observe(lag)
             self._lifecycle.watch(min(MAX_WATCH_STEP_S, LOOP_LAG_PERIOD_S + lag))
+            if self._slot is not None:
+                self.metrics.read_functions()
+                self._slot.add(Cell.BEATS)
             if self._lifecycle.alive and not self._lifecycle.healthy:
                 log.critical("engine failed")
                 self._lifecycle.fail()
                 await self._rpc.set_serving(False)
+                self._tell_supervisor("failed")
+
+    async def _share_quotas(self, link: "WorkerLink") -> None:
+        """Exchange what callers with a quota have used with the other workers."""
+        from service.quota_board import PERIOD_S, QuotaBoard
+
+        board = QuotaBoard(link.quotas, link.start.number, link.start.workers)
+        while True:
+            if self._access.keys is not None:
+                board.sample(self._access.keys.callers.values())
+            await asyncio.sleep(PERIOD_S)
+
+    def _on_message(self, message: "Message") -> None:
+        """Handle a message of the supervisor."""
+        match message["event"]:
+            case "announce":
+                self._announce()
+            case "prepare":
+                start_task(self._prepare_models(ModelsChange(**message["change"])))
+            case "commit":
+                self._repository.commit()
+                self._tell_supervisor("committed", error="", models=self._describe_models())
+            case "abort":
+                self._repository.abort()
+                self._tell_supervisor("aborted", error="")
+
+    async def _prepare_models(self, change: ModelsChange) -> None:
+        """Prepare a change of the models that the supervisor then commits or aborts in every worker."""
+        error = ""
+        try:
+            await self._repository.prepare(change)
+        except (ConfigError, ServiceError) as problem:
+            error = str(problem)
+        self._tell_supervisor("prepared", error=error)
+
+    def _describe_models(self) -> "Message | None":
+        state = self._repository.models_state
+        return None if state is None else asdict(state)
+
+    def _tell_supervisor(self, event: str, **values: Any) -> None:
+        if self._link is not None:
+            self._link.tell(event, **values)

@@ -23,12 +23,19 @@ class Quota:
         self.tokens_per_second = tokens_per_second
         self._level = tokens_per_second * BURST_S
         self._updated = time.monotonic()
+        self.charged = 0.0
+        """The tokens charged by this process, without those of other workers."""
+
+    @property
+    def level(self) -> float:
+        """The tokens in the bucket; negative in debt."""
+        self._refill()
+        return self._level
 
     @property
     def delay_s(self) -> float:
         """The seconds until a request is accepted; 0 if one is accepted now."""
-        self._refill()
-        return max(0.0, -self._level / self.tokens_per_second)
+        return max(0.0, -self.level / self.tokens_per_second)
 
     def check(self) -> None:
         """Raise `QuotaExceeded` while the bucket is in debt."""
@@ -42,6 +49,11 @@ class Quota:
 
     def charge(self, tokens: int) -> None:
         """Remove tokens; a negative number returns them."""
+        self.charge_elsewhere(tokens)
+        self.charged += tokens
+
+    def charge_elsewhere(self, tokens: float) -> None:
+        """Remove tokens that another worker has charged."""
         self._refill()
         self._level -= tokens
 

@@ -1,6 +1,7 @@
 """Every option, declared once: environment `ATTENDANT_*`, `.env` file and command line set the same fields."""
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from service.connections import parse_networks
@@ -111,6 +112,9 @@ class Settings(BaseModel):
     """GPU memory for the model, in bytes. 0 sets no limit."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity allow."""
+    workers: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value), Field(ge=0, le=64)] = 1
+    """Number of worker processes, which share the ports, the CPUs and the limits of this server, at most 64. auto or 0
+    selects it from the CPUs and the memory (docs/workers.md)."""
     max_batch_tokens: NonNegative = 0
     """Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the execution
     provider."""
@@ -207,9 +211,15 @@ class Settings(BaseModel):
         return value
 
     @property
+    def worker_connections(self) -> int:
+        """The maximum number of connections of one API in one worker."""
+        return math.ceil(self.max_connections / max(1, self.workers))
+
+    @property
     def connections_per_address(self) -> int:
-        """The maximum number of connections of one API from one address."""
-        return self.max_connections_per_address or max(1, self.max_connections // 2)
+        """The maximum number of connections of one API from one address in one worker."""
+        limit = self.max_connections_per_address or max(1, self.max_connections // 2)
+        return math.ceil(limit / max(1, self.workers))
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -64,7 +64,7 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        env=os.environ | {"PYTHONPATH": _python_path()},
+        env=os.environ | {"PYTHONPATH": python_path()},
         pass_fds=(lock,),
     )
     _limit_memory(process.pid, limit)
@@ -115,7 +115,7 @@ def _limit_memory(pid: int, limit: int | None) -> None:
         resource.prlimit(pid, resource.RLIMIT_DATA, (bounded, hard))
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Return PYTHONPATH with the folder of this package if it is a checkout, which need not be installed."""
     folder = Path(model.__file__).parents[1]
     own = "" if folder.name in ("site-packages", "dist-packages") else str(folder)

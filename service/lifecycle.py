@@ -122,5 +122,6 @@ class Lifecycle:
 
     def _set_status(self, status: Status) -> None:
         self.status = status
+        self._metrics.ready_workers.set(status is Status.READY)
         self._metrics.ready.set(status is Status.READY)
         self._metrics.draining.set(status is Status.DRAINING)

@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -16,6 +16,9 @@ MAX_QUEUED_LINES = 10_000
 FLUSH_TIMEOUT_S = 1.0
 MAX_KINDS = 4096
 STDERR = 2
+MAX_LINE_BYTES = 4096
+"""PIPE_BUF of Linux: parts of longer writes of several processes may alternate in a pipe."""
+OMITTED = " ... "
 
 
 class LineLimit:
@@ -41,7 +44,11 @@ class LineLimit:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, of at most `MAX_LINE_BYTES` if there are several workers."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, str | int | float] = {
@@ -50,19 +57,37 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker is not None:
+            line["worker"] = self._worker
         if request_id := getattr(record, "request_id", None):
             line["request_id"] = request_id
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
+        formatted = orjson.dumps(line)
+        if self._worker is not None:
+            for name in ("trace", "message"):
+                if (excess := len(formatted) + 1 - MAX_LINE_BYTES) > 0 and name in line:
+                    line[name] = shorten(str(line[name]), excess)
+                    formatted = orjson.dumps(line)
+        return formatted.decode()
+
+
+def shorten(text: str, excess: int) -> str:
+    """Return the text without its middle, so that its JSON has `excess` bytes less.
+
+    A character has at most six bytes in JSON.
+    """
+    kept = max(0, len(text) - excess - len(OMITTED)) if text.isascii() else max(0, MAX_LINE_BYTES // 8)
+    return text[: kept // 4] + OMITTED + text[len(text) - (kept - kept // 4) :]
 
 
 class TextFormatter(logging.Formatter):
-    """Time of day, level, message, fields and request ID."""
+    """Time of day, level, worker, message, fields and request ID."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s%(details)s%(request)s", "%H:%M:%S")
+    def __init__(self, worker: int | None = None) -> None:
+        number = "" if worker is None else f"[{worker}] "
+        super().__init__(f"%(asctime)s %(levelname)-7s {number}%(message)s%(details)s%(request)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, "fields", {})
@@ -108,7 +133,7 @@ class BackgroundHandler(logging.Handler):
             if self._dropped:
                 items.insert(0, self._describe_dropped())
             lines = [item for item in items if isinstance(item, str)]
-            if not _write("".join(lines).encode()):
+            if not all(_write(chunk) for chunk in chunk_lines(lines)):
                 self._count_dropped(len(lines))
             for item in items:
                 if isinstance(item, threading.Event):
@@ -125,6 +150,19 @@ class BackgroundHandler(logging.Handler):
             "attendant.logs", logging.WARNING, __file__, 0, "log lines dropped count=%d", (dropped,), None
         )
         return self.format(record) + "\n"
+
+
+def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
+    """Return the lines in as few parts as possible that the kernel writes to a pipe at once: others may write to it."""
+    chunk = b""
+    for line in lines:
+        data = line.encode()
+        if chunk and len(chunk) + len(data) > MAX_LINE_BYTES:
+            yield chunk
+            chunk = b""
+        chunk += data
+    if chunk:
+        yield chunk
 
 
 def _write(data: bytes) -> bool:
@@ -147,11 +185,11 @@ def count_dropped_lines(count: Callable[[], None]) -> None:
             handler.on_dropped = count
 
 
-def set_up_logging(level: str, style: Literal["auto", "text", "json"]) -> None:
-    """Write the logs of the process to stderr."""
+def set_up_logging(level: str, style: Literal["auto", "text", "json"], worker: int | None = None) -> None:
+    """Write the logs of the process to stderr. `worker`: the number of a worker, which its lines contain."""
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
     handler = BackgroundHandler()
-    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.setFormatter(TextFormatter(worker) if text else JsonFormatter(worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -10,6 +10,7 @@ against these numbers. So histograms have no label for the endpoint, and count s
 import time
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
@@ -34,6 +35,10 @@ SHARE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75)
 FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
 """The lane of requests that are rejected before a lane is selected."""
+SUM: Literal["livesum"] = "livesum"
+LARGEST: Literal["livemax"] = "livemax"
+SMALLEST: Literal["livemin"] = "livemin"
+"""How the gauges of several workers become one."""
 NO_MODEL = RESERVED
 """The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
@@ -56,7 +61,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry, multiprocess_mode=SUM)
         histogram = partial(Histogram, registry=registry)
         self.requests = counter("attendant_requests", "Responses by status.", ["api", "endpoint", "code", "model"])
         self.request_seconds = histogram(
@@ -109,9 +114,14 @@ class Metrics:
         self.queue_size = gauge("attendant_queue_size", "Queued inputs.", ["lane", "model"])
         self.queue_tokens = gauge("attendant_queue_tokens", "Queued tokens.", ["lane", "model"])
         self.queue_utilization = gauge(
-            "attendant_queue_utilization", "Estimated wait of a small request divided by the limit.", ["lane", "model"]
+            "attendant_queue_utilization",
+            "Estimated wait of a small request divided by the limit.",
+            ["lane", "model"],
+            multiprocess_mode=LARGEST,
         )
-        self.lane_up = gauge("attendant_lane_up", "1 while the backend of the lane works.", ["lane", "model"])
+        self.lane_up = gauge(
+            "attendant_lane_up", "1 while the backend of the lane works.", ["lane", "model"], multiprocess_mode=SMALLEST
+        )
         self.stalled_batches = gauge(
             "attendant_stalled_batches", "Running batches far beyond their expected time.", ["lane", "model"]
         )
@@ -149,16 +159,20 @@ class Metrics:
             "attendant_reload_failing",
             "1 while changed files are invalid and the previous contents are in use.",
             ["subject"],
+            multiprocess_mode=LARGEST,
         )
         self.dropped_log_lines = counter(
             "attendant_log_lines_dropped", "Log lines dropped because stderr was too slow."
         )
-        self.ready = gauge("attendant_ready", "1 while requests are accepted.")
-        self.draining = gauge("attendant_draining", "1 after SIGTERM.")
+        self.worker_restarts = counter("attendant_worker_restarts", "Workers that ended and were replaced.")
+        self.ready_workers = gauge("attendant_ready_workers", "Workers that accept requests.")
+        self.ready = gauge("attendant_ready", "1 while requests are accepted.", multiprocess_mode=LARGEST)
+        self.draining = gauge("attendant_draining", "1 after SIGTERM.", multiprocess_mode=LARGEST)
         self.tls_expiry = gauge(
             "attendant_tls_certificate_expiry_timestamp_seconds",
             "Earliest expiry in a TLS file: server (the certificate and its intermediates) or client_ca.",
             ["certificate"],
+            multiprocess_mode=SMALLEST,
         )
         self.tls_handshake_failures = counter(
             "attendant_tls_handshake_failures",
@@ -166,9 +180,17 @@ class Metrics:
             ["port", "reason"],
         )
         self.build_info = gauge(
-            "attendant_build_info", "Version and git revision of the server.", ["version", "revision"]
+            "attendant_build_info",
+            "Version and git revision of the server.",
+            ["version", "revision"],
+            multiprocess_mode=LARGEST,
         )
-        self.model_info = gauge("attendant_model_info", "A served model.", ["model", "digest", "provider", "precision"])
+        self.model_info = gauge(
+            "attendant_model_info",
+            "A served model.",
+            ["model", "digest", "provider", "precision"],
+            multiprocess_mode=LARGEST,
+        )
         # Looking up a label set takes as long as incrementing it, and the metric keeps every set in memory anyway.
         self._counters = cache(lambda *labels: self.requests.labels(*labels).inc)
         self._observers = cache(lambda *labels: self.request_seconds.labels(*labels).observe)
@@ -208,6 +230,14 @@ class Metrics:
                 metric.remove_by_labels({"model": model})
         self._counters.cache_clear()
         self._observers.cache_clear()
+
+    def read_functions(self) -> None:
+        """Store the values of gauges that have a function: another process cannot call it."""
+        for metric in vars(self).values():
+            if isinstance(metric, Gauge):
+                children: Iterable[Any] = list(metric._metrics.values()) if metric._labelnames else [metric]
+                for child in children:
+                    child.set(next(iter(child._child_samples())).value)
 
     def describe_model(self, model: str, digest: str, provider: str, precision: str) -> None:
         """Set the description of a model, which replaces the one of a previous artifact."""

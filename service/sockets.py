@@ -56,6 +56,28 @@ def bind(host: str, port: int, name: str) -> socket.socket:
     return bound
 
 
+def reserve(host: str, port: int, name: str) -> socket.socket:
+    """Return a bound socket that does not listen: processes of this user can, with SO_REUSEPORT, on its port.
+
+    Other servers, which bind without this option, cannot. Raises `ConfigError` as `bind` does.
+    """
+    with bind(host, port, name) as probe:  # fails if another server listens, whatever its options are
+        address = probe.getsockname()
+        family = probe.family
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        reserved.bind(address)
+    except OSError:  # connections of a previous server are in TIME_WAIT
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            reserved.bind(address)
+        except OSError as error:
+            reserved.close()
+            raise bind_error(name, host, port, error) from None
+    return reserved
+
+
 def check_ports(settings: Settings) -> None:
     """Raise `ConfigError` if an address cannot be bound now."""
     for name, host, port in (
@@ -92,7 +114,7 @@ def raise_open_file_limit(settings: Settings) -> None:
         return
     if limit < OWN_FILES:
         raise ConfigError(f"Open file limit too low ({limit}, minimum {OWN_FILES}). Raise it with ulimit -n.")
-    needed = OWN_FILES + int(CONNECTIONS_PER_LIMIT * settings.max_connections)
+    needed = OWN_FILES + int(CONNECTIONS_PER_LIMIT * settings.worker_connections)
     if limit < needed:
         log.warning(
             "open file limit below the connection limits limit=%d needed=%d option=ATTENDANT_MAX_CONNECTIONS",

@@ -34,6 +34,10 @@ hypothesis.settings.load_profile("attendant")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+WORKERS = os.environ.get("WORKERS", "1")
+"""Workers of the servers that tests start without this option."""
+PROCESSES = 1 if WORKERS == "1" else int(WORKERS) + 1
+"""Processes of such a server that read its files."""
 READY_TIMEOUT_S = 120
 HANG_TIMEOUT_S = 60
 
@@ -125,7 +129,7 @@ class RunningServer:
 def server_environment(**options: object) -> dict[str, str]:
     """Return the tests' environment with free ports and these options, and no other options."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENDANT_")}
-    values = {"rest_port": 0, "grpc_port": 0, "admin_port": 0} | options
+    values = {"rest_port": 0, "grpc_port": 0, "admin_port": 0, "workers": WORKERS} | options
     return environment | {f"ATTENDANT_{name.upper()}": str(value) for name, value in values.items()}
 
 
@@ -160,6 +164,11 @@ def start_server(*arguments: str, **options: object) -> RunningServer:
         process.terminate()
         _, log = process.communicate(timeout=READY_TIMEOUT_S)
         pytest.fail(f"the server did not become ready: {line}{log}")
+    return describe_server(process, line)
+
+
+def describe_server(process: subprocess.Popen[str], line: str) -> RunningServer:
+    """Return the server that has printed a ready line."""
     words = line.replace(",", " ").replace(". Try:", " Try:").split()
     rest, grpc, admin = (words[words.index(name) + 1] for name in ("REST", "gRPC", "admin"))
     return RunningServer(process, rest, grpc, admin, line)

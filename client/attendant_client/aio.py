@@ -66,8 +66,9 @@ class AsyncClient:
         timeout_s: float | None = 60.0,
         retries: RetryPolicy | None = None,
         tls: TlsFiles | None = None,
+        channels: int = 1,
     ) -> None:
-        """Create a client. The connection opens on the first request.
+        """Create a client. Connections open on the first requests.
 
         Args:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
@@ -76,11 +77,12 @@ class AsyncClient:
                 limit applies.
             retries: Retry policy.
             tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
+            channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
 
         Raises:
-            ValueError: The URL, the API key or a TLS file is not valid.
+            ValueError: The URL, the API key, a TLS file or the number of channels is not valid.
         """
-        self._transport = open_async_transport(url, api_key, tls)
+        self._transport = open_async_transport(url, api_key, tls, channels)
         self._is_grpc = Address.parse(url).is_grpc
         self._timeout_s = timeout_s
         self._retries = retries or RetryPolicy()

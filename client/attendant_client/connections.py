@@ -93,17 +93,21 @@ def _describe(files: TlsFiles) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL; `target` is host:port for gRPC and the base URL for HTTP. `tls` is None without encryption."""
+    """A parsed URL; `target` is host:port for gRPC and the base URL for HTTP. `tls` is None without encryption.
+
+    `channels` is the number of gRPC connections.
+    """
 
     is_grpc: bool
     target: str
     tls: TlsFiles | None
+    channels: int = 1
 
     @classmethod
-    def parse(cls, url: str, tls: TlsFiles | None = None) -> "Address":
+    def parse(cls, url: str, tls: TlsFiles | None = None, channels: int = 1) -> "Address":
         """Parse an http://, https://, grpc:// or grpcs:// URL; raises ValueError for any other.
 
-        Also raises ValueError for `tls` with an unencrypted URL.
+        Also raises ValueError for `tls` with an unencrypted URL, and for `channels` of REST.
         """
         parts = urlsplit(url)
         if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
@@ -112,7 +116,10 @@ class Address:
         if tls is not None and not is_secure:
             raise ValueError(f"tls: {parts.scheme}:// is not encrypted. Use https:// or grpcs://, or remove tls.")
         is_grpc = parts.scheme in GRPC_SCHEMES
-        return cls(is_grpc, parts.netloc if is_grpc else url.rstrip("/"), (tls or TlsFiles()) if is_secure else None)
+        if channels < 1 or (channels > 1 and not is_grpc):
+            raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
+        target = parts.netloc if is_grpc else url.rstrip("/")
+        return cls(is_grpc, target, (tls or TlsFiles()) if is_secure else None, channels)
 
     def http_options(self, api_key: str | None) -> dict[str, Any]:
         """Return the options for a client of httpx. Raises ValueError for an invalid key or TLS file."""
@@ -132,7 +139,9 @@ class Address:
         it.
         """
         config = SERVICE_CONFIG if self.tls is None else ROUND_ROBIN
-        return (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(config)))
+        # Channels with equal options share one connection otherwise.
+        own_connection = (("grpc.use_local_subchannel_pool", 1),) if self.channels > 1 else ()
+        return (*CHANNEL_OPTIONS, *own_connection, ("grpc.service_config", json.dumps(config)))
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

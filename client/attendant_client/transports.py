@@ -1,5 +1,6 @@
 """Transports over REST and gRPC, synchronous and asynchronous: one request, one response."""
 
+import itertools
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -52,29 +53,30 @@ class HttpTransport:
 
 
 class GrpcTransport:
-    """gRPC over one channel."""
+    """gRPC over channels that take turns."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._metadata = tuple(authorization(api_key).items())
-        self._channel = open_channel(grpc, address)
-        self._methods = open_methods(self._channel)
+        self._channels = [open_channel(grpc, address) for _ in range(address.channels)]
+        self._methods = itertools.cycle([open_methods(channel) for channel in self._channels])
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         message = to_message(operation, body)
         try:
-            response = self._methods[operation](message, timeout=timeout_s, metadata=self._metadata)
+            response = next(self._methods)[operation](message, timeout=timeout_s, metadata=self._metadata)
             messages = list(response) if operation == "attend" else [response]
         except grpc.RpcError as error:
             raise grpc_error(error) from None
         return decode_messages(operation, messages)
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
 
-def open_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> Transport:
+def open_transport(url: str, api_key: str | None, tls: TlsFiles | None, channels: int = 1) -> Transport:
     """Return the transport for a URL."""
-    address = Address.parse(url, tls)
+    address = Address.parse(url, tls, channels)
     return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
 
 
@@ -109,16 +111,16 @@ class AsyncHttpTransport:
 
 
 class AsyncGrpcTransport:
-    """gRPC over one channel."""
+    """gRPC over channels that take turns."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._metadata = tuple(authorization(api_key).items())
-        self._channel = open_channel(grpc.aio, address)
-        self._methods = open_methods(self._channel)
+        self._channels = [open_channel(grpc.aio, address) for _ in range(address.channels)]
+        self._methods = itertools.cycle([open_methods(channel) for channel in self._channels])
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         message = to_message(operation, body)
-        call = self._methods[operation](message, timeout=timeout_s, metadata=self._metadata)
+        call = next(self._methods)[operation](message, timeout=timeout_s, metadata=self._metadata)
         try:
             messages = [item async for item in call] if operation == "attend" else [await call]
         except grpc.RpcError as error:
@@ -126,12 +128,13 @@ class AsyncGrpcTransport:
         return decode_messages(operation, messages)
 
     async def close(self) -> None:
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
 
-def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None) -> AsyncTransport:
+def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None, channels: int = 1) -> AsyncTransport:
     """Return the transport for a URL. Call it on the event loop."""
-    address = Address.parse(url, tls)
+    address = Address.parse(url, tls, channels)
     return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)
 
 

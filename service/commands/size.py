@@ -93,12 +93,16 @@ DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 256, Fraction(90_261_504,
 
 @dataclass(frozen=True)
 class Load:
-    """The load to serve. `utilization` is the share of the capacity to use; the rest is headroom for peaks."""
+    """The load to serve, and how replicas serve it.
+
+    `utilization` is the share of the capacity to use; the rest is headroom for peaks. `workers`: processes per replica.
+    """
 
     texts_per_second: Fraction
     mean_tokens: Fraction
     inputs_per_request: int
     utilization: Fraction
+    workers: int = 1
 
 
 class Capacity:
@@ -117,12 +121,12 @@ class Capacity:
         self.needed_tokens_per_second = load.texts_per_second * load.mean_tokens
         self.requests_per_second = load.texts_per_second / load.inputs_per_request
         self.event_loop_s = EVENT_LOOP_S_PER_REQUEST + EVENT_LOOP_S_PER_TEXT * load.inputs_per_request
-        # A process has one event loop, which uses at most one core.
+        # A worker has one event loop, which uses at most one core.
         self.event_loop_cores = self.requests_per_second * self.event_loop_s
         self.inference_units = self.needed_tokens_per_second / tokens_per_second
         self.busy_units = self.inference_units + (self.event_loop_cores if hardware == "cpu" else 0)
         self.compute_replicas = math.ceil(self.busy_units / (load.utilization * cores_per_replica))
-        self.event_loop_replicas = math.ceil(self.event_loop_cores / load.utilization)
+        self.event_loop_replicas = math.ceil(self.event_loop_cores / (load.utilization * load.workers))
         self.replicas = max(self.compute_replicas, self.event_loop_replicas)
         self.limit = "event loop" if self.event_loop_replicas > self.compute_replicas else "compute"
         self.total_replicas = self.replicas + spare_replicas
@@ -148,7 +152,9 @@ def run(arguments: Sequence[str]) -> int:
     if options.mean_tokens > limit:
         problem = f"over the token limit of {model.name} ({_show(options.mean_tokens)}, limit {limit})"
         parser.error(f"--mean-tokens: {problem}. Reduce it or set --max-tokens")
-    load = Load(options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization)
+    load = Load(
+        options.texts_per_second, options.mean_tokens, options.inputs_per_request, options.utilization, options.workers
+    )
     rate, source = _throughput(options, model)
     capacity = cheapest(load, rate, options.spare_replicas)
     if options.hardware == "gpu":
@@ -175,6 +181,8 @@ def _parser() -> Parser:
     add("--hardware", choices=("cpu", "gpu"), default="cpu", help="hardware of a replica (default: cpu)")
     shape = f"cores per replica (default: the cheapest shape, or {MEASURED_CORES} with --tokens-per-second)"
     add("--cores-per-replica", type=integer(1, 1024), metavar="C", help=shape)
+    add("--workers", type=integer(1, 64), default=1, metavar="W",
+        help="workers per replica, each with an event loop and the memory of a server (default: 1)")  # fmt: skip
     add("--spare-replicas", type=integer(0, 1000), default=1, metavar="S",
         help="replicas that may be lost or replaced at any time (default: 1)")  # fmt: skip
     add("--utilization", type=number("0.01", "1"), default=Fraction(6, 10), metavar="U",
@@ -211,6 +219,7 @@ def _steps(capacity: Capacity, model: ModelShape, source: str) -> Iterator[tuple
     unit = "GPU" if capacity.hardware == "gpu" else "core"
     inference, event_loop = _show(capacity.inference_units), _show(capacity.event_loop_cores)
     used = f"{_show(load.utilization)} utilization"
+    loops = "1 core per process" if load.workers == 1 else f"{load.workers} workers x 1 core"
     yield ("tokens", f"{_show(capacity.needed_tokens_per_second)} tokens/s",
            f"{_show(load.texts_per_second)} texts/s x {_show(load.mean_tokens)} tokens")  # fmt: skip
     yield "throughput", f"{_show(capacity.tokens_per_second)} tokens/s per {unit}", source
@@ -219,16 +228,22 @@ def _steps(capacity: Capacity, model: ModelShape, source: str) -> Iterator[tuple
            f"{_show(capacity.requests_per_second)} requests/s x {_show(1000 * capacity.event_loop_s)} ms")  # fmt: skip
     busy = inference if unit == "GPU" else f"({inference} + {event_loop})"
     yield "compute", _count(capacity.compute_replicas), f"{busy} / ({used} x {cores} {unit}{'s' * (cores > 1)})"
-    yield "event loops", _count(capacity.event_loop_replicas), f"{event_loop} / ({used} x 1 core per process)"
+    yield (
+        "event loops",
+        _count(capacity.event_loop_replicas),
+        f"{event_loop} / ({used} x {loops})",
+    )
     yield ("replicas", _count(capacity.total_replicas),
            f"{capacity.replicas:,} (the limit is {capacity.limit}) + {capacity.spare_replicas} spare")  # fmt: skip
     if unit == "GPU":
         yield "total", f"{capacity.total_units:,} GPUs; memory has not been measured on a GPU", ""
         return
-    memory = math.ceil(model.memory_mib)
+    memory = math.ceil(model.memory_mib) * load.workers
     raise_limit = "; raise the limit of the manifests" if memory > MANIFEST_LIMIT_MIB else ""
+    parts = f"{_show(model.memory_mib - LOAD_MIB)} at rest + {LOAD_MIB} under load"
+    parts = f"{load.workers} workers x ({parts})" if load.workers > 1 else parts
     yield ("memory", f"{memory:,} MiB per replica",
-           f"{_show(model.memory_mib - LOAD_MIB)} at rest + {LOAD_MIB} under load{raise_limit}")  # fmt: skip
+           f"{parts}{raise_limit}")  # fmt: skip
     reserved = Fraction(capacity.total_replicas * max(memory, MANIFEST_LIMIT_MIB), 1024)
     yield "total", f"{capacity.total_units:,} cores, {_show(reserved)} GiB reserved", ""
 
@@ -242,7 +257,8 @@ def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:
         "limit": capacity.limit,
         "hardware": capacity.hardware,
         "cores_per_replica": capacity.cores_per_replica if is_cpu else None,
-        "memory_mib_per_replica": math.ceil(model.memory_mib) if is_cpu else None,
+        "workers_per_replica": capacity.load.workers,
+        "memory_mib_per_replica": math.ceil(model.memory_mib) * capacity.load.workers if is_cpu else None,
         "tokens_per_second_needed": float(capacity.needed_tokens_per_second),
         "requests_per_second_needed": float(capacity.requests_per_second),
         "tokens_per_second_per_unit": float(capacity.tokens_per_second),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,45 @@ class ModelState:
 
 
 @dataclass(frozen=True)
+class ModelsState:
+    """The models of a models file that are in use: what a worker serves that replaces another one.
+
+    Attributes:
+        content: the models file.
+        unloaded: the names of models that are not served.
+    """
+
+    content: str
+    unloaded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelsChange:
+    """A change of the served models: to those in `content`, with what artifacts contain now, or without `unload`.
+
+    Attributes:
+        content: a models file; empty to unload a model.
+        load: the only model that is read, besides those whose entries differ; empty to read all.
+        unload: the model to unload.
+    """
+
+    content: str = ""
+    load: str = ""
+    unload: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A change that can be made. Attributes: as in `ModelsChange` and `ModelRepository`."""
+
+    change: ModelsChange
+    entries: Sequence[ModelEntry] = ()
+    unloaded: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
+    opened: "Sequence[tuple[ModelEntry, LoadedModel | Kept]]" = ()
+
+
+@dataclass(frozen=True)
 class Kept:
     """The manifest of an artifact that computes the same as the served one."""
 
@@ -67,16 +106,23 @@ class Kept:
 class ModelRepository:
     """Loads the configured models, and changes them while the server runs if a models file names them.
 
-    Construct it on the event loop. A change has no effect unless all of it can be applied.
+    Construct it on the event loop. A change has no effect unless all of it can be applied: `prepare` opens what it
+    needs, and then `commit` or `abort` follows. With several workers, the supervisor calls them in all of them.
+
+    Attributes:
+        coordinate: requests a change of all workers, and raises `ConfigError`; None for a server in one process.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, state: ModelsState | None = None) -> None:
+        """`state`: what to serve in place of the contents of the models file."""
         self._settings = settings
         self._metrics = metrics
+        self.coordinate: Callable[[ModelsChange], Awaitable[None]] | None = None
         self._models: Models | None = None
-        self._state: FileState = b"", ()
+        self._state: FileState = b"" if state is None else state.content.encode(), ()
         self._entries: Mapping[str, ModelEntry] = {}
-        self._unloaded: set[str] = set()
+        self._unloaded: frozenset[str] = frozenset(() if state is None else state.unloaded)
+        self._prepared: Prepared | None = None
         self._errors: dict[str, str] = {}
         self._loading = ""
         self._lock = asyncio.Lock()
@@ -93,7 +139,7 @@ class ModelRepository:
         ignored = settings.model_fields_set & {"model_dir", "model_digest"}
         option = "ATTENDANT_MODELS"
         if settings.models_file is not None:
-            self._state = self._read_state()
+            self._state = self._read_state(self._state[0])
             ignored = settings.model_fields_set & {"model_dir", "model_digest", "models", "model_aliases"}
             option = OPTION
         elif not settings.models:
@@ -101,7 +147,12 @@ class ModelRepository:
         if ignored:
             names = ",".join(f"{PREFIX}{name.upper()}" for name in sorted(ignored))
             log.info("options ignored options=%s reason=%s", names, option)
-        entries = configured_models(settings)
+        entries = (
+            configured_models(settings)
+            if settings.models_file is None
+            else parse_models_file(settings.models_file, self._state[0])
+        )
+        self._entries = {entry.name: entry for entry in entries if entry.name is not None}
 
         def load(entry: ModelEntry) -> LoadedModel:
             try:
@@ -109,12 +160,11 @@ class ModelRepository:
             except (ArtifactError, ExportError, SourceError) as error:
                 raise ArtifactError(f'{option}: "{entry.name}": {error}' if entry.name else str(error)) from None
 
-        return [(entry, load(entry)) for entry in entries]
+        return [(entry, load(entry)) for entry in entries if entry.name not in self._unloaded]
 
     def start(self, loaded: Sequence[tuple[ModelEntry, LoadedModel]]) -> Models:
         """Start an engine for each model. Call it on the event loop."""
         self._models = Models([])
-        self._entries = {entry.name: entry for entry, _ in loaded if entry.name is not None}
         self._publish(loaded)
         return self._models
 
@@ -125,7 +175,8 @@ class ModelRepository:
             return None
 
         async def apply(state: FileState) -> None:
-            await self._apply(parse_models_file(path, state[0]))
+            parse_models_file(path, state[0])
+            await self._change(ModelsChange(state[0].decode()))
 
         return FileWatch(SUBJECT, self._metrics, self._state, self._read_state, apply, self._errors.clear)
 
@@ -168,11 +219,11 @@ class ModelRepository:
         path = self._require_file()
         log.info("model load requested model=%s admin=%s", echo(name), admin)
         try:
-            entries = await read_settled(
-                lambda: parse_models_file(path, read_option_file(OPTION, path)),
-                lambda entries: [*entries] == [*self._entries.values()],
+            content = await read_settled(
+                lambda: read_option_file(OPTION, path),
+                lambda content: [*parse_models_file(path, content)] == [*self._entries.values()],
             )
-            change = asyncio.create_task(self._apply(entries, name))
+            change = asyncio.create_task(self._change(ModelsChange(content.decode(), load=name)))
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)
             await asyncio.shield(change)  # which continues if the client does not wait for it
@@ -191,57 +242,109 @@ class ModelRepository:
         """
         self._require_file()
         log.info("model unload requested model=%s admin=%s", echo(name), admin)
-        async with self._lock:
-            await self._finish_retirements()
-            if self.find(name).default:
-                raise DefaultModelRequired(
-                    "default model, cannot be unloaded",
-                    "Put another model first in the models file.",
-                    field="name",
-                    actual=echo(name),
-                )
-            assert self._models is not None
-            self._unloaded.add(name)
-            self._retire(self._models.replace([engine for engine in self._models if engine.name != name]))
-        log.info("model unloaded model=%s", name)
+        self._check_unload(name)
+        await self._change(ModelsChange(unload=name))
         return self.find(name)
+
+    def _check_unload(self, name: str) -> None:
+        """Raise `NotFound` or `DefaultModelRequired` for a model that cannot be unloaded."""
+        if self.find(name).default:
+            raise DefaultModelRequired(
+                "default model, cannot be unloaded",
+                "Put another model first in the models file.",
+                field="name",
+                actual=echo(name),
+            )
 
     def _require_file(self) -> Path:
         if self._settings.models_file is None:
             raise Unsupported("Models cannot be loaded or unloaded", f"Set {OPTION}, and restart.")
         return self._settings.models_file
 
-    def _read_state(self) -> FileState:
+    def _read_state(self, content: bytes = b"") -> FileState:
+        """Return the state of the models file, or with this content in its place."""
         path = self._settings.models_file
         assert path is not None
-        content = read_option_file(OPTION, path)
+        content = content or read_option_file(OPTION, path)
         return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
 
-    async def _apply(self, entries: Sequence[ModelEntry], load: str = "") -> None:
-        """Serve these models, except unloaded ones other than `load`. Raises `ConfigError` if one cannot be loaded.
+    async def _change(self, change: ModelsChange) -> None:
+        """Make a change, in all workers or none. Raises as `prepare` does."""
+        if self.coordinate is not None:
+            await self.coordinate(change)
+            return
+        await self.prepare(change)
+        self.commit()
+
+    @property
+    def models_state(self) -> ModelsState | None:
+        """What is served now; None without a models file."""
+        if self._settings.models_file is None:
+            return None
+        return ModelsState(self._state[0].decode(), tuple(sorted(self._unloaded)))
+
+    async def prepare(self, change: ModelsChange) -> None:
+        """Open the models of a change. No other change begins until `commit` or `abort`.
 
         With `load`, the artifacts of other served models whose entries are the same are not read: they may be damaged.
+
+        Raises `ConfigError` if a model cannot be loaded, and as `unload` does.
         """
-        async with self._lock:
+        await self._lock.acquire()
+        try:
             await self._finish_retirements()
-            assert self._models is not None
-            unloaded = self._unloaded - {entries[0].name, load}  # the default model is always served
-            served = {engine.name: engine for engine in self._models}
-            wanted = [entry for entry in entries if entry.name not in unloaded]
-            unread: set[str] = set()
-            opened: list[tuple[ModelEntry, LoadedModel | Kept]] = []
-            for entry in wanted:
-                engine = served.get(entry.name or "")
-                if load and engine is not None and engine.name != load and entry == self._entries.get(engine.name):
-                    unread.add(engine.name)
-                    opened.append((entry, Kept(engine.manifest, engine.digest)))
-                else:
-                    opened.append((entry, await self._open(entry, engine)))
-            self._entries = {entry.name: entry for entry in entries if entry.name is not None}
-            self._unloaded = unloaded & self._entries.keys()
-            for name in self._errors.keys() - unread:
+            if change.unload:
+                self._check_unload(change.unload)
+                self._prepared = Prepared(change)
+            else:
+                path = self._require_file()
+                self._prepared = await self._prepare(change, parse_models_file(path, change.content.encode()))
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def _prepare(self, change: ModelsChange, entries: Sequence[ModelEntry]) -> Prepared:
+        assert self._models is not None
+        load = change.load
+        unloaded = self._unloaded - {entries[0].name, load}  # the default model is always served
+        served = {engine.name: engine for engine in self._models}
+        wanted = [entry for entry in entries if entry.name not in unloaded]
+        unread: set[str] = set()
+        opened: list[tuple[ModelEntry, LoadedModel | Kept]] = []
+        for entry in wanted:
+            engine = served.get(entry.name or "")
+            if load and engine is not None and engine.name != load and entry == self._entries.get(engine.name):
+                unread.add(engine.name)
+                opened.append((entry, Kept(engine.manifest, engine.digest)))
+            else:
+                opened.append((entry, await self._open(entry, engine)))
+        return Prepared(change, entries, frozenset(unloaded), frozenset(unread), opened)
+
+    def commit(self) -> None:
+        """Make the prepared change."""
+        prepared, self._prepared = self._prepared, None
+        assert prepared is not None
+        assert self._models is not None
+        try:
+            if name := prepared.change.unload:
+                self._unloaded |= {name}
+                self._retire(self._models.replace([engine for engine in self._models if engine.name != name]))
+                log.info("model unloaded model=%s", name)
+                return
+            self._state = prepared.change.content.encode(), ()
+            self._entries = {entry.name: entry for entry in prepared.entries if entry.name is not None}
+            self._unloaded = prepared.unloaded & self._entries.keys()
+            for name in self._errors.keys() - prepared.unread:
                 del self._errors[name]
-            self._publish(opened)
+            self._publish(prepared.opened)
+        finally:
+            self._lock.release()
+
+    def abort(self) -> None:
+        """Discard the prepared change."""
+        self._prepared = None
+        self._lock.release()
+        asyncio.get_running_loop().call_soon(release_memory)
 
     async def _open(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
         """Load the model of an entry unless it is what `engine` runs. Raises `ConfigError`."""

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import functools
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -20,6 +19,17 @@ from service.sockets import Peer, WatchedPort
 
 TLS_SHUTDOWN_S = 1.0
 """Time to wait for a client that does not close its side of a TLS connection."""
+
+
+class ServedProtocol(HttpProtocol):
+    """A connection that is counted by the process that has accepted it."""
+
+    on_lost: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
 
 class Server(uvicorn.Server):
@@ -43,7 +53,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("BoundHttpProtocol", (HttpProtocol,), bound),
+                http=type("BoundHttpProtocol", (ServedProtocol,), bound),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -53,6 +63,8 @@ class Server(uvicorn.Server):
             )
         )
         self._limits = limits
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called for each adopted connection when it is closed."""
         self._handshakes: ConnectionTable[Peer] = ConnectionTable(
             maximum // 2, limits.per_address or maximum, limits.proxies
         )
@@ -60,13 +72,31 @@ class Server(uvicorn.Server):
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, bound: socket.socket) -> None:
-        """Return once connections are accepted."""
-        self._task = asyncio.create_task(self.serve([bound]))
+    async def start(self, bound: socket.socket | None, port: int = 0) -> None:
+        """Return once connections are accepted. Without a socket, `adopt` those of `port`."""
+        self._task = asyncio.create_task(self.serve([] if bound is None else [bound]))
         await self._started.wait()
         if self._tls is not None:
-            watched = WatchedPort(bound.getsockname()[1], self._handshakes, self._limits.on_closed)
+            port = port if bound is None else bound.getsockname()[1]
+            watched = WatchedPort(port, self._handshakes, self._limits.on_closed)
             self._watch = start_task(watched.run(ignored=self._peers))
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        start_task(self._serve_connection(connection))
+
+    async def _serve_connection(self, connection: socket.socket) -> None:
+        protocol = self._make_protocol()
+        protocol.on_lost = self.on_lost
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, connection, **self._connection_options
+            )
+        except OSError:  # such as a failed handshake
+            connection.close()
+            if protocol.transport is None:
+                self.on_lost()
 
     def _peers(self) -> set[Peer]:
         """Return the clients whose TLS handshake is complete: uvloop reports a connection only then."""
@@ -90,20 +120,24 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and set the event that `start` waits for."""
         await super().startup([])  # uvicorn would use the default time limits of TLS, 60 s and 30 s
-        make_protocol: Any = self.config.http_protocol_class
-        protocol = functools.partial(
-            make_protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        options: dict[str, Any] = {"backlog": self.config.backlog}
-        if self._tls is not None:
-            options |= {
-                "ssl": self._tls,
-                "ssl_handshake_timeout": self._handshake_timeout_s,
-                "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
-            }
+        options = self._connection_options | {"backlog": self.config.backlog}
         loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(protocol, sock=bound, **options) for bound in sockets or ()]
+        self.servers = [await loop.create_server(self._make_protocol, sock=bound, **options) for bound in sockets or ()]
         self._started.set()
+
+    def _make_protocol(self) -> Any:
+        make_protocol: Any = self.config.http_protocol_class
+        return make_protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+    @property
+    def _connection_options(self) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        return {
+            "ssl": self._tls,
+            "ssl_handshake_timeout": self._handshake_timeout_s,
+            "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+        }
 
     def renew_connections(self) -> None:
         """Close idle connections at once, and the others after their response."""

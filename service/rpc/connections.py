@@ -19,7 +19,7 @@ class RpcConnections:
     """Closes connections that lock out others, and knows which connections have calls of callers."""
 
     def __init__(self, settings: Settings, requests: RequestLog) -> None:
-        self._limit = settings.max_connections
+        self._limit = settings.worker_connections
         self._table: ConnectionTable[Peer] = ConnectionTable(
             self._limit,
             settings.connections_per_address,

@@ -458,6 +458,7 @@ SERVICE = (
 MEMORY = f'container_memory_working_set_bytes{{{POD}, container="server"}}'
 LIMIT = f'kube_pod_container_resource_limits{{{POD}, container="server", resource="memory"}}'
 RESTARTS = f'kube_pod_container_status_restarts_total{{{POD}, container="server"}}'
+WORKER_RESTARTS = f"attendant_worker_restarts_total{{{POD}}}"
 KILLED = f'kube_pod_container_status_last_terminated_reason{{{POD}, container="server", reason="OOMKilled"}}'
 THROTTLED = f'container_cpu_cfs_throttled_periods_total{{{POD}, container="server"}}'
 PERIODS = f'container_cpu_cfs_periods_total{{{POD}, container="server"}}'
@@ -508,6 +509,13 @@ CLUSTER = (
         30,
         {RESTARTS: "0x5 1x5 2x5 3x5 4x60"},
         {RESTARTS: "0x5 1x60"},
+    ),
+    Case(
+        "AttendantWorkerRestarts",
+        one_namespace("ticket", pod="attendant-0"),
+        30,
+        {WORKER_RESTARTS: "0x5 1x5 2x5 3x5 4x60"},
+        {WORKER_RESTARTS: "0x5 1x60"},
     ),
     Case(
         "AttendantOOMKilled",

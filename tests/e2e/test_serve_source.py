@@ -46,11 +46,11 @@ def environment(hub: HubServer, directory: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
-def start(source: str, cache: Path) -> subprocess.Popen[str]:
+def start(source: str, cache: Path, **options: object) -> subprocess.Popen[str]:
     """Start a server without waiting for it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "service", "serve", source], cwd=ROOT, env=server_environment(cache_dir=cache),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "service", "serve", source], cwd=ROOT,
+        env=server_environment(cache_dir=cache, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_signal_during_export_ends_both_processes(tmp_path: Path, published: Pat
 @pytest.mark.usefixtures("environment")
 def test_exporter_keeps_the_lock_of_a_killed_server(tmp_path: Path, published: Path) -> None:
     """Otherwise a second server would remove the files that the first one's exporter is writing."""
-    server = start(str(published), tmp_path)
+    server = start(str(published), tmp_path, workers=1)
     read_until(server, "exporting fast.onnx")
     (exporter,) = children(server)
     server.kill()
@@ -164,7 +164,7 @@ def test_error_of_the_hub_is_one_line(hub: HubServer, tmp_path: Path) -> None:
 
 
 def test_missing_exporter_names_the_extra(published: Path, tmp_path: Path) -> None:
-    result = run_python("-c", WITHOUT_TORCH, "serve", str(published), cache_dir=tmp_path)
+    result = run_python("-c", WITHOUT_TORCH, "serve", str(published), cache_dir=tmp_path, workers=1)
     assert result.returncode == 78
     assert result.stderr.splitlines()[-1] == (
         f"attendant: {published}: must be exported first, which needs PyTorch (not installed). Run: "

@@ -179,7 +179,7 @@ sys.exit(main(["serve"]))
 @pytest.mark.parametrize("method", ["drain", "close"])
 def test_stuck_thread_does_not_delay_the_exit(tiny_artifact: Path, method: str) -> None:
     """The process exits at the drain timeout."""
-    environment = server_environment(model_dir=tiny_artifact, drain_timeout_ms=1500)
+    environment = server_environment(model_dir=tiny_artifact, drain_timeout_ms=1500, workers=1)
     with subprocess.Popen(
         [sys.executable, "-c", STUCK.format(method=method)], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,

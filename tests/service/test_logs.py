@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from service.logs import (
+    MAX_LINE_BYTES,
     MAX_QUEUED_LINES,
     JsonFormatter,
     LineLimit,
     TextFormatter,
+    chunk_lines,
     count_dropped_lines,
     set_up_logging,
 )
@@ -109,3 +111,25 @@ def test_lines_of_a_kind_are_limited() -> None:
     assert limit.admit("401") is None
     limit._kinds["401"] = (0.5, time.monotonic() - 1, 7)
     assert limit.admit("401") == 7
+
+
+@pytest.mark.parametrize("character", ["x", "\n", "\u00e9", "\U0001f600", "\x00"])
+def test_line_of_a_worker_is_short_enough_for_one_write(character: str) -> None:
+    """Lines of several processes would mix otherwise. The end of a traceback, with the error, stays."""
+    fault = record(character * 10_000, "id-1", fault=True)
+    line = JsonFormatter(worker=3).format(fault)
+    assert len(line.encode()) < MAX_LINE_BYTES
+    fields = json.loads(line)
+    assert (fields["worker"], fields["request_id"]) == (3, "id-1")
+    assert len(JsonFormatter().format(fault)) > MAX_LINE_BYTES  # one process writes all of it
+
+
+def test_text_of_a_worker_has_its_number() -> None:
+    assert "[3] two" in TextFormatter(worker=3).format(record("two"))
+
+
+def test_lines_are_written_in_parts_that_a_pipe_keeps_together() -> None:
+    lines = [f"{number} {'x' * 900}\n" for number in range(10)]
+    parts = list(chunk_lines([*lines, "y" * 5000 + "\n"]))
+    assert b"".join(parts).decode() == "".join(lines) + "y" * 5000 + "\n"
+    assert [part.count(b"\n") for part in parts] == [4, 4, 2, 1]

@@ -75,6 +75,7 @@ def test_json_has_the_same_result(capsys: pytest.CaptureFixture[str], precision:
     [
         (("--utilization", "1"), 89),  # 175.6 cores / 2, plus a spare replica, as everywhere below
         (("--cores-per-replica", "8"), 98),  # event loops: 58 cores / 0.6
+        (("--cores-per-replica", "8", "--workers", "2"), 50),  # event loops: 58 cores / 1.2
         (("--inputs-per-request", "32"), 108),  # (117.6 + 9.6 cores) / 1.2
         (("--tokens-per-second-per-core", "27200"), 99),  # (58.8 + 58 cores) / 1.2
         (("--tokens-per-second", "27200"), 148),  # on two cores, so 13,600 each

@@ -1,0 +1,219 @@
+"""The metrics of several processes: values in memory that outlives them, one slot per process, and their sum.
+
+A slot is anonymous memory of the supervisor. Its process stores a double per series in it, so nothing is lost when the
+process is killed, and the one that replaces it continues the counters. Only one process writes to a slot at a time, and
+a record counts once it is complete, so there are no locks between processes.
+"""
+
+import json
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any
+
+from prometheus_client import values
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+MAX_SERIES = 2**16
+MAX_KEY_BYTES = 2**25
+HEADER_BYTES = 4096
+VALUES_END = HEADER_BYTES + 8 * MAX_SERIES
+KEYS_START = VALUES_END + MAX_SERIES
+SIZE = KEYS_START + MAX_KEY_BYTES
+"""Bytes of a slot. Memory that was never written takes none."""
+GAUGE = "gauge"
+
+Key = tuple[str, str, str, str, tuple[tuple[str, str], ...], str]
+"""Type, multiprocess mode, family, name, labels and description of a series."""
+
+
+class Cell(IntEnum):
+    """The doubles at the start of a slot."""
+
+    SERIES = 0
+    """Number of complete records."""
+    KEYS_END = 1
+    """End of the keys, in bytes from `KEYS_START`."""
+    BEATS = 2
+    """Number of turns of the event loop's monitor."""
+    CLOSED = 3
+    """Number of passed REST connections that are closed."""
+
+
+class Slot:
+    """The memory of one process. `create` it in the supervisor, and open its descriptor in a worker."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, SIZE)
+        view = memoryview(self._memory)
+        self.cells = view[:HEADER_BYTES].cast("d")
+        self.values = view[HEADER_BYTES:VALUES_END].cast("d")
+        self.live = view[VALUES_END:KEYS_START]
+        self._keys: list[Key] = []
+        self._end = 0
+        self._indices: dict[Key, int] = {}
+        self._owned: set[int] = set()
+        self._lock = threading.Lock()
+        self.sealed = False
+        """True from `seal` on: values that are deleted stay."""
+
+    @classmethod
+    def create(cls) -> "Slot":
+        descriptor = os.memfd_create("attendant-slot", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, SIZE)
+        return cls(descriptor)
+
+    def use(self) -> None:
+        """Store the values of all metrics that this process creates from now on."""
+
+        def make_value(*series: Any, multiprocess_mode: str = "") -> SharedValue:
+            kind, family, name, labels, label_values, description = series
+            pairs = tuple(zip(labels, label_values, strict=True))
+            return SharedValue(self, (kind, multiprocess_mode, family, name, pairs, description))
+
+        values.ValueClass = make_value  # the hook of prometheus_client's own multiprocess mode
+
+    def seal(self) -> None:
+        """Keep all values, before the process ends and deletes them."""
+        self.sealed = True
+
+    def reset(self) -> None:
+        """Remove what a process that has ended left behind, except counters and histograms."""
+        for index, key in enumerate(self.keys()):
+            if key[0] == GAUGE:
+                self.live[index] = 0
+        self.cells[Cell.BEATS] = self.cells[Cell.CLOSED] = 0
+
+    def add(self, cell: Cell) -> None:
+        """Add 1 to a cell."""
+        self.cells[cell] += 1
+
+    def keys(self) -> Sequence[Key]:
+        """Return the keys of all records."""
+        if len(self._keys) < (count := int(self.cells[Cell.SERIES])):
+            start, self._end = self._end, int(self.cells[Cell.KEYS_END])
+            lines = self._memory[KEYS_START + start : KEYS_START + self._end].splitlines()
+            self._keys += [_parse(line) for line in lines[: count - len(self._keys)]]
+        return self._keys
+
+    def claim(self, key: Key) -> int | None:
+        """Return the index of a value of this process; None if the slot is full.
+
+        That of a counter of a previous process continues from its value.
+        """
+        with self._lock:
+            if not self._indices:
+                self._indices = {known: index for index, known in enumerate(self.keys())}
+            index = self._indices.get(key)
+            if index is None or index in self._owned:  # a value that was removed may still be referred to
+                index = self._append(key)
+                if index is None:
+                    return None
+                self._indices[key] = index
+            if key[0] == GAUGE or not self.live[index]:
+                self.values[index] = 0.0
+            self._owned.add(index)
+            self.live[index] = 1
+            return index
+
+    def release(self, index: int) -> None:
+        """Remove a value whose label set was removed."""
+        if not self.sealed:
+            self.live[index] = 0
+            self._owned.discard(index)
+
+    def _append(self, key: Key) -> int | None:
+        line = json.dumps(key).encode() + b"\n"
+        index, start = int(self.cells[Cell.SERIES]), int(self.cells[Cell.KEYS_END])
+        if index >= MAX_SERIES or start + len(line) > MAX_KEY_BYTES:
+            return None
+        self._memory[KEYS_START + start : KEYS_START + start + len(line)] = line
+        self.cells[Cell.KEYS_END] = start + len(line)
+        self.cells[Cell.SERIES] = index + 1  # last: now the record is complete
+        return index
+
+
+def _parse(line: bytes) -> Key:
+    kind, mode, family, name, labels, description = json.loads(line)
+    return kind, mode, family, name, tuple((label, value) for label, value in labels), description
+
+
+class SharedValue:
+    """A float in a slot, in place of prometheus_client's `MutexValue`. It has no exemplars."""
+
+    _multiprocess = False
+
+    def __init__(self, slot: Slot, key: Key) -> None:
+        self._slot = slot
+        self._index = slot.claim(key)
+        self._values = slot.values if self._index is not None else memoryview(bytearray(8)).cast("d")
+        self._place = self._index or 0
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if self._index is not None:
+            self._slot.release(self._index)
+
+    def inc(self, amount: float) -> None:
+        with self._lock:
+            self._values[self._place] += amount
+
+    def set(self, value: float, timestamp: float | None = None) -> None:
+        self._values[self._place] = value
+
+    def get(self) -> float:
+        return self._values[self._place]
+
+    def set_exemplar(self, exemplar: Any) -> None:
+        pass
+
+    def get_exemplar(self) -> None:
+        return None
+
+
+class Aggregate(Collector):
+    """The metrics of all slots as those of one process: sums, except gauges whose mode is `livemin` or `livemax`."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+
+    def collect(self) -> Iterable[Metric]:
+        totals: dict[Key, float] = {}
+        for slot in self._slots:
+            for index, key in enumerate(slot.keys()):
+                if slot.live[index]:
+                    value = slot.values[index]
+                    totals[key] = _combine(key[1], totals[key], value) if key in totals else value
+        families: dict[str, Metric] = {}
+        buckets: dict[str, dict[tuple[tuple[str, str], ...], list[Sample]]] = {}
+        for (kind, _, family, name, labels, description), value in totals.items():
+            metric = families.setdefault(family, Metric(family, description, kind))
+            if kind == "histogram":
+                child = labels[:-1] if name.endswith("_bucket") else labels
+                buckets.setdefault(family, {}).setdefault(child, []).append(Sample(name, dict(labels), value))
+            else:
+                metric.samples.append(Sample(name, dict(labels), value))
+        for family, children in buckets.items():
+            for labels, samples in children.items():
+                families[family].samples += _cumulate(family, labels, samples)
+        return families.values()
+
+
+def _combine(mode: str, total: float, value: float) -> float:
+    return min(total, value) if mode == "livemin" else max(total, value) if mode == "livemax" else total + value
+
+
+def _cumulate(family: str, labels: tuple[tuple[str, str], ...], samples: Sequence[Sample]) -> Iterator[Sample]:
+    """Return the samples of a histogram: its values are counts per bucket, in the order of their bounds."""
+    count = 0.0
+    for sample in samples:
+        if sample.name.endswith("_bucket"):
+            count += sample.value
+            yield sample._replace(value=count)
+    yield Sample(f"{family}_count", dict(labels), count)
+    yield from (sample for sample in samples if sample.name.endswith("_sum"))

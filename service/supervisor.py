@@ -1,0 +1,524 @@
+"""The supervisor of several workers: it has the ports, and starts, watches and replaces complete servers.
+
+It accepts REST connections and passes each to the worker with the fewest, because workers that share a listening socket
+do not share its connections: one accepted 64 of 64. gRPC cannot adopt a connection, so the workers share its port by
+SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and has no data of requests.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, disable_created_metrics
+
+from model.artifact.console import EX_OK, EX_SOFTWARE
+from service import __version__, read_revision
+from service.admin_port import AdminPort, Processes
+from service.config import Settings
+from service.engine.backends.cpu import available_cpus
+from service.exporter import available_memory, python_path
+from service.lifecycle import Status
+from service.logs import count_dropped_lines
+from service.metrics import Metrics
+from service.models_file import configured_models
+from service.process import background_task, start_task
+from service.quota_board import create_board
+from service.shared_values import Aggregate, Cell, Slot
+from service.sockets import bind, raise_open_file_limit, reserve
+from service.tls import Tls, TlsFiles
+from service.worker_link import ADMIN, PARENT, REST, Channel, Message, Start
+
+PERIOD_S = 0.25
+SILENT_S = 2.0
+"""Time without a turn of a worker's event loop after which it gets no connections."""
+HUNG_S = 30.0
+"""Time without a turn after which a worker is killed. Both are counted in turns of the supervisor's own loop."""
+BACKOFF_S = 0.5
+MAX_BACKOFF_S = 60.0
+STABLE_S = 60.0
+"""Time that a worker must be ready for until its next end counts as its first."""
+MAX_FAILURES = 5
+"""The server is no longer live when every worker has ended this often in a row."""
+EXIT_GRACE_S = 1.0
+CORES_PER_LOOP = 16
+"""An event loop serves 12,000 texts/s, and a core with AMX computes 740 of 23 tokens with the default model."""
+LOADING_FACTOR = 2
+"""Memory of a worker while it loads its models, in that of a ready one."""
+MAX_GPU_WORKERS = 8
+"""Of eight servers that shared an H200, each used 1.5 GiB of its memory."""
+WORKER_BYTES = 300 * 2**20
+WEIGHT_COPIES = 3
+"""Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
+BACKLOG = 2048
+ACCEPTS_PER_WAKEUP = 64
+ACCEPT_RETRY_S = 1.0
+GPU_DEVICE = Path("/dev/nvidiactl")
+
+log = logging.getLogger("attendant.supervisor")
+
+
+@dataclass
+class Worker:
+    """A worker, and the process that it is now, if any. It keeps its slot when a process replaces another one.
+
+    Attributes:
+        passed: the number of REST connections that this process got.
+        failures: how often in a row it has ended without being ready for `STABLE_S`.
+    """
+
+    number: int
+    slot: Slot
+    pid: int = 0
+    channel: Channel | None = None
+    passed: int = 0
+    failures: int = 0
+    is_listening: bool = False
+    is_ready: bool = False
+    was_ready: bool = False
+    started_at: float = 0.0
+    silent_turns: int = 0
+    beats: float = 0.0
+    restart: asyncio.TimerHandle | None = field(default=None, repr=False)
+    reply: "asyncio.Future[Message] | None" = field(default=None, repr=False)
+
+    @property
+    def connections(self) -> int:
+        """The number of open REST connections."""
+        return self.passed - int(self.slot.cells[Cell.CLOSED])
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it can serve a connection."""
+        return self.is_listening and self.silent_turns * PERIOD_S < SILENT_S
+
+    @property
+    def is_live(self) -> bool:
+        return self.failures < MAX_FAILURES
+
+    def pass_connection(self, kind: bytes, connection: socket.socket) -> bool:
+        """Pass a connection, and return whether that was possible."""
+        if self.channel is None or not self.channel.send_connection(kind, connection):
+            return False
+        self.passed += kind == REST
+        return True
+
+    def kill(self, number: int) -> None:
+        """Send a signal to the process, if any. It is not reaped before its end is known, so the ID is its own."""
+        if self.pid:
+            os.kill(self.pid, number)
+
+
+class Supervisor:
+    """Construct it on the event loop of the main thread: workers end with the thread that has started them."""
+
+    def __init__(self, settings: Settings) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        own = Slot.create()
+        own.use()
+        self._settings = settings
+        self._workers = [Worker(number, Slot.create()) for number in range(settings.workers)]
+        self._quotas = create_board(settings.workers)
+        self.metrics = Metrics(CollectorRegistry())
+        self.metrics.build_info.labels(__version__, read_revision()).set(1)
+        count_dropped_lines(self.metrics.dropped_log_lines.inc)
+        files = TlsFiles.of(settings)
+        self._tls = None if files is None else Tls(files, self.metrics, settings.max_connections)
+        registry = CollectorRegistry()
+        registry.register(Aggregate([own, *(worker.slot for worker in self._workers)]))
+        registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
+        self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
+        self._models: Message | None = None
+        self._changing = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._exit_status = EX_OK
+        self._has_been_ready = False
+        self._deadline = math.inf
+
+    @classmethod
+    async def serve(cls, settings: Settings) -> int:
+        """Run until SIGTERM or SIGINT; return the exit status."""
+        return await cls(settings)._run()
+
+    @property
+    def status(self) -> Status:
+        """Ready once every worker has been ready, and then while one is. Failed when all end again and again."""
+        if self._deadline < math.inf:
+            return Status.DRAINING
+        started = [worker for worker in self._workers if worker.started_at]
+        if started and not any(worker.is_live for worker in started):
+            return Status.FAILED
+        is_ready = self._has_been_ready and any(worker.is_ready and worker.accepts for worker in self._workers)
+        return Status.READY if is_ready else Status.STARTING
+
+    async def _run(self) -> int:
+        settings = self._settings
+        raise_open_file_limit(settings)
+        self._rest = bind(settings.host, settings.rest_port, "REST")
+        grpc = reserve(settings.host, settings.grpc_port, "gRPC")
+        admin = bind(settings.admin_host, settings.admin_port, "admin")
+        self._rest.setblocking(False)
+        self._rest.listen(BACKLOG)
+        ports = {
+            name: bound.getsockname()[1]
+            for name, bound in (("rest_port", self._rest), ("grpc_port", grpc), ("admin_port", admin))
+        }
+        self._start_settings = settings.model_copy(update=ports)
+        self._install_signal_handlers()
+        await self._admin.start(admin, None if self._tls is None else self._tls.admin_context)
+        watch = None if self._tls is None else self._tls.watch(lambda: None)
+        with background_task(self._watch_workers()):
+            self._start(self._workers[0])  # the others when it is ready: what it cannot load is reported once
+            if watch is None:
+                await self._ended.wait()
+            else:
+                with background_task(watch.run()):
+                    await self._ended.wait()
+        grpc.close()
+        self._close_listener()
+        await self._admin.stop()
+        return self._exit_status
+
+    # Processes.
+
+    def _start(self, worker: Worker) -> None:
+        """Start the process of a worker."""
+        worker.restart = None
+        if self._deadline < math.inf:
+            return
+        if self._changing.locked():  # a new process must have all of a change
+            worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
+            return
+        worker.slot.reset()
+        worker.passed = worker.silent_turns = 0
+        worker.is_listening = worker.is_ready = worker.was_ready = False
+        worker.started_at = time.monotonic()
+        worker.channel, end = Channel.pair()
+        with end:
+            end.set_inheritable(True)
+            command = [sys.executable, "-P", "-m", "service", "worker", str(end.fileno())]
+            environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
+            # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
+            worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
+        start = Start(worker.number, len(self._workers), self._share(worker.number), self._models)
+        worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
+        asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
+        log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
+
+    def _share(self, number: int) -> Message:
+        """Return the options of a worker: its part of what the whole server may use."""
+        settings, workers = self._start_settings, len(self._workers)
+        shares: dict[str, Any] = {
+            name: max(1, math.ceil(getattr(settings, name) / workers))
+            for name in SHARED_LIMITS
+            if getattr(settings, name)
+        }
+        threads = settings.threads or available_cpus()
+        shares["threads"] = max(1, threads // workers + (number < threads % workers))
+        update = settings.model_copy(update=shares)
+        document: Message = update.model_dump(mode="json", exclude_unset=True)
+        return document
+
+    def _reap(self) -> None:
+        """Learn which children have ended. As the first process of a container, it also has children of others."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for worker in self._workers:
+                if worker.pid == pid:
+                    self._handle_end(worker, os.waitstatus_to_exitcode(status))
+
+    def _handle_end(self, worker: Worker, status: int) -> None:
+        """Replace a worker that has ended, unless the server ends, or could not even start."""
+        uptime_s = time.monotonic() - worker.started_at
+        if worker.channel is not None:
+            asyncio.get_running_loop().remove_reader(worker.channel.end)
+            worker.channel.close()
+        worker.pid, worker.channel = 0, None
+        worker.is_listening = worker.is_ready = False
+        if worker.reply is not None and not worker.reply.done():
+            worker.reply.set_result({"error": f"worker {worker.number} ended. Try again."})
+        worker.slot.reset()
+        self._update_status()
+        if self._deadline < math.inf:
+            # A process that still imports its modules has no handler for the signal.
+            is_drained = status == EX_OK or (status == -signal.SIGTERM and not worker.was_ready)
+            self._exit_status = self._exit_status or (EX_OK if is_drained else EX_SOFTWARE)
+            if not any(other.pid for other in self._workers):
+                self._ended.set()
+            return
+        if status > 0 and not self._has_been_ready and not worker.was_ready:  # it has logged why
+            self._exit_status = status
+            self._drain(signal.SIGTERM)
+            return
+        worker.failures = 1 if worker.was_ready and uptime_s >= STABLE_S else worker.failures + 1
+        delay_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (worker.failures - 1))
+        self.metrics.worker_restarts.inc()
+        log.error(
+            "worker ended, restarting worker=%d status=%s restart_s=%g",
+            worker.number, signal.Signals(-status).name if status < 0 else status, delay_s,
+        )  # fmt: skip
+        worker.restart = asyncio.get_running_loop().call_later(delay_s, self._start, worker)
+        self._update_status()
+
+    async def _watch_workers(self) -> None:
+        """Notice workers whose event loop no longer turns, and the end of the time to drain."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            if time.monotonic() > self._deadline:
+                log.error("drain timeout exceeded, killing the workers")
+                for worker in self._workers:
+                    worker.kill(signal.SIGKILL)
+            for worker in self._workers:
+                if not worker.is_listening:
+                    continue
+                beats = worker.slot.cells[Cell.BEATS]
+                is_turning = beats != worker.beats or not worker.was_ready  # loading a model may hold the interpreter
+                worker.silent_turns = 0 if is_turning else worker.silent_turns + 1
+                worker.beats = beats
+                if worker.silent_turns * PERIOD_S >= HUNG_S:
+                    log.critical("worker hangs, killing it worker=%d pid=%d", worker.number, worker.pid)
+                    worker.kill(signal.SIGKILL)
+            self._update_status()
+
+    # Messages of workers.
+
+    def _receive(self, worker: Worker) -> None:
+        assert worker.channel is not None
+        try:
+            received = worker.channel.receive()
+        except EOFError:  # its end follows
+            asyncio.get_running_loop().remove_reader(worker.channel.end)
+            return
+        if received is not None:
+            self._handle(worker, received[0])
+
+    def _handle(self, worker: Worker, data: bytes) -> None:
+        message = json.loads(data)
+        event = message["event"]
+        if event in ("prepared", "committed", "aborted"):
+            if worker.reply is not None and not worker.reply.done():
+                worker.reply.set_result(message)
+        elif event == "change":
+            start_task(self._change_models(worker, message))
+        elif event == "listening":
+            worker.is_listening = True
+            self._accept_connections()
+        elif event == "ready":
+            worker.is_ready = worker.was_ready = True
+            self._models = self._models or message["models"]
+            self._start_others()
+        elif event == "closing":
+            worker.is_listening = worker.is_ready = False
+            if not any(other.is_listening for other in self._workers) and self._deadline < math.inf:
+                self._close_listener()
+        elif event == "failed":
+            log.critical("worker failed, killing it worker=%d pid=%d", worker.number, worker.pid)
+            worker.kill(signal.SIGKILL)
+        self._update_status()
+
+    def _start_others(self) -> None:
+        """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""
+        waiting = [worker for worker in self._workers if not worker.started_at]
+        needed, available = len(waiting) * LOADING_FACTOR * _resident_bytes(self._workers[0].pid), available_memory()
+        is_scarce = has_gpu(self._settings) or (available is not None and needed > available)
+        for worker in waiting[:1] if is_scarce else waiting:
+            self._start(worker)
+
+    def _update_status(self) -> None:
+        if not self._has_been_ready and all(worker.is_ready for worker in self._workers):
+            self._has_been_ready = True
+            first = self._workers[0].channel
+            assert first is not None
+            first.send({"event": "announce"})
+        self.metrics.ready.set(self.status is Status.READY)
+        self.metrics.draining.set(self.status is Status.DRAINING)
+
+    # Models.
+
+    async def _change_models(self, requester: Worker, request: Message) -> None:
+        """Change the models of all workers or of none. Worker after worker, as each checks the free memory."""
+        channel, error, prepared = requester.channel, "", []
+        async with self._changing:
+            while self._is_starting_worker:  # noqa: ASYNC110  # it was told what is in use before the change
+                await asyncio.sleep(PERIOD_S)
+            for worker in [worker for worker in self._workers if worker.is_ready]:
+                reply = await self._ask(worker, {"event": "prepare", "change": request["change"]})
+                if error := reply["error"]:
+                    break
+                prepared.append(worker)
+            for worker in prepared:
+                reply = await self._ask(worker, {"event": "abort" if error else "commit"})
+                self._models = reply.get("models", self._models)
+        if channel is not None:
+            channel.send({"event": "changed", "request": request["request"], "error": error})
+
+    @property
+    def _is_starting_worker(self) -> bool:
+        return self._deadline == math.inf and any(worker.pid and not worker.is_ready for worker in self._workers)
+
+    async def _ask(self, worker: Worker, message: Message) -> Message:
+        """Send a message to a worker, and return its reply; an error if the worker ends."""
+        if worker.channel is None or not worker.channel.send(message):
+            return {"error": f"worker {worker.number} ended. Try again."}
+        worker.reply = asyncio.get_running_loop().create_future()
+        return await worker.reply
+
+    # Connections.
+
+    def _accept_connections(self) -> None:
+        if self._rest.fileno() < 0:
+            return
+        asyncio.get_running_loop().add_reader(self._rest, self._accept)
+
+    def _accept(self) -> None:
+        """Pass new connections to the workers with the fewest."""
+        for _ in range(ACCEPTS_PER_WAKEUP):
+            try:
+                connection, _ = self._rest.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # the client has gone
+                continue
+            except OSError as error:  # too many open files
+                log.error("connections not accepted error=%s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._rest)
+                loop.call_later(ACCEPT_RETRY_S, self._accept_connections)
+                return
+            with connection:
+                self._pass(REST, connection)
+
+    def _pass(self, kind: bytes, connection: socket.socket) -> bool:
+        """Pass a connection to a worker; return False if there is none that accepts it."""
+        workers = [worker for worker in self._workers if worker.accepts]
+        workers.sort(key=lambda worker: (not worker.is_ready, worker.connections))
+        return any(worker.pass_connection(kind, connection) for worker in workers)
+
+    def _connect_admin(self) -> socket.socket | None:
+        """Return a connection to the admin API of a worker; None if no worker accepts one."""
+        own, other = socket.socketpair()
+        with other:
+            if self._pass(ADMIN, other):
+                return own
+        own.close()
+        return None
+
+    def _connect_all(self) -> list[socket.socket]:
+        """Return a connection to the admin API of every worker that accepts one."""
+        connections = []
+        for worker in self._workers:
+            own, other = socket.socketpair()
+            with other:
+                if worker.accepts and worker.pass_connection(ADMIN, other):
+                    connections.append(own)
+                else:
+                    own.close()
+        return connections
+
+    def _close_listener(self) -> None:
+        if self._rest.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._rest)
+        self._rest.close()
+
+    # Signals.
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: signal.Signals) -> None:
+            if self._deadline < math.inf:
+                log.warning("second signal received, exiting signal=%s", number.name)
+                for worker in self._workers:
+                    worker.kill(signal.SIGKILL)
+                logging.shutdown()
+                os._exit(EX_SOFTWARE)
+            self._drain(number)
+
+        def on_hangup() -> None:
+            for worker in self._workers:
+                worker.kill(signal.SIGHUP)
+
+        handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
+            (signal.SIGTERM, on_signal, (signal.SIGTERM,)),
+            (signal.SIGINT, on_signal, (signal.SIGINT,)),
+            (signal.SIGHUP, on_hangup, ()),
+            (signal.SIGCHLD, self._reap, ()),
+        )
+        for number, handler, arguments in handlers:
+            loop.add_signal_handler(number, handler, *arguments)
+
+    def _drain(self, number: int) -> None:
+        """Let every worker drain. The time limit is that of the whole server."""
+        self._deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000 + EXIT_GRACE_S
+        log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
+        for worker in self._workers:
+            if worker.restart is not None:
+                worker.restart.cancel()
+            worker.kill(signal.SIGTERM)
+        self._update_status()
+        if not any(worker.pid for worker in self._workers):
+            self._ended.set()
+
+
+SHARED_LIMITS = (
+    "max_pending_request_bytes",
+    "max_pending_response_bytes",
+    "gpu_memory_limit_bytes",
+)
+"""Options that limit the memory of the whole server. Each worker gets an equal part. 0 sets no limit."""
+
+
+def has_gpu(settings: Settings) -> bool:
+    """Return whether models may run on a GPU, which a supervisor without a runtime can only guess."""
+    return settings.provider in ("auto", "cuda") and GPU_DEVICE.exists()
+
+
+def choose_workers(settings: Settings) -> Settings:
+    """Return the settings with a number of workers, which "auto" selects. Raises `ConfigError`.
+
+    On a CPU, one event loop serves the texts that `CORES_PER_LOOP` cores compute. On a GPU it is the bottleneck.
+    """
+    if settings.workers:
+        return settings
+    cores, memory = available_cpus(), available_memory()
+    on_gpu = has_gpu(settings)
+    wanted = min(MAX_GPU_WORKERS, cores // 2) if on_gpu else cores // CORES_PER_LOOP
+    fitting = wanted if memory is None else memory // (WORKER_BYTES + WEIGHT_COPIES * _weight_bytes(settings))
+    workers = max(1, min(wanted, fitting))
+    log.info("workers selected workers=%d cores=%d gpu=%s fitting_memory=%d", workers, cores, on_gpu, fitting)
+    return settings.model_copy(update={"workers": workers})
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if that is unknown."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _weight_bytes(settings: Settings) -> int:
+    """Return the size of the files of all models that are artifacts, in bytes; 0 for those that are exported first."""
+    size = 0
+    for entry in configured_models(settings):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            manifest = json.loads((Path(entry.source) / "manifest.json").read_bytes())
+            size += sum(manifest["files"][name]["size"] for name in manifest["graphs"]["fast"]["weights"])
+    return size

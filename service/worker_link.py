@@ -1,0 +1,171 @@
+"""The connection between the supervisor and a worker: messages, and the sockets that travel with them.
+
+It is a pair of Unix sockets that keep the borders of messages. A message is JSON, or one byte with the descriptor of an
+accepted connection. Either end of the pair closes when its process ends, however that happens.
+"""
+
+import asyncio
+import ctypes
+import itertools
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from model.artifact.console import EX_SOFTWARE
+from service.config import ConfigError
+from service.shared_values import Slot
+
+REST, ADMIN = b"r", b"a"
+"""Messages with a connection to serve: one of the REST port, or one that the supervisor relays from the admin port."""
+MAX_MESSAGE_BYTES = 128 * 1024
+MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
+MAX_DESCRIPTORS = 8
+MESSAGES_PER_WAKEUP = 16
+"""A worker reads at most this many messages before it serves its connections again."""
+
+PR_SET_PDEATHSIG = 1
+PARENT = "WORKER_PARENT"
+"""Environment variable with the process ID of the supervisor."""
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of the pair."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        end.setblocking(False)
+
+    @classmethod
+    def pair(cls) -> "tuple[Channel, socket.socket]":
+        """Return the end of this process, and the one to pass to a worker."""
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(own), other
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send a message; return whether the other end can receive it."""
+        return self._send(json.dumps(message).encode(), descriptors)
+
+    def send_connection(self, kind: bytes, connection: socket.socket) -> bool:
+        """Pass a connection, and return whether that was possible. The caller closes its own descriptor."""
+        return self._send(kind, (connection.fileno(),))
+
+    def _send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
+        try:
+            socket.send_fds(self.end, [data], descriptors)
+        except OSError:  # its buffer is full, or its process has ended
+            return False
+        return True
+
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """Return the next message and its descriptors; None if there is none yet. Raises EOFError at the end."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        except BlockingIOError:
+            return None
+        except OSError:
+            raise EOFError from None
+        if not data:
+            raise EOFError
+        return data, descriptors
+
+    def close(self) -> None:
+        self.end.close()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message to a worker: its options, with its part of the limits, and its place among the workers.
+
+    Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` are those of the supervisor.
+    `models` is the state of the models file in use, if any worker has read it.
+    """
+
+    number: int
+    workers: int
+    settings: Message
+    models: Message | None = None
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, which is the main thread of its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ.pop(PARENT, "0")):  # it had ended before
+        os._exit(EX_SOFTWARE)
+
+
+class WorkerLink:
+    """The worker's end. Attach it to the event loop once the worker has servers."""
+
+    def __init__(self, channel: Channel, start: Start, slot: Slot, quotas: int) -> None:
+        """`slot`: the memory of the metrics. `quotas`: the descriptor of that of the quotas."""
+        self.start = start
+        self.slot = slot
+        self.quotas = quotas
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._requests: dict[int, asyncio.Future[str]] = {}
+
+    @classmethod
+    def open(cls, descriptor: int) -> "WorkerLink":
+        """Wait for the first message. Raises EOFError if the supervisor has ended."""
+        end = socket.socket(fileno=descriptor)
+        data, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            raise EOFError
+        slot, quotas = descriptors
+        return cls(Channel(end), Start(**json.loads(data)), Slot(slot), quotas)
+
+    def attach(
+        self,
+        serve_rest: Callable[[socket.socket], None],
+        serve_admin: Callable[[socket.socket], None],
+        on_message: Callable[[Message], None],
+    ) -> None:
+        """Serve the connections that arrive from now on, and tell the supervisor to pass them."""
+        serve = {REST: serve_rest, ADMIN: serve_admin}
+
+        def receive() -> None:
+            for _ in range(MESSAGES_PER_WAKEUP):
+                try:
+                    if (received := self._channel.receive()) is None:
+                        return
+                except EOFError:  # the supervisor has ended, and so does this process (PR_SET_PDEATHSIG)
+                    asyncio.get_running_loop().remove_reader(self._channel.end)
+                    return
+                data, descriptors = received
+                if data in serve:
+                    for descriptor in descriptors:
+                        serve[data](socket.socket(fileno=descriptor))
+                    continue
+                message = json.loads(data)
+                if message["event"] == "changed":
+                    self._requests.pop(message["request"]).set_result(message["error"])
+                else:
+                    on_message(message)
+
+        asyncio.get_running_loop().add_reader(self._channel.end, receive)
+        self.tell("listening")
+
+    def tell(self, event: str, **values: Any) -> None:
+        """Send a message to the supervisor."""
+        self._channel.send({"event": event, **values})
+
+    async def request_change(self, change: Message) -> None:
+        """Change the models of all workers. Raises `ConfigError` if one of them cannot."""
+        size = len(json.dumps(change))
+        if size > MAX_CHANGE_BYTES:
+            raise ConfigError(
+                f"ATTENDANT_MODELS_FILE: too large for several workers ({size} bytes, limit {MAX_CHANGE_BYTES}). "
+                "Serve fewer models."
+            )
+        number = next(self._numbers)
+        self._requests[number] = done = asyncio.get_running_loop().create_future()
+        self.tell("change", request=number, change=change)
+        if error := await done:
+            raise ConfigError(error)

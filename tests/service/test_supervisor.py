@@ -1,0 +1,318 @@
+"""Several workers behind one address: connections, faults of workers and of the supervisor, and metrics."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from service import supervisor
+from service.callers import BURST_S
+from service.config import Settings, load_settings
+from tests.conftest import (
+    ROOT,
+    RunningServer,
+    describe_server,
+    run_python,
+    server_environment,
+    serving,
+    start_server,
+    wait_until,
+)
+from tests.keys import named_key
+
+WORKERS = 2
+REQUESTS = 'attendant_requests_total{api="rest",code="200",endpoint="/v1/encode"'
+TEXT = {"inputs": "money bank grows"}
+ESTABLISHED = "01"
+MAX_SUPERVISOR_BYTES = 60 * 2**20
+
+
+def port_of(address: str) -> int:
+    port = urlsplit(address if "//" in address else f"//{address}").port
+    assert port is not None
+    return port
+
+
+def worker_ids(server: RunningServer) -> list[int]:
+    """The processes of the workers, in the order of their start."""
+    return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
+
+
+def sockets(pid: int, port: int, state: str) -> int:
+    """The number of sockets of a process with this local port and state."""
+    tables = (Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    inodes = {row[9] for row in rows if int(row[1].partition(":")[2], 16) == port and row[3] == state}
+    links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+    return sum(link.removeprefix("socket:[").rstrip("]") in inodes for link in links if link.startswith("socket:"))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def encode(server: RunningServer) -> int:
+    return httpx.post(f"{server.rest}/v1/encode", json=TEXT, timeout=30).status_code
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = httpx.get(f"{server.admin}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def is_ready(server: RunningServer) -> bool:
+    return httpx.get(f"{server.admin}/readyz").status_code == 200
+
+
+def await_workers(server: RunningServer, restarts: float) -> None:
+    """Wait until every worker serves again after this many restarts."""
+    wait_until(
+        lambda: (
+            metric(server, "attendant_worker_restarts_total") == restarts
+            and metric(server, "attendant_ready_workers") == WORKERS
+        )
+    )
+
+
+@pytest.fixture
+def workers(tiny_artifact: Path) -> Iterator[RunningServer]:
+    with serving(model_dir=tiny_artifact, workers=WORKERS, log_format="json") as running:
+        yield running
+
+
+def test_connections_are_balanced_and_each_request_counts_once(workers: RunningServer) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=workers.rest)) for _ in range(64)]
+        assert Counter(client.post("/v1/encode", json=TEXT).status_code for client in clients) == {200: 64}
+        port = port_of(workers.rest)
+        assert [sockets(pid, port, ESTABLISHED) for pid in worker_ids(workers)] == [32, 32]
+        wait_until(lambda: metric(workers, "attendant_http_connections") == 64)
+    assert metric(workers, REQUESTS) == metric(workers, "attendant_request_tokens_count") == 64
+    assert "pid=" not in httpx.get(f"{workers.admin}/metrics").text
+    wait_until(lambda: metric(workers, "attendant_http_connections") == 0)
+
+
+def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> None:
+    status = Path(f"/proc/{workers.pid}/status").read_text()
+    resident = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    assert int(resident) * 1024 <= MAX_SUPERVISOR_BYTES
+    maps = Path(f"/proc/{workers.pid}/maps").read_text()
+    assert not [name for name in ("numpy", "onnxruntime", "openvino", "grpc", "tokenizers") if f"/{name}/" in maps]
+    code = "import sys, service.__main__, service.supervisor; print('fastapi' in sys.modules, 'numpy' in sys.modules)"
+    assert run_python("-c", code).stdout.split() == ["False", "False"]
+
+
+def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(workers: RunningServer) -> None:
+    tally = Counter(encode(workers) for _ in range(20))
+    victim, other = worker_ids(workers)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not is_running(victim))
+    for _ in range(20):
+        assert is_ready(workers)
+        tally[encode(workers)] += 1
+    await_workers(workers, restarts=1)
+    assert other in worker_ids(workers)
+    tally.update(encode(workers) for _ in range(20))
+    assert tally == {200: 60}
+    assert metric(workers, REQUESTS) == 60
+    assert metric(workers, 'attendant_request_duration_seconds_count{api="rest",lane="fast"') == 60
+
+
+def test_worker_that_crashes_again_and_again_is_restarted_later_each_time(workers: RunningServer) -> None:
+    stable = worker_ids(workers)[0]
+    for restarts in (1, 2, 3):
+        await_workers(workers, restarts - 1)
+        os.kill(worker_ids(workers)[1], signal.SIGKILL)
+        wait_until(lambda expected=restarts: metric(workers, "attendant_worker_restarts_total") == expected)  # type: ignore[misc]
+        assert encode(workers) == 200
+    assert worker_ids(workers)[0] == stable
+    workers.process.terminate()
+    _, log = workers.process.communicate(timeout=60)
+    delays = [line.partition("restart_s=")[2].rstrip('"}') for line in log.splitlines() if "restart_s=" in line]
+    assert delays == ["0.5", "1", "2"]
+
+
+def test_stopped_worker_gets_no_connections(workers: RunningServer) -> None:
+    stopped, other = worker_ids(workers)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        port = port_of(workers.rest)
+        with ExitStack() as stack:
+
+            def connect() -> None:
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+            def goes_to_the_other() -> bool:
+                before = sockets(other, port, ESTABLISHED)
+                connect()
+                connect()
+                return sockets(other, port, ESTABLISHED) == before + 2
+
+            wait_until(goes_to_the_other)
+            assert [encode(workers) for _ in range(4)] == [200] * 4
+            assert is_ready(workers)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert metric(workers, "attendant_worker_restarts_total") == 0
+
+
+def test_worker_that_hangs_is_killed_and_replaced(tiny_artifact: Path) -> None:
+    code = (
+        "import sys, service.supervisor as s; s.HUNG_S = 3; import service.__main__ as m; sys.exit(m.main(['serve']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=server_environment(model_dir=tiny_artifact, workers=WORKERS),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        server = describe_server(process, process.stdout.readline())
+        stopped = worker_ids(server)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: not is_running(stopped))
+        await_workers(server, restarts=1)
+        process.terminate()
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"worker hangs, killing it worker=1 pid={stopped}" in log
+
+
+def test_workers_end_with_the_supervisor_and_leave_no_port(tiny_artifact: Path) -> None:
+    server = start_server(model_dir=tiny_artifact, workers=WORKERS)
+    pids = worker_ids(server)
+    assert len(pids) == WORKERS
+    server.process.kill()
+    server.process.communicate(timeout=60)
+    wait_until(lambda: not any(map(is_running, pids)))
+    for address in (server.rest, server.grpc, server.admin):
+        socket.create_server(("127.0.0.1", port_of(address))).close()
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 1), (2, 2), (1, 2)])
+def test_second_server_on_the_grpc_port_is_an_error(tiny_artifact: Path, first: int, second: int) -> None:
+    with serving(model_dir=tiny_artifact, workers=first) as running:
+        port = port_of(running.grpc)
+        result = run_python("-m", "service", "serve", model_dir=tiny_artifact, workers=second, grpc_port=port)
+        assert result.returncode == 78
+        assert f"ATTENDANT_GRPC_PORT: cannot bind 127.0.0.1:{port} (address already in use)" in result.stderr
+        assert encode(running) == 200
+
+
+def test_model_that_cannot_be_loaded_is_reported_once(tmp_path: Path) -> None:
+    result = run_python("-m", "service", "serve", model_dir=tmp_path / "none", workers=WORKERS, log_format="json")
+    assert result.returncode == 78
+    errors = [line for line in map(json.loads, result.stderr.splitlines()) if line["level"] == "error"]
+    assert len(errors) == 1
+    assert errors[0]["worker"] == 0
+
+
+def test_other_admin_requests_are_answered_by_a_worker(workers: RunningServer) -> None:
+    with httpx.Client(base_url=workers.admin) as client:
+        assert client.get("/readyz").json() == {"status": "ok"}
+        assert client.get("/livez").json() == {"status": "ok"}
+        assert client.get("/admin/models").json()["error"]["reason"] == "ADMIN_KEY_REQUIRED"
+        assert client.get("/none").status_code == 404
+        assert client.post("/readyz").status_code == 405
+        assert client.get("/readyz", headers={"host": "rebound.example.org"}).json()["error"]["reason"] == (
+            "HOST_NOT_ALLOWED"
+        )
+
+
+def test_first_process_of_a_container_reaps_and_drains(tiny_artifact: Path) -> None:
+    """Every worker finishes its request, and the exit status is that of a clean drain."""
+    server = start_server(model_dir=tiny_artifact, workers=WORKERS)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.rest)) for _ in range(8)]
+        assert {client.post("/v1/encode", json=TEXT).status_code for client in clients} == {200}
+        server.process.send_signal(signal.SIGINT)
+        server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+
+
+def test_quota_and_counts_of_a_caller_are_those_of_the_whole_server(tiny_artifact: Path, tmp_path: Path) -> None:
+    """Each worker alone would accept the burst, so two of them would accept twice as many tokens."""
+    rate = 100
+    keys, admins = tmp_path / "keys", tmp_path / "admins"
+    keys.write_text(f"{named_key('search', 'secret', 1, rate)}\n")
+    admins.write_text(f"{named_key('operator', 'admin')}\n")
+    with (
+        serving(model_dir=tiny_artifact, workers=WORKERS, api_keys_file=keys, admin_keys_file=admins) as server,
+        ExitStack() as stack,
+    ):
+        clients = [
+            stack.enter_context(httpx.Client(base_url=server.rest, headers={"authorization": "Bearer secret"}))
+            for _ in range(2 * WORKERS)
+        ]
+        started, tokens, accepted, rejected = time.monotonic(), 0, 0, 0
+        while rejected < 2 * WORKERS:
+            for client in clients:
+                response = client.post("/v1/encode", json={"inputs": ["money bank grows"] * 4})
+                if response.status_code == 200:
+                    accepted, tokens = (
+                        accepted + 1,
+                        tokens + sum(result["token_count"] for result in response.json()["results"]),
+                    )
+                else:
+                    assert response.json()["error"]["reason"] == "QUOTA_EXCEEDED"
+                    rejected += 1
+            time.sleep(0.03)
+        allowed = rate * (BURST_S + time.monotonic() - started)
+        request = tokens / accepted
+        assert 0.9 * allowed <= tokens <= 1.01 * allowed + 2 * WORKERS * request
+        response = httpx.get(f"{server.admin}/admin/callers", headers={"authorization": "Bearer admin"})
+        caller = response.json()["callers"][0]
+        assert (caller["ok_requests"], caller["rejected_requests"]) == (accepted, rejected)
+        assert (caller["tokens"], caller["tokens_per_second"]) == (tokens, rate)
+        assert httpx.get(f"{server.admin}/admin/callers").json()["error"]["reason"] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "gpu", "expected"),
+    [(2, None, False, 1), (32, None, False, 2), (16, None, True, 8), (96, None, True, 8), (16, 3 * 10**8, True, 1)],
+)
+def test_auto_selects_a_number_that_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, memory: int | None, gpu: bool, expected: int
+) -> None:
+    monkeypatch.setattr(supervisor, "available_cpus", lambda: cores)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: memory)
+    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path if gpu else tmp_path / "none")
+    settings = load_settings(environ={"ATTENDANT_WORKERS": "auto"})
+    assert supervisor.choose_workers(settings).workers == expected
+
+
+def test_auto_counts_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight copies of a model of 1 GB need 24 GB, and 2.4 GB besides."""
+    manifest = {"files": {"w": {"size": 10**9}}, "graphs": {"fast": {"weights": ["w"]}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(supervisor, "available_cpus", lambda: 16)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path)
+    assert supervisor.choose_workers(Settings(model_dir=tmp_path, workers=0)).workers == 3
+
+
+def test_one_worker_needs_no_supervisor(tiny_artifact: Path) -> None:
+    with serving(model_dir=tiny_artifact, workers=1) as running:
+        assert worker_ids(running) == []
+        assert encode(running) == 200
+
+
+@pytest.mark.parametrize("value", ["-1", "65", "many"])
+def test_invalid_number_of_workers_is_an_error(value: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "service", "serve", "--workers", value], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 78
+    assert result.stderr.startswith("attendant: ATTENDANT_WORKERS: ")

@@ -1,0 +1,92 @@
+"""Changes of the models of several workers: all of them make a change, or none."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import RunningServer, serving, wait_until
+from tests.keys import named_key
+from tests.service.test_supervisor import WORKERS, await_workers, worker_ids
+
+KEY = {"authorization": "Bearer admin-secret", "content-type": "application/json"}
+
+
+def write_models(path: Path, **sources: Path) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"[[models]]\nname = '{name}'\nsource = '{source}'\n" for name, source in sources.items()))
+    new.replace(path)
+
+
+def names(server: RunningServer) -> list[list[str]]:
+    """The models of each worker: of two idle connections that are open at once, each worker has one."""
+    with httpx.Client(base_url=server.rest) as first, httpx.Client(base_url=server.rest) as second:
+        documents = [client.get("/v1/models").json() for client in (first, second)]
+    return [[model["id"] for model in document["data"]] for document in documents]
+
+
+def change(server: RunningServer, method: str, name: str) -> httpx.Response:
+    return httpx.request(method, f"{server.admin}/admin/models/{name}", headers=KEY, timeout=60)
+
+
+@pytest.fixture
+def server(tiny_artifact: Path, tmp_path: Path) -> Iterator[RunningServer]:
+    keys = tmp_path / "admins"
+    keys.write_text(f"{named_key('operator', 'admin-secret')}\n")
+    write_models(tmp_path / "models.toml", a=tiny_artifact, b=tiny_artifact)
+    with serving(models_file=tmp_path / "models.toml", admin_keys_file=keys, workers=WORKERS) as running:
+        yield running
+
+
+def test_unloads_and_loads_reach_every_worker_and_its_replacement(server: RunningServer) -> None:
+    assert names(server) == [["a", "b"]] * WORKERS
+    assert change(server, "DELETE", "b").json()["ready"] is False
+    assert names(server) == [["a"]] * WORKERS
+    os.kill(worker_ids(server)[0], signal.SIGKILL)
+    await_workers(server, restarts=1)
+    assert names(server) == [["a"]] * WORKERS
+    assert change(server, "POST", "b").json()["ready"] is True
+    assert names(server) == [["a", "b"]] * WORKERS
+    assert change(server, "DELETE", "a").json()["error"]["reason"] == "DEFAULT_MODEL_REQUIRED"
+    assert change(server, "POST", "none").status_code == 404
+
+
+def test_changed_file_reaches_every_worker(server: RunningServer, tiny_artifact: Path, tmp_path: Path) -> None:
+    write_models(tmp_path / "models.toml", c=tiny_artifact, a=tiny_artifact)
+    wait_until(lambda: names(server) == [["c", "a"]] * WORKERS)
+
+
+def test_model_that_cannot_be_loaded_changes_no_worker(
+    server: RunningServer, tiny_artifact: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_artifact, damaged)
+    (damaged / "tokenizer.json").write_text("{}")
+    write_models(tmp_path / "models.toml", c=damaged, a=tiny_artifact)
+    response = change(server, "POST", "c")
+    assert response.status_code >= 400
+    assert "tokenizer.json" in response.json()["error"]["message"]
+    assert names(server) == [["a", "b"]] * WORKERS
+    write_models(tmp_path / "models.toml", c=tiny_artifact, a=tiny_artifact)
+    assert change(server, "POST", "c").json()["ready"] is True
+    assert names(server) == [["c", "a"]] * WORKERS
+
+
+def test_worker_that_ends_during_a_change_aborts_it(server: RunningServer, tiny_artifact: Path, tmp_path: Path) -> None:
+    """Its neighbor has prepared the change, and serves what it served before."""
+    stopped = worker_ids(server)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    write_models(tmp_path / "models.toml", c=tiny_artifact, a=tiny_artifact)
+    with ThreadPoolExecutor() as executor:
+        response = executor.submit(change, server, "POST", "c")
+        with pytest.raises(TimeoutError):
+            response.result(timeout=4)
+        os.kill(stopped, signal.SIGKILL)
+        assert "worker 1 ended" in response.result().json()["error"]["message"]
+    await_workers(server, restarts=1)
+    wait_until(lambda: names(server) == [["c", "a"]] * WORKERS)  # the watch of the file tries again
