@@ -1,15 +1,18 @@
 """The event loop (C21): what a server delivers when its device is fast, with a simulated device."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from bench.costs import infer_body
 from bench.load import GZIP, Answered, Load, bodies_file, progress, run_wrk
 from bench.project import encode_body, served_name
 from bench.rpc_load import run_rpc
+from bench.simulated_device import DEVICE_FILE
 from bench.targets import Verdict, judge
 from bench.workloads import Corpus
 from tests.conftest import RunningServer, serving
@@ -20,6 +23,9 @@ REQUESTS = 256
 """Different requests of a workload."""
 WORKLOADS = ("W1", "W32 JSON", "W32 base64", "W32 gRPC", "W32 OIP binary")
 SINGLE = "W1"
+SHARED, SHARED_CONNECTIONS = "W32 base64", 64
+"""The load for which the CPU time of two workers is compared with that of one."""
+WORKERS = (1, 2)
 CROWD = 512
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -59,11 +65,13 @@ class LoopFigures:
         return "\n".join([HEAD, *(figure.describe() for figure in self.figures)])
 
     def verdicts(self) -> list[Verdict]:
-        crowded = next(f for f in self.figures if (f.workload, f.workers, f.connections) == (SINGLE, 1, CROWD))
-        times = crowded.answered
+        found = {(figure.workload, figure.workers, figure.connections): figure for figure in self.figures}
+        times = found[SINGLE, 1, CROWD].answered
+        one, two = (found[SHARED, workers, SHARED_CONNECTIONS].cpu_us for workers in WORKERS)
         return [
             judge("loop_tail", times.p99_ms / times.p50_ms),
             judge("loop_longest", times.max_ms / times.p50_ms),
+            judge("loop_workers", two / one),
             judge("failed", times.failed, f"{SINGLE} c={CROWD}, simulated device"),
         ]
 
@@ -73,13 +81,18 @@ def measure_loop(model_dir: Path, corpus: Corpus, seconds: float) -> LoopFigures
     texts = [text for text, _ in corpus.sentences]
     figures = []
     progress(f"simulated device\n{HEAD}")
-    with serving(module="bench.simulated_device", model_dir=model_dir) as server:
-        for workload in WORKLOADS:
-            with bodies_file(_bodies(workload, texts)) as bodies:
-                for connections in CONNECTIONS:
-                    figure = _measure(server, workload, connections, bodies, seconds)
-                    progress(figure.describe())
-                    figures.append(figure)
+    for workers in WORKERS:
+        with (
+            tempfile.NamedTemporaryFile() as device,
+            patch.dict(os.environ, {DEVICE_FILE: device.name}),
+            serving(module="bench.simulated_device", model_dir=model_dir, workers=workers) as server,
+        ):
+            for workload in WORKLOADS:
+                with bodies_file(_bodies(workload, texts)) as bodies:
+                    for connections in CONNECTIONS:
+                        figure = _measure(server, workload, workers, connections, bodies, seconds)
+                        progress(figure.describe())
+                        figures.append(figure)
     return LoopFigures(figures)
 
 
@@ -92,7 +105,9 @@ def _bodies(workload: str, texts: Sequence[str]) -> list[dict[str, Any]]:
     return [encode_body(batch, "base64" if workload == "W32 base64" else "float") for batch in batches]
 
 
-def _measure(server: RunningServer, workload: str, connections: int, bodies: str, seconds: float) -> LoopFigure:
+def _measure(
+    server: RunningServer, workload: str, workers: int, connections: int, bodies: str, seconds: float
+) -> LoopFigure:
     before = cpu_seconds(server.pid)
     if workload == "W32 gRPC":
         answered = run_rpc(Load(server.grpc, connections, bodies), seconds, processes=1)
@@ -102,7 +117,7 @@ def _measure(server: RunningServer, workload: str, connections: int, bodies: str
     succeeded = answered.requests - (0 if workload == "W32 gRPC" else answered.failed)  # wrk counts all responses
     accepted = succeeded * (1 if workload == SINGLE else TEXTS)
     cpu_us = (cpu_seconds(server.pid) - before) / accepted * 1e6
-    return LoopFigure(workload, 1, connections, accepted / answered.seconds, cpu_us, answered)
+    return LoopFigure(workload, workers, connections, accepted / answered.seconds, cpu_us, answered)
 
 
 def cpu_seconds(pid: int) -> float:

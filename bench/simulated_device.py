@@ -21,6 +21,7 @@ from service.engine.backends.base import BackendChoice
 from service.engine.backends.cuda import HIDDEN, POOLED, CudaBackend, Floats
 from service.engine.backends.select import GPU_BATCH_TOKENS, BackendOptions, Machine, explain_choice
 from service.engine.backends.varlen import VarlenBatch
+from service.supervisor import Supervisor
 
 DEVICE_FILE = "BENCH_DEVICE"
 BATCH_S = 0.4e-3
@@ -87,5 +88,6 @@ def open_simulated(
 
 
 if __name__ == "__main__":
+    Supervisor.module = "bench.simulated_device"
     model_loader.BackendOpener.open = open_simulated  # type: ignore[method-assign]
     sys.exit(main())

@@ -88,6 +88,7 @@ TARGETS = {
     "traces": _at_least("C20", "W1 c=64 with a span for each request", 0.97, "of W1 c=64 without"),
     "loop_tail": _at_most("C21", "p99 of W1 c=512 with a simulated device", 3.0, "x its p50"),
     "loop_longest": _at_most("C21", "longest wait of W1 c=512 with a simulated device", 10.0, "x its p50"),
+    "loop_workers": _at_most("C21", "CPU time per text of W32 with two workers", 1.1, "x with one"),
     "livez": _at_most("", "slowest /livez beside the worst requests, above an idle server", 50, "ms"),
     "preparation": _at_most("", "preparation of 20,000 characters", 300, "ms"),
     "failed": _at_most("", "failed requests", 0),

@@ -35,7 +35,7 @@ from service.models_file import configured_models
 from service.process import background_task, start_task
 from service.quota_board import create_board
 from service.shared_values import Aggregate, Cell, Slot
-from service.sockets import bind, raise_open_file_limit, reserve
+from service.sockets import Acceptor, bind, raise_open_file_limit, reserve
 from service.tls import Tls, TlsFiles
 from service.worker_link import ADMIN, PARENT, REST, Channel, Message, Start
 
@@ -60,9 +60,6 @@ MAX_GPU_WORKERS = 8
 WORKER_BYTES = 300 * 2**20
 WEIGHT_COPIES = 3
 """Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
-BACKLOG = 2048
-ACCEPTS_PER_WAKEUP = 64
-ACCEPT_RETRY_S = 1.0
 GPU_DEVICE = Path("/dev/nvidiactl")
 
 log = logging.getLogger("attendant.supervisor")
@@ -120,7 +117,13 @@ class Worker:
 
 
 class Supervisor:
-    """Construct it on the event loop of the main thread: workers end with the thread that has started them."""
+    """Construct it on the event loop of the main thread: workers end with the thread that has started them.
+
+    Attributes:
+        module: The program of the workers.
+    """
+
+    module = "service"
 
     def __init__(self, settings: Settings) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -164,14 +167,13 @@ class Supervisor:
     async def _run(self) -> int:
         settings = self._settings
         raise_open_file_limit(settings)
-        self._rest = bind(settings.host, settings.rest_port, "REST")
+        rest = bind(settings.host, settings.rest_port, "REST")
         grpc = reserve(settings.host, settings.grpc_port, "gRPC")
         admin = bind(settings.admin_host, settings.admin_port, "admin")
-        self._rest.setblocking(False)
-        self._rest.listen(BACKLOG)
+        self._acceptor = Acceptor(rest, self._serve)
         ports = {
             name: bound.getsockname()[1]
-            for name, bound in (("rest_port", self._rest), ("grpc_port", grpc), ("admin_port", admin))
+            for name, bound in (("rest_port", rest), ("grpc_port", grpc), ("admin_port", admin))
         }
         self._start_settings = settings.model_copy(update=ports)
         self._install_signal_handlers()
@@ -185,7 +187,7 @@ class Supervisor:
                 with background_task(watch.run()):
                     await self._ended.wait()
         grpc.close()
-        self._close_listener()
+        self._acceptor.close()
         await self._admin.stop()
         return self._exit_status
 
@@ -206,7 +208,7 @@ class Supervisor:
         worker.channel, end = Channel.pair()
         with end:
             end.set_inheritable(True)
-            command = [sys.executable, "-P", "-m", "service", "worker", str(end.fileno())]
+            command = [sys.executable, "-P", "-m", self.module, "worker", str(end.fileno())]
             environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
             # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
@@ -317,7 +319,7 @@ class Supervisor:
             start_task(self._change_models(worker, message))
         elif event == "listening":
             worker.is_listening = True
-            self._accept_connections()
+            self._acceptor.start()
         elif event == "ready":
             worker.is_ready = worker.was_ready = True
             self._models = self._models or message["models"]
@@ -325,7 +327,7 @@ class Supervisor:
         elif event == "closing":
             worker.is_listening = worker.is_ready = False
             if not any(other.is_listening for other in self._workers) and self._deadline < math.inf:
-                self._close_listener()
+                self._acceptor.close()
         elif event == "failed":
             log.critical("worker failed, killing it worker=%d pid=%d", worker.number, worker.pid)
             worker.kill(signal.SIGKILL)
@@ -380,28 +382,10 @@ class Supervisor:
 
     # Connections.
 
-    def _accept_connections(self) -> None:
-        if self._rest.fileno() < 0:
-            return
-        asyncio.get_running_loop().add_reader(self._rest, self._accept)
-
-    def _accept(self) -> None:
-        """Pass new connections to the workers with the fewest."""
-        for _ in range(ACCEPTS_PER_WAKEUP):
-            try:
-                connection, _ = self._rest.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:  # the client has gone
-                continue
-            except OSError as error:  # too many open files
-                log.error("connections not accepted error=%s", error.strerror)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._rest)
-                loop.call_later(ACCEPT_RETRY_S, self._accept_connections)
-                return
-            with connection:
-                self._pass(REST, connection)
+    def _serve(self, connection: socket.socket) -> None:
+        """Pass a new connection to the worker with the fewest."""
+        with connection:
+            self._pass(REST, connection)
 
     def _pass(self, kind: bytes, connection: socket.socket) -> bool:
         """Pass a connection to a worker; return False if there is none that accepts it."""
@@ -429,12 +413,6 @@ class Supervisor:
                 else:
                     own.close()
         return connections
-
-    def _close_listener(self) -> None:
-        if self._rest.fileno() < 0:
-            return
-        asyncio.get_running_loop().remove_reader(self._rest)
-        self._rest.close()
 
     # Signals.
 

@@ -15,7 +15,7 @@ from service.connections import ConnectionTable, normal_address
 from service.process import start_task
 from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
 from service.rest.protocol import HttpProtocol
-from service.sockets import Peer, WatchedPort
+from service.sockets import Acceptor, Peer, WatchedPort
 
 TLS_SHUTDOWN_S = 1.0
 """Time to wait for a client that does not close its side of a TLS connection."""
@@ -82,13 +82,13 @@ class Server(uvicorn.Server):
             self._watch = start_task(watched.run(ignored=self._peers))
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection that another process has accepted."""
+        """Serve an accepted connection."""
+        connection.setblocking(False)
         start_task(self._serve_connection(connection))
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         protocol = self._make_protocol()
         protocol.on_lost = self.on_lost
-        connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, connection, **self._connection_options
@@ -120,9 +120,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and set the event that `start` waits for."""
         await super().startup([])  # uvicorn would use the default time limits of TLS, 60 s and 30 s
-        options = self._connection_options | {"backlog": self.config.backlog}
-        loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(self._make_protocol, sock=bound, **options) for bound in sockets or ()]
+        acceptors = [Acceptor(bound, self.adopt) for bound in sockets or ()]
+        for acceptor in acceptors:
+            acceptor.start()
+        self.servers = acceptors  # type: ignore[assignment]  # uvicorn closes them
         self._started.set()
 
     def _make_protocol(self) -> Any:
