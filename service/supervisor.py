@@ -63,6 +63,7 @@ WEIGHT_COPIES = 3
 BACKLOG = 2048
 ACCEPTS_PER_WAKEUP = 64
 ACCEPT_RETRY_S = 1.0
+PASS_RETRY_S = 0.01
 GPU_DEVICE = Path("/dev/nvidiactl")
 
 log = logging.getLogger("attendant.supervisor")
@@ -138,6 +139,8 @@ class Supervisor:
         registry.register(Aggregate([own, *(worker.slot for worker in self._workers)]))
         registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
         self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
+        self._waiting: socket.socket | None = None
+        """An accepted connection that no worker has taken yet."""
         self._models: Message | None = None
         self._changing = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -386,22 +389,29 @@ class Supervisor:
         asyncio.get_running_loop().add_reader(self._rest, self._accept)
 
     def _accept(self) -> None:
-        """Pass new connections to the workers with the fewest."""
+        """Pass new connections to the workers with the fewest. While none takes one, the others wait in the backlog."""
         for _ in range(ACCEPTS_PER_WAKEUP):
-            try:
-                connection, _ = self._rest.accept()
-            except BlockingIOError:
+            if self._waiting is None:
+                try:
+                    self._waiting, _ = self._rest.accept()
+                except BlockingIOError:
+                    return
+                except ConnectionError:  # the client has gone
+                    continue
+                except OSError as error:  # too many open files
+                    log.error("connections not accepted error=%s", error.strerror)
+                    self._pause_accepting(ACCEPT_RETRY_S)
+                    return
+            if not self._pass(REST, self._waiting):
+                self._pause_accepting(PASS_RETRY_S)
                 return
-            except ConnectionError:  # the client has gone
-                continue
-            except OSError as error:  # too many open files
-                log.error("connections not accepted error=%s", error.strerror)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._rest)
-                loop.call_later(ACCEPT_RETRY_S, self._accept_connections)
-                return
-            with connection:
-                self._pass(REST, connection)
+            self._waiting.close()
+            self._waiting = None
+
+    def _pause_accepting(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._rest)
+        loop.call_later(seconds, self._accept_connections)
 
     def _pass(self, kind: bytes, connection: socket.socket) -> bool:
         """Pass a connection to a worker; return False if there is none that accepts it."""
@@ -435,6 +445,8 @@ class Supervisor:
             return
         asyncio.get_running_loop().remove_reader(self._rest)
         self._rest.close()
+        if self._waiting is not None:
+            self._waiting.close()
 
     # Signals.
 
