@@ -31,6 +31,7 @@ CROWDED_FILES = 0.8
 BACKLOG = 2048
 ACCEPTS_PER_TURN = 64
 ACCEPT_RETRY_S = 1.0
+TAKE_RETRY_S = 0.01
 
 Peer = tuple[str, int]
 """The address and the port of a client."""
@@ -145,10 +146,11 @@ class Acceptor:
     uvloop accepts one per turn: of 512 clients that connected to a busy server at once, the last waited for seconds.
     """
 
-    def __init__(self, bound: socket.socket, on_connection: Callable[[socket.socket], None]) -> None:
-        """`on_connection` owns the connection."""
+    def __init__(self, bound: socket.socket, take: Callable[[socket.socket], bool]) -> None:
+        """`take` owns the connection, or returns False: then it and all others wait, in the backlog of the socket."""
         self._bound = bound
-        self._on_connection = on_connection
+        self._take = take
+        self._waiting: socket.socket | None = None
         bound.setblocking(False)
         bound.listen(BACKLOG)
 
@@ -162,25 +164,35 @@ class Acceptor:
         if self._bound.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._bound)
             self._bound.close()
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
 
     async def wait_closed(self) -> None:
         """Return at once: `close` closes the socket."""
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
-            try:
-                connection, _ = self._bound.accept()
-            except BlockingIOError:
+            if self._waiting is None:
+                try:
+                    self._waiting, _ = self._bound.accept()
+                except BlockingIOError:
+                    return
+                except ConnectionError:  # the client has gone
+                    continue
+                except OSError as error:  # too many open files
+                    log.error("connections not accepted error=%s", error.strerror)
+                    self._pause(ACCEPT_RETRY_S)
+                    return
+            if not self._take(self._waiting):
+                self._pause(TAKE_RETRY_S)
                 return
-            except ConnectionError:  # the client has gone
-                continue
-            except OSError as error:  # too many open files
-                log.error("connections not accepted error=%s", error.strerror)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._bound)
-                loop.call_later(ACCEPT_RETRY_S, self.start)
-                return
-            self._on_connection(connection)
+            self._waiting = None
+
+    def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._bound)
+        loop.call_later(seconds, self.start)
 
 
 class PortSockets:

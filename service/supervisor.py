@@ -382,10 +382,12 @@ class Supervisor:
 
     # Connections.
 
-    def _serve(self, connection: socket.socket) -> None:
-        """Pass a new connection to the worker with the fewest."""
-        with connection:
-            self._pass(REST, connection)
+    def _serve(self, connection: socket.socket) -> bool:
+        """Pass a new connection to the worker with the fewest; return False if no worker takes it now."""
+        if not self._pass(REST, connection):
+            return False
+        connection.close()
+        return True
 
     def _pass(self, kind: bytes, connection: socket.socket) -> bool:
         """Pass a connection to a worker; return False if there is none that accepts it."""

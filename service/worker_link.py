@@ -123,8 +123,8 @@ class WorkerLink:
 
     def attach(
         self,
-        serve_rest: Callable[[socket.socket], None],
-        serve_admin: Callable[[socket.socket], None],
+        serve_rest: Callable[[socket.socket], object],
+        serve_admin: Callable[[socket.socket], object],
         on_message: Callable[[Message], None],
     ) -> None:
         """Serve the connections that arrive from now on, and tell the supervisor to pass them."""

@@ -81,10 +81,11 @@ class Server(uvicorn.Server):
             watched = WatchedPort(port, self._handshakes, self._limits.on_closed)
             self._watch = start_task(watched.run(ignored=self._peers))
 
-    def adopt(self, connection: socket.socket) -> None:
+    def adopt(self, connection: socket.socket) -> bool:
         """Serve an accepted connection."""
         connection.setblocking(False)
         start_task(self._serve_connection(connection))
+        return True
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         protocol = self._make_protocol()

@@ -170,6 +170,25 @@ def test_stopped_worker_gets_no_connections(workers: RunningServer) -> None:
     assert metric(workers, "attendant_worker_restarts_total") == 0
 
 
+def test_burst_of_connections_waits_until_workers_take_them(workers: RunningServer) -> None:
+    """Workers that do not read at all: a few hundred connections fill their sockets, and the others are not closed."""
+    pids = worker_ids(workers)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with ExitStack() as stack:
+        address = "127.0.0.1", port_of(workers.rest)
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(800)]
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        for client in clients:
+            client.settimeout(30)
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert Counter(client.recv(15) for client in clients) == {b"HTTP/1.1 200 OK": 800}
+        counts = [sockets(pid, address[1], ESTABLISHED) for pid in pids]
+        assert sum(counts) == 800
+        assert max(counts) <= 1.3 * 400
+
+
 def test_worker_that_hangs_is_killed_and_replaced(tiny_artifact: Path) -> None:
     code = (
         "import sys, service.supervisor as s; s.HUNG_S = 3; import service.__main__ as m; sys.exit(m.main(['serve']))"
