@@ -464,7 +464,8 @@ class Supervisor:
 
         def on_hangup() -> None:
             for worker in self._workers:
-                worker.kill(signal.SIGHUP)
+                if worker.is_listening:  # others have no handler yet, and have still to read the files
+                    worker.kill(signal.SIGHUP)
 
         handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
             (signal.SIGTERM, on_signal, (signal.SIGTERM,)),

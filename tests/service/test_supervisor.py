@@ -88,20 +88,30 @@ def await_workers(server: RunningServer, restarts: float) -> None:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(tiny_artifact: Path) -> Iterator[RunningServer]:
+    """A server whose workers stay."""
+    with serving(model_dir=tiny_artifact, workers=WORKERS) as running:
+        yield running
+
+
+@pytest.fixture
+def own_workers(tiny_artifact: Path) -> Iterator[RunningServer]:
+    """A server whose workers may be killed."""
     with serving(model_dir=tiny_artifact, workers=WORKERS, log_format="json") as running:
         yield running
 
 
 def test_connections_are_balanced_and_each_request_counts_once(workers: RunningServer) -> None:
+    earlier = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
     with ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=workers.rest)) for _ in range(64)]
         assert Counter(client.post("/v1/encode", json=TEXT).status_code for client in clients) == {200: 64}
         port = port_of(workers.rest)
         assert [sockets(pid, port, ESTABLISHED) for pid in worker_ids(workers)] == [32, 32]
         wait_until(lambda: metric(workers, "attendant_http_connections") == 64)
-    assert metric(workers, REQUESTS) == metric(workers, "attendant_request_tokens_count") == 64
+    counts = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
+    assert [after - before for after, before in zip(counts, earlier, strict=True)] == [64, 64]
     assert "pid=" not in httpx.get(f"{workers.admin}/metrics").text
     wait_until(lambda: metric(workers, "attendant_http_connections") == 0)
 
@@ -116,32 +126,33 @@ def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> Non
     assert run_python("-c", code).stdout.split() == ["False", "False"]
 
 
-def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(workers: RunningServer) -> None:
-    tally = Counter(encode(workers) for _ in range(20))
-    victim, other = worker_ids(workers)
+def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(own_workers: RunningServer) -> None:
+    tally = Counter(encode(own_workers) for _ in range(20))
+    victim, other = worker_ids(own_workers)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not is_running(victim))
     for _ in range(20):
-        assert is_ready(workers)
-        tally[encode(workers)] += 1
-    await_workers(workers, restarts=1)
-    assert other in worker_ids(workers)
-    tally.update(encode(workers) for _ in range(20))
+        assert is_ready(own_workers)
+        tally[encode(own_workers)] += 1
+    await_workers(own_workers, restarts=1)
+    assert other in worker_ids(own_workers)
+    tally.update(encode(own_workers) for _ in range(20))
     assert tally == {200: 60}
-    assert metric(workers, REQUESTS) == 60
-    assert metric(workers, 'attendant_request_duration_seconds_count{api="rest",lane="fast"') == 60
+    assert metric(own_workers, REQUESTS) == 60
+    assert metric(own_workers, 'attendant_request_duration_seconds_count{api="rest",lane="fast"') == 60
 
 
-def test_worker_that_crashes_again_and_again_is_restarted_later_each_time(workers: RunningServer) -> None:
-    stable = worker_ids(workers)[0]
+@pytest.mark.slow
+def test_worker_that_crashes_again_and_again_is_restarted_later_each_time(own_workers: RunningServer) -> None:
+    stable = worker_ids(own_workers)[0]
     for restarts in (1, 2, 3):
-        await_workers(workers, restarts - 1)
-        os.kill(worker_ids(workers)[1], signal.SIGKILL)
-        wait_until(lambda expected=restarts: metric(workers, "attendant_worker_restarts_total") == expected)  # type: ignore[misc]
-        assert encode(workers) == 200
-    assert worker_ids(workers)[0] == stable
-    workers.process.terminate()
-    _, log = workers.process.communicate(timeout=60)
+        await_workers(own_workers, restarts - 1)
+        os.kill(worker_ids(own_workers)[1], signal.SIGKILL)
+        wait_until(lambda expected=restarts: metric(own_workers, "attendant_worker_restarts_total") == expected)  # type: ignore[misc]
+        assert encode(own_workers) == 200
+    assert worker_ids(own_workers)[0] == stable
+    own_workers.process.terminate()
+    _, log = own_workers.process.communicate(timeout=60)
     delays = [line.partition("restart_s=")[2].rstrip('"}') for line in log.splitlines() if "restart_s=" in line]
     assert delays == ["0.5", "1", "2"]
 
@@ -172,11 +183,17 @@ def test_stopped_worker_gets_no_connections(workers: RunningServer) -> None:
 
 def test_burst_of_connections_waits_until_workers_take_them(workers: RunningServer) -> None:
     """Workers that do not read at all: a few hundred connections fill their sockets, and the others are not closed."""
-    pids = worker_ids(workers)
+    pids, address = worker_ids(workers), ("127.0.0.1", port_of(workers.rest))
+
+    def reaches_both() -> bool:
+        with socket.create_connection(address), socket.create_connection(address):
+            time.sleep(0.1)
+            return [sockets(pid, address[1], ESTABLISHED) for pid in pids] == [1, 1]
+
+    wait_until(reaches_both)  # also if another test has just continued one of them
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     with ExitStack() as stack:
-        address = "127.0.0.1", port_of(workers.rest)
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(800)]
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -189,6 +206,7 @@ def test_burst_of_connections_waits_until_workers_take_them(workers: RunningServ
         assert max(counts) <= 1.3 * 400
 
 
+@pytest.mark.slow
 def test_worker_that_hangs_is_killed_and_replaced(tiny_artifact: Path) -> None:
     code = (
         "import sys, service.supervisor as s; s.HUNG_S = 3; import service.__main__ as m; sys.exit(m.main(['serve']))"
@@ -220,7 +238,10 @@ def test_workers_end_with_the_supervisor_and_leave_no_port(tiny_artifact: Path) 
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.slow)],
+)
 def test_second_server_on_the_grpc_port_is_an_error(tiny_artifact: Path, first: int, second: int) -> None:
     with serving(model_dir=tiny_artifact, workers=first) as running:
         port = port_of(running.grpc)
