@@ -19,6 +19,7 @@ import pytest
 from service import supervisor
 from service.callers import BURST_S
 from service.config import Settings, load_settings
+from service.supervisor import share
 from tests.conftest import (
     ROOT,
     RunningServer,
@@ -114,6 +115,23 @@ def test_connections_are_balanced_and_each_request_counts_once(workers: RunningS
     assert [after - before for after, before in zip(counts, earlier, strict=True)] == [64, 64]
     assert "pid=" not in httpx.get(f"{workers.admin}/metrics").text
     wait_until(lambda: metric(workers, "attendant_http_connections") == 0)
+
+
+def test_limits_are_those_of_the_whole_server(workers: RunningServer) -> None:
+    """Clients read the server's limits. Each worker has its part, and the parts add up."""
+    limits = httpx.get(f"{workers.rest}/v1/model").json()["limits"]
+    assert (limits["max_connections"], limits["max_pending_request_bytes"]) == (2048, 2**28)
+    assert metric(workers, 'attendant_connection_limit{api="rest"}') == 2048
+    start = Settings(workers=3, threads=8, max_connections=10, max_pending_request_bytes=10)
+    assert (start.worker_connections, start.connections_per_address, start.worker_request_bytes) == (4, 2, 4)
+
+
+def test_worker_gets_its_part_of_threads_and_memory() -> None:
+    options = Settings(workers=3, threads=8, max_pending_response_bytes=10, gpu_memory_limit_bytes=9)
+    parts = [share(options, number) for number in range(3)]
+    assert [part["threads"] for part in parts] == [3, 3, 2]
+    assert {(part["max_pending_response_bytes"], part["gpu_memory_limit_bytes"]) for part in parts} == {(4, 3)}
+    assert "max_request_bytes" not in parts[0]  # unset options stay unset: their defaults depend on the model
 
 
 def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> None:
