@@ -171,7 +171,7 @@ class App:
         from service.rpc.server import RpcServer
 
         settings, lifecycle, metrics, access = self._settings, self._lifecycle, self.metrics, self._access
-        budget = MemoryBudget(settings.max_pending_request_bytes, "request bodies")
+        budget = MemoryBudget(settings.worker_request_bytes, "request bodies")
         header_timeout_s = settings.header_timeout_ms / 1000
         requests = RequestLog.of(settings, metrics, self._tracing)
         limits = ConnectionLimits(

@@ -216,6 +216,11 @@ class Settings(BaseModel):
         return math.ceil(self.max_connections / max(1, self.workers))
 
     @property
+    def worker_request_bytes(self) -> int:
+        """The maximum total size of request bodies and gRPC messages in transit in one worker, in bytes."""
+        return math.ceil(self.max_pending_request_bytes / max(1, self.workers))
+
+    @property
     def connections_per_address(self) -> int:
         """The maximum number of connections of one API from one address in one worker."""
         limit = self.max_connections_per_address or max(1, self.max_connections // 2)

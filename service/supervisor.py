@@ -212,24 +212,10 @@ class Supervisor:
             environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
             # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
-        start = Start(worker.number, len(self._workers), self._share(worker.number), self._models)
+        start = Start(worker.number, len(self._workers), share(self._start_settings, worker.number), self._models)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
-
-    def _share(self, number: int) -> Message:
-        """Return the options of a worker: its part of what the whole server may use."""
-        settings, workers = self._start_settings, len(self._workers)
-        shares: dict[str, Any] = {
-            name: max(1, math.ceil(getattr(settings, name) / workers))
-            for name in SHARED_LIMITS
-            if getattr(settings, name)
-        }
-        threads = settings.threads or available_cpus()
-        shares["threads"] = max(1, threads // workers + (number < threads % workers))
-        update = settings.model_copy(update=shares)
-        document: Message = update.model_dump(mode="json", exclude_unset=True)
-        return document
 
     def _reap(self) -> None:
         """Learn which children have ended. As the first process of a container, it also has children of others."""
@@ -432,7 +418,8 @@ class Supervisor:
 
         def on_hangup() -> None:
             for worker in self._workers:
-                worker.kill(signal.SIGHUP)
+                if worker.is_listening:  # others have no handler yet, and have still to read the files
+                    worker.kill(signal.SIGHUP)
 
         handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
             (signal.SIGTERM, on_signal, (signal.SIGTERM,)),
@@ -457,11 +444,27 @@ class Supervisor:
 
 
 SHARED_LIMITS = (
-    "max_pending_request_bytes",
     "max_pending_response_bytes",
     "gpu_memory_limit_bytes",
 )
-"""Options that limit the memory of the whole server. Each worker gets an equal part. 0 sets no limit."""
+"""Options that limit the memory of the whole server. Each worker gets an equal part. 0 sets no limit.
+
+What clients can read, such as the limit of connections, stays that of the server: see `worker_...` of `Settings`.
+"""
+
+
+def share(settings: Settings, number: int) -> Message:
+    """Return the options of a worker as JSON: its part of what the whole server may use."""
+    shares: dict[str, Any] = {
+        name: max(1, math.ceil(limit / settings.workers))
+        for name in SHARED_LIMITS
+        if (limit := getattr(settings, name))
+    }
+    threads = settings.threads or available_cpus()
+    shares["threads"] = max(1, threads // settings.workers + (number < threads % settings.workers))
+    update = settings.model_copy(update=shares)
+    document: Message = update.model_dump(mode="json", exclude_unset=True)
+    return document
 
 
 def has_gpu(settings: Settings) -> bool:

@@ -64,7 +64,7 @@ class Receiver:
     ) -> None:
         self._budget = budget
         self._timeout_ms = settings.body_timeout_ms
-        self._free = max(1, settings.max_pending_request_bytes // settings.max_grpc_message_bytes)
+        self._free = max(1, settings.worker_request_bytes // settings.max_grpc_message_bytes)
         self._bytes_received = bytes_received
         self._count = 0
         self._calls: dict[Peer, dict[_Call, None]] = {}  # oldest first

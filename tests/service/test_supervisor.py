@@ -19,6 +19,7 @@ import pytest
 from service import supervisor
 from service.callers import BURST_S
 from service.config import Settings, load_settings
+from service.supervisor import share
 from tests.conftest import (
     ROOT,
     RunningServer,
@@ -88,22 +89,49 @@ def await_workers(server: RunningServer, restarts: float) -> None:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(tiny_artifact: Path) -> Iterator[RunningServer]:
+    """A server whose workers stay."""
+    with serving(model_dir=tiny_artifact, workers=WORKERS) as running:
+        yield running
+
+
+@pytest.fixture
+def own_workers(tiny_artifact: Path) -> Iterator[RunningServer]:
+    """A server whose workers may be killed."""
     with serving(model_dir=tiny_artifact, workers=WORKERS, log_format="json") as running:
         yield running
 
 
 def test_connections_are_balanced_and_each_request_counts_once(workers: RunningServer) -> None:
+    earlier = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
     with ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=workers.rest)) for _ in range(64)]
         assert Counter(client.post("/v1/encode", json=TEXT).status_code for client in clients) == {200: 64}
         port = port_of(workers.rest)
         assert [sockets(pid, port, ESTABLISHED) for pid in worker_ids(workers)] == [32, 32]
         wait_until(lambda: metric(workers, "attendant_http_connections") == 64)
-    assert metric(workers, REQUESTS) == metric(workers, "attendant_request_tokens_count") == 64
+    counts = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
+    assert [after - before for after, before in zip(counts, earlier, strict=True)] == [64, 64]
     assert "pid=" not in httpx.get(f"{workers.admin}/metrics").text
     wait_until(lambda: metric(workers, "attendant_http_connections") == 0)
+
+
+def test_limits_are_those_of_the_whole_server(workers: RunningServer) -> None:
+    """Clients read the server's limits. Each worker has its part, and the parts add up."""
+    limits = httpx.get(f"{workers.rest}/v1/model").json()["limits"]
+    assert (limits["max_connections"], limits["max_pending_request_bytes"]) == (2048, 2**28)
+    assert metric(workers, 'attendant_connection_limit{api="rest"}') == 2048
+    start = Settings(workers=3, threads=8, max_connections=10, max_pending_request_bytes=10)
+    assert (start.worker_connections, start.connections_per_address, start.worker_request_bytes) == (4, 2, 4)
+
+
+def test_worker_gets_its_part_of_threads_and_memory() -> None:
+    options = Settings(workers=3, threads=8, max_pending_response_bytes=10, gpu_memory_limit_bytes=9)
+    parts = [share(options, number) for number in range(3)]
+    assert [part["threads"] for part in parts] == [3, 3, 2]
+    assert {(part["max_pending_response_bytes"], part["gpu_memory_limit_bytes"]) for part in parts} == {(4, 3)}
+    assert "max_request_bytes" not in parts[0]  # unset options stay unset: their defaults depend on the model
 
 
 def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> None:
@@ -116,32 +144,33 @@ def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> Non
     assert run_python("-c", code).stdout.split() == ["False", "False"]
 
 
-def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(workers: RunningServer) -> None:
-    tally = Counter(encode(workers) for _ in range(20))
-    victim, other = worker_ids(workers)
+def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(own_workers: RunningServer) -> None:
+    tally = Counter(encode(own_workers) for _ in range(20))
+    victim, other = worker_ids(own_workers)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: metric(workers, "attendant_worker_restarts_total") == 1)  # before, it may get connections
     for _ in range(20):
-        assert is_ready(workers)
-        tally[encode(workers)] += 1
-    await_workers(workers, restarts=1)
-    assert other in worker_ids(workers)
-    tally.update(encode(workers) for _ in range(20))
+        assert is_ready(own_workers)
+        tally[encode(own_workers)] += 1
+    await_workers(own_workers, restarts=1)
+    assert other in worker_ids(own_workers)
+    tally.update(encode(own_workers) for _ in range(20))
     assert tally == {200: 60}
-    assert metric(workers, REQUESTS) == 60
-    assert metric(workers, 'attendant_request_duration_seconds_count{api="rest",lane="fast"') == 60
+    assert metric(own_workers, REQUESTS) == 60
+    assert metric(own_workers, 'attendant_request_duration_seconds_count{api="rest",lane="fast"') == 60
 
 
-def test_worker_that_crashes_again_and_again_is_restarted_later_each_time(workers: RunningServer) -> None:
-    stable = worker_ids(workers)[0]
+@pytest.mark.slow
+def test_worker_that_crashes_again_and_again_is_restarted_later_each_time(own_workers: RunningServer) -> None:
+    stable = worker_ids(own_workers)[0]
     for restarts in (1, 2, 3):
-        await_workers(workers, restarts - 1)
-        os.kill(worker_ids(workers)[1], signal.SIGKILL)
-        wait_until(lambda expected=restarts: metric(workers, "attendant_worker_restarts_total") == expected)  # type: ignore[misc]
-        assert encode(workers) == 200
-    assert worker_ids(workers)[0] == stable
-    workers.process.terminate()
-    _, log = workers.process.communicate(timeout=60)
+        await_workers(own_workers, restarts - 1)
+        os.kill(worker_ids(own_workers)[1], signal.SIGKILL)
+        wait_until(lambda expected=restarts: metric(own_workers, "attendant_worker_restarts_total") == expected)  # type: ignore[misc]
+        assert encode(own_workers) == 200
+    assert worker_ids(own_workers)[0] == stable
+    own_workers.process.terminate()
+    _, log = own_workers.process.communicate(timeout=60)
     delays = [line.partition("restart_s=")[2].rstrip('"}') for line in log.splitlines() if "restart_s=" in line]
     assert delays == ["0.5", "1", "2"]
 
@@ -172,11 +201,17 @@ def test_stopped_worker_gets_no_connections(workers: RunningServer) -> None:
 
 def test_burst_of_connections_waits_until_workers_take_them(workers: RunningServer) -> None:
     """Workers that do not read at all: a few hundred connections fill their sockets, and the others are not closed."""
-    pids = worker_ids(workers)
+    pids, address = worker_ids(workers), ("127.0.0.1", port_of(workers.rest))
+
+    def reaches_both() -> bool:
+        with socket.create_connection(address), socket.create_connection(address):
+            time.sleep(0.1)
+            return [sockets(pid, address[1], ESTABLISHED) for pid in pids] == [1, 1]
+
+    wait_until(reaches_both)  # also if another test has just continued one of them
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     with ExitStack() as stack:
-        address = "127.0.0.1", port_of(workers.rest)
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(800)]
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -189,6 +224,7 @@ def test_burst_of_connections_waits_until_workers_take_them(workers: RunningServ
         assert max(counts) <= 1.3 * 400
 
 
+@pytest.mark.slow
 def test_worker_that_hangs_is_killed_and_replaced(tiny_artifact: Path) -> None:
     code = (
         "import sys, service.supervisor as s; s.HUNG_S = 3; import service.__main__ as m; sys.exit(m.main(['serve']))"
@@ -220,7 +256,10 @@ def test_workers_end_with_the_supervisor_and_leave_no_port(tiny_artifact: Path) 
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(1, 2, marks=pytest.mark.slow)],
+)
 def test_second_server_on_the_grpc_port_is_an_error(tiny_artifact: Path, first: int, second: int) -> None:
     with serving(model_dir=tiny_artifact, workers=first) as running:
         port = port_of(running.grpc)
