@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("attendant")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
-WORKERS = os.environ.get("WORKERS", "1")
+WORKERS = os.environ.get("SERVER_WORKERS", "1")
 """Workers of the servers that tests start without this option."""
 PROCESSES = 1 if WORKERS == "1" else int(WORKERS) + 1
 """Processes of such a server that read its files."""

@@ -148,7 +148,7 @@ def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_count
     tally = Counter(encode(own_workers) for _ in range(20))
     victim, other = worker_ids(own_workers)
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: metric(workers, "attendant_worker_restarts_total") == 1)  # before, it may get connections
+    wait_until(lambda: metric(own_workers, "attendant_worker_restarts_total") == 1)  # before, it may get connections
     for _ in range(20):
         assert is_ready(own_workers)
         tally[encode(own_workers)] += 1
