@@ -172,9 +172,9 @@ async def test_unsupported_outputs_and_similarities_name_the_supported_ones(spla
     }
     messages = [(await splade.post(path, body)).json()["error"]["message"] for path, body in bodies.items()]
     assert messages == [
-        'outputs: not supported for this model ("multi_vector"). Use "pooled", "tokens", "words", "spans", "static" or '
+        'outputs: "multi_vector" is not supported for this model. Use "pooled", "tokens", "words", "spans", "static" or '
         '"sparse", or another model.',
-        'similarity: not supported for this model ("maxsim"). Use "cosine", "dot", "sparse", "euclidean" or '
+        'similarity: "maxsim" is not supported for this model. Use "cosine", "dot", "sparse", "euclidean" or '
         '"manhattan", or another model.',
     ]
 

@@ -175,7 +175,7 @@ def test_work_of_a_disconnected_client_is_dropped(server: RunningServer) -> None
         connection.sendall(head.encode() + content)
         wait_until(lambda: metric(server, queued) > 200)
     wait_until(lambda: metric(server, discarded) >= before + 200)
-    assert metric(server, queued) == 0
+    wait_until(lambda: metric(server, queued) == 0)
     labels = f'api="oip",code="499",endpoint="/v2/models/{{name}}/infer",model="{MODEL}"'
     assert metric(server, f"attendant_requests_total{{{labels}}}") == 1
 
