@@ -172,8 +172,8 @@ async def test_unsupported_outputs_and_similarities_name_the_supported_ones(spla
     }
     messages = [(await splade.post(path, body)).json()["error"]["message"] for path, body in bodies.items()]
     assert messages == [
-        'outputs: "multi_vector" is not supported for this model. Use "pooled", "tokens", "words", "spans", "static" or '
-        '"sparse", or another model.',
+        'outputs: "multi_vector" is not supported for this model. Use "pooled", "tokens", "words", "spans", "static" '
+        'or "sparse", or another model.',
         'similarity: "maxsim" is not supported for this model. Use "cosine", "dot", "sparse", "euclidean" or '
         '"manhattan", or another model.',
     ]
