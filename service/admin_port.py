@@ -31,7 +31,7 @@ REASONS = {200: "OK", 503: "Service Unavailable"}
 HOP_HEADERS = (b"connection", b"keep-alive")
 CALLERS = "/admin/callers"
 CALLER_TERMS = ("name", "weight", "tokens_per_second", "retry_after_s")
-"""What workers agree on. The rest are counts."""
+"""Fields that are not summed over workers. The other fields are counts."""
 WORKER_TIMEOUT_S = 10.0
 
 
@@ -46,7 +46,7 @@ class AdminPort:
         connect: Callable[[], socket.socket | None],
         connect_all: Callable[[], list[socket.socket]],
     ) -> None:
-        """`connect`: returns a connection to the admin API of a worker, `connect_all` one to that of each worker."""
+        """`connect` returns a socket connected to the admin API of one worker, `connect_all` one socket per worker."""
         from service.rest.hosts import HostCheck
 
         self._registry = registry
@@ -155,7 +155,7 @@ class AdminPort:
             other_writer.close()
 
     async def _describe_callers(self, head: bytes) -> bytes:
-        """Return the callers of all workers as one response: a worker's counts are those of its own requests."""
+        """Return the callers, with their counts summed over the workers, as an HTTP response."""
         responses = await asyncio.gather(*(_fetch(connection, head) for connection in self._connect_all()))
         if not responses:
             return _response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True)

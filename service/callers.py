@@ -24,7 +24,7 @@ class Quota:
         self._level = tokens_per_second * BURST_S
         self._updated = time.monotonic()
         self.charged = 0.0
-        """The tokens charged by this process, without those of other workers."""
+        """Tokens charged by this process."""
 
     @property
     def level(self) -> float:

@@ -1,6 +1,5 @@
 """Every error that a client can get: canonical code, HTTP status, reason and metric label."""
 
-import re
 from typing import ClassVar
 
 from service.error_reasons import Reason
@@ -81,14 +80,15 @@ class ServiceError(Exception):
         self._remedy = remedy
         self._unit = unit
         self._spelling = ENGINE
-        self._named_in = re.search(rf"{{(\w+)\.{re.escape(actual)}}}", problem) if isinstance(actual, str) else None
+        before, named, _ = problem.partition(f".{actual}}}")
+        self._enumeration = before.rpartition("{")[2] if named else None
 
     @property
     def message(self) -> str:
         """The message, with the names of the engine's requests, or of the API after `spell`."""
         spelling, remedy = self._spelling, self._remedy
         quoted = isinstance(self.actual, str) and self.reason != "WRONG_TYPE"
-        shown = "" if self.actual is None or self._named_in else f'"{self.actual}"' if quoted else f"{self.actual}"
+        shown = "" if self.actual is None or self._enumeration else f'"{self.actual}"' if quoted else f"{self.actual}"
         detail = _detail(shown, self.minimum, self.maximum, self._unit)
         message = f"{self.field}: " if self.field else ""
         message += f"{spelling.text(self._problem)}{detail}."
@@ -101,8 +101,8 @@ class ServiceError(Exception):
     def spell(self, spelling: Spelling) -> None:
         """Use the names of an API in `message`, `field` and `actual`. Call it once, for an error of the engine."""
         self._spelling = spelling
-        if self._named_in is not None and self._named_in[1] in (spelling.values or ()):
-            self.actual = spelling.value(self._named_in[1], str(self.actual)).strip('"')
+        if self._enumeration in (spelling.values or ()):
+            self.actual = spelling.value(str(self._enumeration), str(self.actual)).strip('"')
         self.field = None if self.field is None else spelling.path(self.field)
 
 

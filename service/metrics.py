@@ -38,7 +38,7 @@ NO_LANE = "none"
 SUM: Literal["livesum"] = "livesum"
 LARGEST: Literal["livemax"] = "livemax"
 SMALLEST: Literal["livemin"] = "livemin"
-"""How the gauges of several workers become one."""
+"""How a gauge is aggregated over workers."""
 NO_MODEL = RESERVED
 """The model of requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")

@@ -1,4 +1,4 @@
-"""The quotas of callers across workers: each worker writes the tokens that it charges, and reads those of the others.
+"""Quotas across workers: each worker publishes the tokens that it has charged, and reads what the others have charged.
 
 There is no lock, because its holder could be killed. Each worker writes to an area of its own in memory of the
 supervisor. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the level of

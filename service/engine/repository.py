@@ -278,7 +278,7 @@ class ModelRepository:
 
     @property
     def models_state(self) -> ModelsState | None:
-        """What is served now; None without a models file."""
+        """The models file in use, and the unloaded models; None without a models file."""
         if self._settings.models_file is None:
             return None
         return ModelsState(self._state[0].decode(), tuple(sorted(self._unloaded)))

@@ -8,7 +8,7 @@ import base64
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import orjson
@@ -41,7 +41,7 @@ ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word:
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
-class Base64Rows(Sequence[Any]):
+class Base64Rows:
     """The rows of a matrix (N, D) in base64: texts, or objects with shape and dtype if they are `described`."""
 
     def __init__(self, matrix: Array, described: str = "") -> None:
@@ -52,24 +52,21 @@ class Base64Rows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.matrix)
 
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> "Base64Rows": ...
-    def __getitem__(self, place: int | slice) -> Any:
-        if isinstance(place, slice):
-            return Base64Rows(self.matrix[place], self._described)
-        return next(iter(self[place : place + 1]))
+    def __getitem__(self, rows: slice) -> "Base64Rows":
+        return Base64Rows(self.matrix[rows], self._described)
 
     def __iter__(self) -> Iterator[Any]:
-        texts = (b2a_base64(row, newline=False).decode("ascii") for row in self.matrix)
+        if len(self.matrix) and self.matrix[0].nbytes > SLICE_BYTES:  # to be rendered in pieces
+            texts: Iterator[Any] = map(Base64, self.matrix)
+        else:
+            texts = (b2a_base64(row, newline=False).decode("ascii") for row in self.matrix)
         if not self._described:
             return texts
         tensor = {"shape": self.matrix.shape[1:], "dtype": dtype_name(self.matrix, self._described)}
         return ({**tensor, "data": text} for text in texts)
 
 
-class Table(Sequence[Any]):
+class Table:
     """An array of objects with the same fields, as columns: each object exists only while it is rendered.
 
     `weight` is that of a row.
@@ -89,14 +86,8 @@ class Table(Sequence[Any]):
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
 
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> "Table": ...
-    def __getitem__(self, place: int | slice) -> "dict[str, Any] | Table":
-        if isinstance(place, slice):
-            return Table(**{name: column[place] for name, column in self._columns.items()})
-        return {name: column[place] for name, column in self._columns.items()}
+    def __getitem__(self, rows: slice) -> "Table":
+        return Table(**{name: column[rows] for name, column in self._columns.items()})
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the objects."""
@@ -230,11 +221,11 @@ def _pieces(value: Any) -> Iterator[bytes]:
     start, separator = 0, b"[" if names is None else b"{"
     while start < len(items):
         end = _end_of_slice(items, start, alike=names is None)
-        if end - start == 1 and _weight(items[start], SLICE) >= SLICE:
+        part = items[start:end]
+        if end - start == 1 and _weight(part, SLICE) >= SLICE:
             yield separator if names is None else separator + orjson.dumps(names[start]) + b":"
-            yield from _pieces(items[start])
+            yield from _pieces(part.rows()[0] if isinstance(part, Table) else items[start])
         else:
-            part = items[start:end]
             yield separator + _dump(part if names is None else dict(zip(names[start:end], part, strict=True)))[1:-1]
         start, separator = end, b","
     yield b"]" if names is None else b"}"

@@ -14,7 +14,7 @@ from attendant_client.wire import Base64
 from starlette.requests import Request
 
 from service.rest import responses
-from service.rest.responses import PART_BYTES, json_response, render
+from service.rest.responses import PART_BYTES, Base64Rows, Table, json_response, render
 
 RANDOM = np.random.default_rng(7)
 
@@ -32,14 +32,33 @@ DOCUMENTS: dict[str, Any] = {
     "base64": {"a": [{"data": Base64(array(512, 385))}, Base64(array(1))]},
     "tokens": {"tokens": [Token(n, "a" * (n % 7), n, n + 1, None, 0, False) for n in range(20_000)]},
     "ints": {"indices": [[n, n + 1] for n in range(100_000)], "empty": [], "none": {}},
+    "columns": {"results": Table(count=range(600), pooled=array(600, 384)), "usage": {"tokens": 1}},
+    "wide columns": Table(count=[1, 2, 3], pooled=array(3, 20_000)),
+    "columns in base64": {"data": Table(index=range(300), pooled=Base64Rows(array(300, 385)))},
+    "wide columns in base64": Table(index=range(3), pooled=Base64Rows(array(3, 50_000), "ubinary")),
     "no items": {"static": array(0, 384), "more": array(300, 384)},
 }
+
+
+def cells_of(column: Any) -> list[Any]:
+    """Return the cells of a column of a table."""
+    if not isinstance(column, Base64Rows):
+        return [*column]
+    texts = [Base64(row) for row in column.matrix]
+    if not column._described:
+        return [*texts]
+    return [{"shape": list(column.matrix.shape[1:]), "dtype": "float32", "data": text} for text in texts]
 
 
 def plain(value: Any) -> Any:
     """Return the document as `json.loads` would."""
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, Table):
+        return [
+            {name: plain(cell) for name, cell in zip(value._columns, cells, strict=True)}
+            for cells in zip(*map(cells_of, value._columns.values()), strict=True)
+        ]
     if isinstance(value, Base64):
         return base64.b64encode(value.array.tobytes()).decode()
     if isinstance(value, Token):
