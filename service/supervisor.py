@@ -239,7 +239,7 @@ class Supervisor:
         worker.pid, worker.channel = 0, None
         worker.is_listening = worker.is_ready = False
         if worker.reply is not None and not worker.reply.done():
-            worker.reply.set_result({"error": f"worker {worker.number} ended. Try again."})
+            worker.reply.set_result({"error": f"Worker {worker.number} ended. Try again."})
         worker.slot.reset()
         self._update_status()
         if self._deadline < math.inf:
@@ -362,7 +362,7 @@ class Supervisor:
     async def _ask(self, worker: Worker, message: Message) -> Message:
         """Send a message to a worker, and return its reply; an error if the worker ends."""
         if worker.channel is None or not worker.channel.send(message):
-            return {"error": f"worker {worker.number} ended. Try again."}
+            return {"error": f"Worker {worker.number} ended. Try again."}
         worker.reply = asyncio.get_running_loop().create_future()
         return await worker.reply
 

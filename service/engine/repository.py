@@ -1,8 +1,9 @@
 """The models that the server is to serve: loaded at startup, and replaced while requests continue."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,7 +219,7 @@ class ModelRepository:
         """
         path = self._require_file()
         log.info("model load requested model=%s admin=%s", echo(name), admin)
-        try:
+        with self._reports_failure(name, "loaded"):
             content = await read_settled(
                 lambda: read_option_file(OPTION, path),
                 lambda content: [*parse_models_file(path, content)] == [*self._entries.values()],
@@ -227,10 +228,6 @@ class ModelRepository:
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)
             await asyncio.shield(change)  # which continues if the client does not wait for it
-        except ConfigError as error:
-            self._metrics.reloads.labels(SUBJECT, "error").inc()
-            log.error("model not loaded, nothing changes model=%s error=%s", echo(name), error)
-            raise LoadFailed("model not loaded", str(error), field="name", actual=echo(name)) from None
         return self.find(name)
 
     async def unload(self, name: str, admin: str) -> ModelState:
@@ -238,13 +235,25 @@ class ModelRepository:
 
         `admin`: the name of the admin who requests it, for the log.
 
-        Raises `NotFound`, `DefaultModelRequired`, or `Unsupported` without a models file.
+        Raises `NotFound`, `DefaultModelRequired`, `LoadFailed` if another worker cannot do it, or `Unsupported` without
+        a models file.
         """
         self._require_file()
         log.info("model unload requested model=%s admin=%s", echo(name), admin)
         self._check_unload(name)
-        await self._change(ModelsChange(unload=name))
+        with self._reports_failure(name, "unloaded"):
+            await self._change(ModelsChange(unload=name))
         return self.find(name)
+
+    @contextlib.contextmanager
+    def _reports_failure(self, name: str, change: str) -> Iterator[None]:
+        """Raise `LoadFailed` for a requested change that fails with a `ConfigError`."""
+        try:
+            yield
+        except ConfigError as error:
+            self._metrics.reloads.labels(SUBJECT, "error").inc()
+            log.error("model not %s, nothing changes model=%s error=%s", change, echo(name), error)
+            raise LoadFailed(f"model not {change}", str(error), field="name", actual=echo(name)) from None
 
     def _check_unload(self, name: str) -> None:
         """Raise `NotFound` or `DefaultModelRequired` for a model that cannot be unloaded."""

@@ -77,16 +77,21 @@ def test_model_that_cannot_be_loaded_changes_no_worker(
     assert names(server) == [["c", "a"]] * WORKERS
 
 
-def test_worker_that_ends_during_a_change_aborts_it(server: RunningServer, tiny_artifact: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "done"), [("POST", "loaded"), ("DELETE", "unloaded")])
+def test_worker_that_ends_during_a_change_aborts_it(server: RunningServer, method: str, done: str) -> None:
     """Its neighbor has prepared the change, and serves what it served before."""
     stopped = worker_ids(server)[1]
     os.kill(stopped, signal.SIGSTOP)
-    write_models(tmp_path / "models.toml", c=tiny_artifact, a=tiny_artifact)
     with ThreadPoolExecutor() as executor:
-        response = executor.submit(change, server, "POST", "c")
+        response = executor.submit(change, server, method, "b")
         with pytest.raises(TimeoutError):
             response.result(timeout=4)
         os.kill(stopped, signal.SIGKILL)
-        assert "worker 1 ended" in response.result().json()["error"]["message"]
+        error = response.result().json()["error"]
+        assert (error["reason"], error["message"]) == (
+            "LOAD_FAILED",
+            f'name: model not {done} ("b"). Worker 1 ended. Try again.',
+        )
     await_workers(server, restarts=1)
-    wait_until(lambda: names(server) == [["c", "a"]] * WORKERS)  # the watch of the file tries again
+    assert names(server) == [["a", "b"]] * WORKERS
+    assert change(server, method, "b").status_code == 200
