@@ -160,9 +160,10 @@ class Settings(BaseModel):
     """Age of a gRPC connection, in milliseconds, after which the client is told to open a new one, so that load is
     balanced again. Calls in progress finish. 0 sets no limit."""
     max_queue_ms: Positive = 2000
-    """Maximum estimated wait of a request in the queue, in milliseconds. Longer waits are rejected."""
+    """Maximum estimated wait of a request in milliseconds: in the queue, for a thread that prepares it, and for the
+    event loop. Longer waits are rejected."""
     max_explain_queue_ms: Positive = 2000
-    """Maximum estimated wait in the queue of the explain lane (layers other than the last, attention maps,
+    """Maximum estimated wait of a request for the explain lane (layers other than the last, attention maps,
     comparisons), in milliseconds."""
     max_queue_tokens: Positive = 262_144
     """Maximum number of queued tokens. Excess requests are rejected; an empty queue accepts one request of any size."""

@@ -18,7 +18,14 @@ from service.config import Settings
 from service.engine.lane import ExplainLane, FastLane, Lane, LaneObserver, Reservation
 from service.engine.model_info import describe_evaluations, describe_model, limits_of
 from service.engine.model_loader import LoadedModel
-from service.engine.scheduling import CHARACTERS_PER_TOKEN, Admission, TokenizerAdmission
+from service.engine.scheduling import (
+    CHARACTERS_PER_TOKEN,
+    INLINE_COST,
+    UNIT_S,
+    Admission,
+    HostQueue,
+    TokenizerAdmission,
+)
 from service.errors import NotFound, ResponseTooLarge, echo, response_too_late
 from service.metrics import EXPLAIN_LANE, FAST_LANE, Metrics
 from service.model_options import ModelOption
@@ -27,10 +34,6 @@ from service.spelling import Remedy, join
 
 PREPARATION_THREADS = 2
 """Threads contend for the GIL, so more of them only delay the event loop."""
-UNIT_S = 5e-7
-INLINE_COST = 4096
-"""Work of at most this cost runs on the event loop; operations/inputs.py has the unit of costs."""
-
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
@@ -72,14 +75,19 @@ class Engine:
         self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
         fast = Admission(model.backend, settings.max_queue_ms, settings.max_queue_tokens)
-        self.fast_lane: FastLane = Lane(model.backend, fast, LaneObserver(metrics, FAST_LANE, self.name))
+        self._host = HostQueue(PREPARATION_THREADS)
+        self.fast_lane: FastLane = Lane(model.backend, fast, LaneObserver(metrics, FAST_LANE, self.name), self._host)
         self._fast_lanes.append(self.fast_lane)
         self.explain_lane: ExplainLane | None = None
         if model.explain is not None:
             explain = Admission(model.explain, settings.max_explain_queue_ms, settings.max_explain_queue_tokens)
             observer = LaneObserver(metrics, EXPLAIN_LANE, self.name)
             self.explain_lane = Lane(
-                model.explain, explain, observer, lambda: any(lane.has_queued_tasks for lane in self._fast_lanes)
+                model.explain,
+                explain,
+                observer,
+                self._host,
+                lambda: any(lane.has_queued_tasks for lane in self._fast_lanes),
             )
         self._lanes = [lane for lane in (self.fast_lane, self.explain_lane) if lane is not None]
         self.tokenizer_admission = TokenizerAdmission(self.limits.max_queue_tokens)
@@ -137,7 +145,7 @@ class Engine:
     def reserve(self, characters: int, caller: Caller) -> Reservation:
         """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
         deadline = time.monotonic() + self._max_timeout_s
-        return self.fast_lane.reserve((), deadline, characters // CHARACTERS_PER_TOKEN, caller)
+        return self.fast_lane.reserve((), deadline, characters, characters // CHARACTERS_PER_TOKEN, caller)
 
     def role_prompt_name(self, role: Role | None) -> str | None:
         """Return the name of the model's prompt for a role; None if it has none."""
@@ -184,8 +192,9 @@ class Engine:
             return call()
         context = contextvars.copy_context()  # with the record of the request
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await asyncio.get_running_loop().run_in_executor(self._executor, call_in_thread)
+            with self._host.running(cost):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    return await asyncio.get_running_loop().run_in_executor(self._executor, call_in_thread)
         except TimeoutError:
             raise response_too_late() from None
 

@@ -21,7 +21,17 @@ from model.artifact.tokenizer import TokenizedInput
 from service.callers import Caller
 from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.backends.cpu import lower_thread_priority
-from service.engine.scheduling import Admission, BatchPolicy, Cost, Entry, FairQueue, Job, WaitingRequest, work_s
+from service.engine.scheduling import (
+    Admission,
+    BatchPolicy,
+    Cost,
+    Entry,
+    FairQueue,
+    HostQueue,
+    Job,
+    WaitingRequest,
+    work_s,
+)
 from service.engine.tasks import EncodeTask, ExplainTask, TextVectors
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.metrics import Metrics
@@ -248,6 +258,7 @@ class Lane(Generic[TaskT, Result]):
         backend: Backend[TaskT, Result],
         admission: Admission,
         observer: LaneObserver,
+        host: HostQueue,
         yields_to: Callable[[], bool] | None = None,
     ) -> None:
         self.name = observer.lane
@@ -259,6 +270,7 @@ class Lane(Generic[TaskT, Result]):
         self.failure: BaseException | None = None
         self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
         self._backend = backend
+        self._host = host
         self._streams = backend.choice.streams
         self._yields_to = yields_to
         self._loop = asyncio.get_running_loop()
@@ -272,7 +284,7 @@ class Lane(Generic[TaskT, Result]):
         metrics, watch = observer.metrics, observer.watch
         watch(metrics.queue_size, lambda: self.queue.size)
         watch(metrics.queue_tokens, lambda: self.queue.tokens)
-        watch(metrics.queue_utilization, lambda: admission.utilization)
+        watch(metrics.queue_utilization, lambda: self.utilization)
         watch(metrics.lane_up, lambda: self.healthy)
         watch(metrics.stalled_batches, lambda: self.watchdog.stalled)
         self._threads = [
@@ -285,7 +297,12 @@ class Lane(Generic[TaskT, Result]):
     @property
     def near_capacity(self) -> bool:
         """True if the next request may be rejected."""
-        return self.admission.backlog.near
+        return self.admission.is_near(self._host.wait_s())
+
+    @property
+    def utilization(self) -> float:
+        """The estimated wait of a small request, as a fraction of the limit."""
+        return self.admission.utilization(self._host.wait_s())
 
     @property
     def has_queued_tasks(self) -> bool:
@@ -307,12 +324,18 @@ class Lane(Generic[TaskT, Result]):
         with self._lock:
             self.admission.share(models)
 
-    def reserve(
-        self, sizes: Sequence[int], deadline: float = math.inf, more_tokens: int = 0, caller: Caller | None = None
+    def reserve(  # the parts of an estimate
+        self,
+        sizes: Sequence[int],
+        deadline: float = math.inf,
+        preparation: int = 0,
+        more_tokens: int = 0,
+        caller: Caller | None = None,
     ) -> "Reservation":
         """Admit a request and reserve its estimated cost during preparation.
 
-        `sizes` are the estimated numbers of tokens of its tasks, and `more_tokens` the tokens of other short tasks.
+        `sizes` are the estimated numbers of tokens of its tasks, `preparation` the cost of their preparation, and
+        `more_tokens` the tokens of other short tasks.
         `caller` defaults to the caller of the current request. Raises `QueueFull`, `QuotaExceeded` or `Unavailable` if
         it cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
         """
@@ -326,6 +349,7 @@ class Lane(Generic[TaskT, Result]):
             if caller.quota is not None:
                 caller.quota.check()
             blocked_s = self._policy.blocked_s(longest_us, self._streams / admission.speed.value)
+            blocked_s += self._host.wait_s(preparation)
             try:
                 admission.check(cost, deadline, longest_us, blocked_s, caller)
             except QueueFull as error:
@@ -345,9 +369,11 @@ class Lane(Generic[TaskT, Result]):
             self._reserved -= 1
             self._idle.notify_all()
 
-    def admit(self, sizes: Sequence[int], deadline: float, more_tokens: int = 0) -> AdmittedRequest[TaskT, Result]:
+    def admit(
+        self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int = 0
+    ) -> AdmittedRequest[TaskT, Result]:
         """Admit a request of the current caller; arguments and errors are those of `reserve`."""
-        return AdmittedRequest(self, self.reserve(sizes, deadline, more_tokens), deadline)
+        return AdmittedRequest(self, self.reserve(sizes, deadline, preparation, more_tokens), deadline)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
         """Queue the tasks of one request. Pass the job to `wait`.
@@ -371,12 +397,17 @@ class Lane(Generic[TaskT, Result]):
             job.request = self.queue.add(entries, costs, job.is_stale, caller)
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            self._loop.call_soon(self._wake)  # in the next iteration, so that requests of this one share a batch
+            # In the next turn of the loop, so that requests of this one share a batch.
+            self._loop.call_soon(self._wake, time.perf_counter())
         return job
 
-    def _wake(self) -> None:
-        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too."""
+    def _wake(self, scheduled: float) -> None:
+        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too.
+
+        `scheduled`: when this call was, a time.perf_counter() reading.
+        """
         self._wake_scheduled = False
+        self._host.observe_turn(time.perf_counter() - scheduled)
         with self._lock:
             self._tasks_available.notify()
 

@@ -669,6 +669,61 @@ class Speed:
         self._saturated_since = now if saturated else None
 
 
+INLINE_COST = 4096
+"""Work of at most this cost runs on the event loop; operations/inputs.py has the unit of costs."""
+UNIT_S = 5e-7
+"""Upper bound on the time of a unit, in seconds."""
+LOOP_TURNS = 4
+"""A request waits for this many turns of a busy event loop: to be read, admitted and queued, and for its results."""
+
+
+class HostQueue:
+    """The requests outside of the lanes, which wait for a preparation thread or for the event loop of the process.
+
+    They wait longer than in the queue of a lane if its device is faster than the process. Not thread-safe: used on the
+    event loop only.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pending = 0
+        self._pending_s = 0.0
+        self._speed = Speed(threads)
+        self._turns = (0.0, 0.0)
+        self._measured = -math.inf
+
+    def observe_turn(self, seconds: float) -> None:
+        """Note how long a callback has waited for its turn of the event loop."""
+        self._turns = self._turns[1], seconds
+        self._measured = time.perf_counter()
+
+    @contextmanager
+    def running(self, cost: int) -> Iterator[None]:
+        """Count work of this cost while it waits for a thread and runs."""
+        seconds = cost * UNIT_S
+        self._pending += 1
+        self._pending_s += seconds
+        try:
+            yield
+        finally:
+            self._pending -= 1
+            self._pending_s -= seconds
+            self._speed.observe(seconds, saturated=self._pending >= self._threads)
+
+    def wait_s(self, cost: float = math.inf) -> float:
+        """Return the estimated wait of a new request whose preparation has this cost, in seconds.
+
+        A single long turn says nothing: the process may have been suspended. After the time of the estimate, all
+        requests of the time of the measurement have been served.
+        """
+        wait = LOOP_TURNS * min(self._turns)
+        if time.perf_counter() - self._measured > wait:
+            wait = 0.0
+        if cost > INLINE_COST and self._pending >= self._threads:
+            wait += self._pending_s / self._speed.value
+        return wait
+
+
 class Admission:
     """The limits of one lane, and the cost of its requests on a backend.
 
@@ -703,10 +758,13 @@ class Admission:
         self._streams = streams
         self.backlog.near_us = self._near_us * self.speed.value
 
-    @property
-    def utilization(self) -> float:
-        """The estimated wait of a small request, as a fraction of the limit."""
-        return self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) / self._max_wait_s
+    def is_near(self, host_s: float) -> bool:
+        """Return whether the next request may be rejected; `host_s`: its estimated wait outside of the lane."""
+        return self.backlog.near or host_s > NEAR_CAPACITY * self._max_wait_s
+
+    def utilization(self, host_s: float) -> float:
+        """Return the estimated wait of a small request, as a fraction of the limit; `host_s` as for `is_near`."""
+        return (self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) + host_s) / self._max_wait_s
 
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch; see `Speed.observe`."""
@@ -766,7 +824,8 @@ class Admission:
             cost: of the whole request.
             deadline: a time.monotonic() reading.
             longest_us: the run time of its longest task in microseconds.
-            blocked_s: until running long tasks leave a stream that the request may use, in seconds.
+            blocked_s: the wait besides that for queued tasks, in seconds: outside of the lane, and until running long
+                tasks leave a stream that the request may use.
             caller: who sent it.
         """
         remaining = remaining_s(deadline)

@@ -65,8 +65,8 @@ async def attend(engine: Engine, request: AttendRequest, call: Call) -> AttendRe
     check_inputs(request.inputs, engine.limits, engine.manifest, spans=True)
     spec, lane = check_attend(request, call, engine.manifest), engine.explain
     sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
-    with lane.admit(sizes, deadline) as admitted:
-        cost = describe_cost(request.inputs)
+    cost = describe_cost(request.inputs)
+    with lane.admit(sizes, deadline, cost) as admitted:
         tasks = await engine.run(cost, deadline, prepare, engine, request, call, spec)
         usage = admitted.tokenized([task.tokens for task in tasks])
         results = await admitted.run(tasks)

@@ -55,7 +55,7 @@ async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> Clas
     lengths = map(count_characters, request.inputs)
     sizes = estimate_tokens(lengths, engine.manifest.max_input_tokens, prompt_tokens)
     cost = classify_cost(request, head)
-    with lane.admit(sizes, deadline, occlusion_tokens(sizes, engine.limits) if explain else 0) as admitted:
+    with lane.admit(sizes, deadline, cost, occlusion_tokens(sizes, engine.limits) if explain else 0) as admitted:
         texts = await engine.run(cost, deadline, prepare, engine, request, call, head, prompt)
         usage = admitted.tokenized([text.tokens for text in texts])
         tasks = label_tasks(texts)

@@ -115,7 +115,7 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
     lengths = [count_characters(item) for item in request.inputs]
     sizes = estimate_tokens(lengths, manifest.longest_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
-    with lane.admit(sizes, deadline) as admitted:
+    with lane.admit(sizes, deadline, cost) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, prompt)
         usage = admitted.tokenized([item.tokens for item in prepared])
         vectors = await admitted.run(encode_tasks(request, manifest, prepared))

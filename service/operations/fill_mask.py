@@ -65,7 +65,7 @@ async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> Fil
     lane: Lane[Any, Any] = engine.fast_lane if last_only else engine.explain
     sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
     cost = describe_cost(request.inputs) + sum(map(len, request.targets or ()))
-    with lane.admit(sizes, deadline) as admitted:
+    with lane.admit(sizes, deadline, cost) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, layers)
         usage = admitted.tokenized([item.tokens for item in prepared])
         predicted = await admitted.run([make_task(item, None if last_only else layers) for item in prepared])

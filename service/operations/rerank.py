@@ -83,7 +83,7 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
     sizes, reserved = estimate_sizes(request, prompts, engine.manifest, engine.limits)
     cost = rerank_cost(request, prompts)
     explanations: Sequence[RankExplanation] = ()
-    with lane.admit(sizes, deadline, reserved) as admitted:
+    with lane.admit(sizes, deadline, cost, reserved) as admitted:
         ranker = await engine.run(cost, deadline, prepare, engine, request, call, prompts)
         usage = admitted.tokenized([text.tokens for text in ranker.texts])
         vectors = await admitted.run(ranker.tasks(), more=explained > 0)

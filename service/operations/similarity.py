@@ -120,7 +120,7 @@ async def similarity(engine: Engine, request: SimilarityRequest, call: Call) -> 
     cost, sizes, explanation = similarity_cost(
         request, spec, prompt_tokens, engine.limits, engine.manifest.longest_input_tokens
     )
-    with lane.admit(sizes, deadline, explanation) as admitted:
+    with lane.admit(sizes, deadline, cost, explanation) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, spec)
         usage = admitted.tokenized([text.tokens for text in prepared.texts])
         vectors = await admitted.run(await engine.run(cost, deadline, prepared.tasks))

@@ -54,7 +54,7 @@ async def token_classify(engine: Engine, request: TokenClassifyRequest, call: Ca
     lane = engine.fast_lane
     sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
     cost = describe_cost(request.inputs)
-    with lane.admit(sizes, deadline) as admitted:
+    with lane.admit(sizes, deadline, cost) as admitted:
         inputs = await engine.run(cost, deadline, prepare, engine, request, call)
         usage = admitted.tokenized([tokens for tokens, _ in inputs])
         tasks = [EncodeTask(tokens, None, hidden=False, heads=("token_classification",)) for tokens, _ in inputs]

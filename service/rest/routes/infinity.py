@@ -209,15 +209,15 @@ async def models(exchange: Exchange, body: None) -> Any:
 
 
 def _describe(engine: Engine) -> dict[str, Any]:
-    admission, info = engine.fast_lane.admission, engine.info
+    lane, info = engine.fast_lane, engine.info
     return {
         "id": info.name,
         "object": "model",
         "owned_by": "infinity",
         "created": 0,
         "stats": {
-            "queue_fraction": admission.utilization,
-            "queue_absolute": admission.backlog.tokens,
+            "queue_fraction": lane.utilization,
+            "queue_absolute": lane.admission.backlog.tokens,
             "batch_size": engine.max_batch_tokens,
         },
         "backend": info.provider,

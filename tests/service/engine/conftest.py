@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from model.artifact.files import TOKENIZER
 from model.artifact.tokenizer import Tokenizer
 from service.engine.lane import Lane, LaneObserver
-from service.engine.scheduling import Admission
+from service.engine.scheduling import Admission, HostQueue
 from service.metrics import Metrics
 from tests.manifests import with_prompts
 from tests.service.engine.changing_models import BROKEN, SOURCES, change_manifest
@@ -39,7 +39,7 @@ async def start_lane() -> AsyncIterator[StartLane]:
         **options: Any,
     ) -> Any:
         observer = LaneObserver(metrics or Metrics(CollectorRegistry()), "test", "m")
-        lane = Lane(backend, Admission(backend, max_queue_ms, max_tokens), observer, **options)
+        lane = Lane(backend, Admission(backend, max_queue_ms, max_tokens), observer, HostQueue(2), **options)
         started.append((lane, backend))
         return lane
 

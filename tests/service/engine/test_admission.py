@@ -124,8 +124,9 @@ def test_estimated_tokens_are_at_most_the_limit_per_input() -> None:
 
 
 def test_utilization_is_the_wait_of_a_small_request() -> None:
-    assert admission().utilization == 0
-    assert admission(*[16] * 125, rate=1000).utilization == pytest.approx(1)
+    assert admission().utilization(0) == 0
+    assert admission(*[16] * 125, rate=1000).utilization(0) == pytest.approx(1)
+    assert admission(*[16] * 125, rate=1000).utilization(1) == pytest.approx(1.5)
 
 
 @given(st.lists(st.integers(1, 3000), max_size=60), st.integers(1, 3000), st.floats(0.1, 6))
@@ -133,7 +134,7 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
     """The whole backlog is tried first, because its sum is known. That must not change a decision."""
     limits = admission(*waiting, quantum=480)
     wait, own = wait_s(limits, tokens), tokens / 1000
-    assert limits.backlog.near or limits.utilization <= 0.9
+    assert limits.backlog.near or limits.utilization(0) <= 0.9
     # The margins are for the time that passes between two readings of the clock.
     if own > 2 * remaining_s + 0.01 and tokens > 480:
         with pytest.raises(DeadlineExceeded):

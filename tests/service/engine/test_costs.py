@@ -7,7 +7,7 @@ import pytest
 from attendant_client.types import CompareRequest, EncodeRequest, Input, Occurrence
 
 from model.artifact.manifest import Manifest
-from service.engine.engine import INLINE_COST
+from service.engine.scheduling import INLINE_COST
 from service.operations.compare import compare_cost
 from service.operations.encode import build_results, encode_cost
 from service.operations.inputs import count_characters, describe_cost

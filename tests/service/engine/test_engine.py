@@ -12,9 +12,10 @@ import pytest
 from attendant_client.types import AttendRequest, CompareRequest, Input, Occurrence, TokenizeRequest
 
 from model.artifact.tokenizer import TokenizerInput
-from service.engine.engine import INLINE_COST, Engine
+from service.engine.engine import Engine
 from service.engine.lane import MIN_STALL_S
 from service.engine.model_loader import LoadedModel
+from service.engine.scheduling import INLINE_COST
 from service.engine.tokenizer import ServingTokenizer
 from service.errors import (
     Empty,

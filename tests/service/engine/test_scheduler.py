@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from service.engine.lane import Lane, LaneObserver
-from service.engine.scheduling import Admission
+from service.engine.scheduling import Admission, HostQueue
 from service.errors import DeadlineExceeded, NonFiniteOutput, QueueFull, Unavailable
 from service.metrics import Metrics
 from tests.service.engine.fake_backend import HANG_TIMEOUT_S, FakeBackend, FakeTask
@@ -271,7 +271,7 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
 
     async def submit_and_leave() -> Lane[FakeTask, int]:
         observer = LaneObserver(Metrics(CollectorRegistry()), "test", "m")
-        lane: Lane[FakeTask, int] = Lane(backend, Admission(backend, 2000, 100), observer)
+        lane: Lane[FakeTask, int] = Lane(backend, Admission(backend, 2000, 100), observer, HostQueue(2))
         await hold(lane, backend)
         lane.submit([FakeTask(2)], FOREVER)
         await asyncio.sleep(0)

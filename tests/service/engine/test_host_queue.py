@@ -1,0 +1,125 @@
+"""Requests that wait for the event loop or a preparation thread: estimates, and rejections over the limit."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from service.engine.engine import PREPARATION_THREADS
+from service.engine.scheduling import INLINE_COST, LOOP_TURNS, UNIT_S, HostQueue
+from tests.service.conftest import ServiceHarness, open_harness
+
+LARGE = INLINE_COST + 1
+TURN_S = 30.0
+"""A turn of the event loop after which no request is admitted for minutes."""
+
+
+def test_idle_process_has_no_wait() -> None:
+    assert HostQueue(2).wait_s() == 0
+
+
+def test_wait_for_the_loop_is_measured_in_its_turns() -> None:
+    host = HostQueue(2)
+    host.observe_turn(TURN_S)
+    assert host.wait_s() == 0  # the process may have been suspended
+    host.observe_turn(TURN_S / 2)
+    assert host.wait_s() == LOOP_TURNS * TURN_S / 2
+    host.observe_turn(0.01)
+    assert host.wait_s() == LOOP_TURNS * 0.01
+    time.sleep(LOOP_TURNS * 0.01 + 0.01)
+    assert host.wait_s() == 0
+
+
+@pytest.mark.parametrize("pending", range(5))
+def test_only_large_requests_wait_for_a_thread(pending: int) -> None:
+    host, cost = HostQueue(2), 10 * LARGE
+    entered = [host.running(cost) for _ in range(pending)]
+    for running in entered:
+        running.__enter__()
+    assert host.wait_s(LARGE) == pytest.approx(pending * cost * UNIT_S / 2 if pending >= 2 else 0)
+    assert host.wait_s(INLINE_COST) == 0
+    for running in entered:
+        running.__exit__(None, None, None)
+    assert host.wait_s() == 0
+
+
+def test_wait_for_a_thread_follows_the_measured_speed() -> None:
+    """Work takes a tenth of the estimate; what is left then waits for a tenth too."""
+    host, cost = HostQueue(1), round(0.1 / UNIT_S)
+    jobs = [host.running(cost) for _ in range(41)]
+    for job in jobs:
+        job.__enter__()
+    for job in jobs[:40]:
+        time.sleep(0.01)
+        job.__exit__(None, None, None)
+    jobs[40].__exit__(None, None, None)
+    with host.running(cost), host.running(cost):
+        assert 0.02 < host.wait_s() < 0.13
+
+
+@pytest.fixture
+def fill_threads(harness: ServiceHarness) -> Callable[[int], tuple[threading.Event, list[asyncio.Task[bool]]]]:
+    """A function that queues work for the preparation threads; the event ends it."""
+
+    def fill(jobs: int) -> tuple[threading.Event, list[asyncio.Task[bool]]]:
+        leave, deadline, cost = threading.Event(), time.monotonic() + 60, round(3 / UNIT_S)
+        run = harness.engine.run
+        return leave, [asyncio.create_task(run(cost, deadline, leave.wait, 60)) for _ in range(jobs)]
+
+    return fill
+
+
+async def test_requests_that_would_wait_for_a_thread_are_rejected(
+    harness: ServiceHarness, fill_threads: Callable[[int], tuple[threading.Event, list[asyncio.Task[bool]]]]
+) -> None:
+    texts = ["money bank grows " * 10] * 40
+    large, small = {"inputs": texts}, {"inputs": "bank"}
+    leave, jobs = fill_threads(PREPARATION_THREADS)
+    await asyncio.sleep(0)
+    rejected = await harness.post("/v1/encode", large)
+    assert rejected.status_code == 429, rejected.text
+    assert "estimated wait 3000 ms, limit 2000 ms" in rejected.json()["error"]["message"]
+    assert rejected.headers["retry-after"] == "1"
+    assert (await harness.post("/v1/encode", small)).status_code == 200
+    assert harness.engine.fast_lane.near_capacity
+    assert harness.sample("attendant_queue_utilization", lane="fast") == pytest.approx(1.5)
+    leave.set()
+    await asyncio.gather(*jobs)
+    assert (await harness.post("/v1/encode", large)).status_code == 200
+    assert not harness.engine.fast_lane.near_capacity
+
+
+@pytest.mark.parametrize("path", ["/v1/encode", "/v1/attend"])
+async def test_requests_that_would_wait_for_the_loop_are_rejected(harness: ServiceHarness, path: str) -> None:
+    host = harness.engine._host
+    for _ in range(2):
+        host.observe_turn(TURN_S)
+    rejected = await harness.post(path, {"inputs": ["bank"]})
+    assert rejected.status_code == 429, rejected.text
+    assert rejected.json()["error"]["reason"] == "QUEUE_FULL"
+    for _ in range(2):
+        host.observe_turn(0.0001)
+    assert (await harness.post(path, {"inputs": ["bank"]})).status_code == 200
+
+
+async def test_turns_of_a_blocked_loop_are_measured(harness: ServiceHarness) -> None:
+    """Every request is admitted, and the next one waits while the loop is blocked."""
+    host = harness.engine._host
+    for _ in range(2):
+        request = asyncio.create_task(harness.post("/v1/encode", {"inputs": "bank"}))
+        while not harness.engine.fast_lane._wake_scheduled:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251  # the loop is to be blocked
+        assert (await request).status_code == 200
+    assert host.wait_s(0) >= LOOP_TURNS * 0.05
+
+
+async def test_deadline_includes_the_wait_for_the_loop(model: object) -> None:
+    async with open_harness(model, max_queue_ms=600_000) as harness:  # type: ignore[arg-type]
+        for _ in range(2):
+            harness.engine._host.observe_turn(TURN_S)
+        response = await harness.post("/v1/encode", {"inputs": "bank"}, **{"x-request-timeout-ms": "5000"})
+        assert response.status_code == 429
+        assert "Queue too long for the deadline" in response.json()["error"]["message"]
