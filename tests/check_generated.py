@@ -12,7 +12,7 @@ import google.rpc.status_pb2
 from model.artifact.manifest import Manifest
 from service.config import describe_options
 from tests.clients.registry import describe_clients
-from tests.model.known_encoders import describe_models, supported_backends, supported_heads
+from tests.model.known_encoders import describe_models, supported_heads
 
 ROOT = Path(__file__).parent.parent
 PROTO = "attendant/v1/encoder.proto"
@@ -42,7 +42,7 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 def generated_files() -> dict[Path, str]:
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()}
-    files[MODELS] = describe_models(supported_backends(), supported_heads())
+    files[MODELS] = describe_models(supported_heads())
     files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()
     with tempfile.TemporaryDirectory() as scratch:

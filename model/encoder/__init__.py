@@ -9,8 +9,8 @@ E embedding size.
 
 from model.encoder.attention import attention_mask
 from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
-from model.encoder.encoder import Encoder, HiddenStatesEncoder
-from model.encoder.layers import Block, RMSNorm, SelfAttention, sinusoids
+from model.encoder.encoder import Encoder, HiddenStatesEncoder, attention_options
+from model.encoder.layers import Block, RMSNorm, SelfAttention, rotate, sinusoids
 
 __all__ = [
     "ACTIVATIONS",
@@ -23,5 +23,7 @@ __all__ = [
     "RotaryConfig",
     "SelfAttention",
     "attention_mask",
+    "attention_options",
+    "rotate",
     "sinusoids",
 ]

@@ -23,8 +23,13 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x / rms(x) * weight` over the last dimension, with the shape of `x`."""
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps) * self.weight
+        """Return `x / rms(x) * weight` over the last dimension, with the shape of `x`.
+
+        The squares of float16 values would overflow.
+        """
+        values = x.float()
+        scaled = values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + self.eps)
+        return scaled.to(x.dtype) * self.weight
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.LayerNorm | RMSNorm:
@@ -75,16 +80,22 @@ class RotaryEmbedding(nn.Module):
         else:
             self.register_buffer("exponents", exponents, persistent=False)
 
-    def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T)."""
+    def forward(self, position_ids: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T).
+
+        `lengths`: those of the sequences of the tokens, (R, T). None: rows hold one sequence, or sequences that are not
+        scaled.
+        """
         if self.config.dynamic is None:
             return F.embedding(position_ids, self.cos).unsqueeze(1), F.embedding(position_ids, self.sin).unsqueeze(1)
-        angles = (position_ids.unsqueeze(-1) * self._frequencies(position_ids, *self.config.dynamic)).unsqueeze(1)
+        if lengths is None:
+            lengths = position_ids.amax(dim=1, keepdim=True) + 1
+        angles = (position_ids.unsqueeze(-1) * self._frequencies(lengths, *self.config.dynamic)).unsqueeze(1)
         return angles.cos(), angles.sin()
 
-    def _frequencies(self, position_ids: Tensor, factor: float, length: int) -> Tensor:
-        """Return the frequencies (R, 1, d/2) of rows that hold one sequence, or sequences up to `length`."""
-        tokens = (position_ids.amax(dim=1, keepdim=True) + 1).clamp(min=length).to(self.exponents.dtype)  # (R, 1)
+    def _frequencies(self, lengths: Tensor, factor: float, length: int) -> Tensor:
+        """Return the frequencies (R, T, d/2) for lengths (R, T)."""
+        tokens = lengths.clamp(min=length).to(self.exponents.dtype)
         growth = (factor * tokens / length - (factor - 1)) ** (self.head_size / (self.head_size - 2))
         base = (self.config.base * growth).unsqueeze(-1)
         return 1.0 / base**self.exponents / self.config.divisor

@@ -19,7 +19,7 @@ from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.manifest import AccuracyRecord, Pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
-from model.encoder import Block, Encoder, EncoderConfig, SelfAttention
+from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, SelfAttention, attention_options, rotate
 from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import (
     Inputs,
@@ -29,98 +29,231 @@ from model.export.parity import (
     pack_sequences,
     pack_varlen,
     pool,
+    run_varlen_graph,
 )
 from model.source.published import CheckpointError
 
 PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"
+BLOCK_ATTENTION = "com.microsoft::MultiHeadAttention"
+ROTARY = "com.microsoft::RotaryEmbedding"
+BLOCK_TOKENS = 64
+"""The queries of one block in layers with windows."""
+UNLIMITED = 2**30
+LOWEST = torch.finfo(torch.float16).min
+"""The bias of a key that a query does not attend to. Finite, like that of the other graphs."""
 TOKEN_INPUTS = ("input_ids", "position_ids", "token_type_ids")
 LAST_HIDDEN_STATE, SENTENCE_EMBEDDING = "last_hidden_state", "sentence_embedding"
 
 
 class SequenceBounds(NamedTuple):
-    """The bounds of the sequences. The operator reads only the shape (B, S) of `token_offset`."""
+    """The bounds of the sequences. Operators read only the shape (B, S) of `token_offset`."""
 
     token_offset: Tensor
     cu_seqlens: Tensor
 
 
-def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds, num_heads: int) -> Tensor:
-    """Return the scaled dot-product attention (T, D) of each sequence; inputs are (T, D).
+@dataclass(frozen=True)
+class Reach:
+    """How far back and ahead of a query the keys are that it attends to; None sets no limit."""
+
+    behind: int | None = None
+    ahead: int | None = None
+
+    @classmethod
+    def of(cls, config: EncoderConfig, layer: LayerConfig) -> "Reach":
+        """Return the reach of a layer."""
+        return cls(layer.window, 0 if config.causal else layer.window)
+
+    def covers(self, offsets: Tensor) -> Tensor:
+        """Return whether a query attends to a key, for each key-minus-query offset."""
+        if self.behind is None:
+            return offsets <= (UNLIMITED if self.ahead is None else self.ahead)
+        covered = offsets >= -self.behind
+        return covered if self.ahead is None else covered & (offsets <= self.ahead)
+
+
+class VarlenInputs(NamedTuple):
+    """The inputs of the attention of a layer, besides hidden states. All layers with the same options share them.
+
+    Attributes:
+        bounds: The bounds of the sequences.
+        indices: int32 (T,): 0, 1, ..., T-1.
+        reach: The keys that a query attends to.
+        rotation: Cosines and sines of each token's rotary position embedding, (T, d/2) each.
+        bias: Added to the scores: (1, 1 or H, S, S) for the positions of a sequence, or for a layer with
+            windows (T/64, 1, 64, K), for the keys of each block of queries. Windows have it in exported graphs only.
+    """
+
+    bounds: SequenceBounds
+    indices: Tensor
+    reach: Reach
+    rotation: tuple[Tensor, Tensor] | None
+    bias: Tensor | None
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, num_heads: int, scale: float
+) -> Tensor:
+    """Return the scaled dot-product attention (T, H d) of each sequence; `query`, `key` and `value` are (T, H d).
 
     Outputs of tokens past the last sequence are NaN: the CUDA kernel leaves them uninitialized, so nothing may depend
     on them. Sums are float32 for any input dtype, as in the kernel.
     """
     if torch.compiler.is_exporting():
-        inputs = (query, key, value, None, bounds.token_offset, bounds.cu_seqlens)
-        return torch.onnx.ops.symbolic(
-            PACKED_ATTENTION, inputs, {"num_heads": num_heads}, dtype=query.dtype, shape=query.shape, version=1
-        )
-    tokens, hidden_size = query.shape
-    context = torch.full((tokens, hidden_size), torch.nan)
-    q, k, v = (part.float().view(tokens, num_heads, -1).transpose(0, 1) for part in (query, key, value))  # (H, T, D/H)
-    for start, end in pairwise(bounds.cu_seqlens.tolist()):
-        scores = q[:, start:end] @ k[:, start:end].transpose(1, 2) * (hidden_size // num_heads) ** -0.5  # (H, S, S)
+        return _symbolic_attention(query, key, value, inputs, num_heads, scale)
+    context = torch.full(query.shape, torch.nan)
+    q, k, v = (part.float().view(len(part), num_heads, -1).transpose(0, 1) for part in (query, key, value))  # (H, T, d)
+    for start, end in pairwise(inputs.bounds.cu_seqlens.tolist()):
+        scores = q[:, start:end] @ k[:, start:end].transpose(1, 2) * scale  # (H, S, S)
+        if inputs.bias is not None:
+            scores = scores + inputs.bias[0, :, : end - start, : end - start].float()
+        offsets = inputs.indices[start:end] - inputs.indices[start:end, None]
+        scores = scores.masked_fill(~inputs.reach.covers(offsets), LOWEST)
         context[start:end] = (scores.softmax(dim=-1) @ v[:, start:end]).transpose(0, 1).flatten(1)
     return context.to(query.dtype)
 
 
-def unsupported_part(config: EncoderConfig) -> str | None:
-    """Return the first part of an encoder that the varlen encoder lacks; None if it has all.
+def _symbolic_attention(
+    query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, num_heads: int, scale: float
+) -> Tensor:
+    attributes: dict[str, Any] = {"num_heads": num_heads, "scale": scale}
+    if inputs.reach.behind is None:
+        parts = [query, key, value, None, *inputs.bounds, *([] if inputs.bias is None else [inputs.bias])]
+        return torch.onnx.ops.symbolic(
+            PACKED_ATTENTION, parts, attributes, dtype=query.dtype, shape=query.shape, version=1
+        )
+    assert inputs.bias is not None
+    blocks = query.view(-1, BLOCK_TOKENS, query.shape[1])
+    keys, values = (key_blocks(part, inputs.reach.behind, 0) for part in (key, value))
+    context = torch.onnx.ops.symbolic(
+        BLOCK_ATTENTION, (blocks, keys, values, None, None, inputs.bias), attributes,
+        dtype=query.dtype, shape=blocks.shape, version=1,
+    )  # fmt: skip
+    return context.view(-1, query.shape[1])
 
-    The operator supports neither causal attention nor windows. Rotary positions would fit in front of it, but have not
-    been run on a GPU.
+
+def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
+    """Return the rows of `values` (T, D) that each block of 64 queries can attend to, (T/64, K, D).
+
+    A block has its own rows and those of as many blocks on both sides as `reach` tokens need; `padding` past the ends.
+    T must be a multiple of 64: a number computed from T would be on the CPU, see `token_indices`.
     """
-    unsupported = {
-        "causal attention": config.causal,
-        "rotary positions": any(layer.rotary is not None for layer in config.layers),
-        "windows": any(layer.window is not None for layer in config.layers),
-        "relative position biases": config.relative_bias,
-        "pre-norm blocks": config.block != "post",
-        "grouped queries": config.num_key_value_heads != config.num_attention_heads,
-        "norms of queries and keys": config.query_key_norm,
-    }
-    return next((part for part, present in unsupported.items() if present), None)
+    sides = -(-reach // BLOCK_TOKENS)
+    blocks = values.view(-1, BLOCK_TOKENS, values.shape[1])
+    edge = torch.full((sides, BLOCK_TOKENS, values.shape[1]), padding, dtype=values.dtype)
+    padded = torch.cat((edge, blocks, edge))
+    return torch.cat([padded[first : first - 2 * sides or None] for first in range(2 * sides + 1)], dim=1)
+
+
+def window_bias(indices: Tensor, position_ids: Tensor, reach: Reach, dtype: torch.dtype) -> Tensor:
+    """Return the bias of a layer with windows; see `VarlenInputs`. Tokens of one sequence have the same start."""
+    assert reach.behind is not None
+    starts = (indices - position_ids).unsqueeze(1)  # (T, 1)
+    keys = key_blocks(starts, reach.behind, -1).transpose(1, 2)  # (T/64, 1, K)
+    same = starts.view(-1, BLOCK_TOKENS, 1) == keys
+    places = torch.arange(keys.shape[2]) - (keys.shape[2] - BLOCK_TOKENS) // 2
+    allowed = same & reach.covers(places - torch.arange(BLOCK_TOKENS).unsqueeze(1))
+    return _bias(allowed, dtype).unsqueeze(1)
+
+
+def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), LOWEST, dtype=dtype))
+
+
+def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -> Tensor:
+    """Rotate the pairs of channels of queries or keys (T, H d)."""
+    if torch.compiler.is_exporting():
+        inputs = (x.unsqueeze(0), indices.long().unsqueeze(0), *rotation)
+        shape = (1, *x.shape)
+        return torch.onnx.ops.symbolic(ROTARY, inputs, {}, dtype=x.dtype, shape=shape, version=1).squeeze(0)
+    cos, sin = rotation
+    heads = x.view(1, len(x), -1, 2 * cos.shape[1]).transpose(1, 2)  # (1, H, T, d)
+    return rotate(heads, cos, sin).transpose(1, 2).reshape(x.shape)
 
 
 class PackedAttention(nn.Module):
-    """`SelfAttention` with the packed operator, whose fast kernel supports float16 only."""
+    """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only."""
 
-    def __init__(self, attention: SelfAttention) -> None:
+    def __init__(self, attention: SelfAttention, dtype: torch.dtype) -> None:
         super().__init__()
-        self.num_heads = attention.num_heads
-        self.query, self.key, self.value = attention.query, attention.key, attention.value
-        self.output = attention.output
+        self.dtype = dtype
+        self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
+        self.query, self.output = attention.query, attention.output
+        self.key, self.value = (_repeat_heads(part, attention) for part in (attention.key, attention.value))
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
 
-    def forward(self, x: Tensor, bounds: SequenceBounds) -> Tensor:
+    def forward(self, x: Tensor, inputs: VarlenInputs) -> Tensor:
         """Return the output (1, T, D)."""
-        query, key, value = (part(x).squeeze(0).half() for part in (self.query, self.key, self.value))
-        context = packed_attention(query, key, value, bounds, self.num_heads)
+        query = self._normalize(self.query(x).squeeze(0), self.query_norm).to(self.dtype)
+        key = self._normalize(self.key(x).squeeze(0), self.key_norm).to(self.dtype)
+        value = self.value(x).squeeze(0).to(self.dtype)
+        if inputs.rotation is not None:
+            query, key = (rotate_packed(part, inputs.rotation, inputs.indices) for part in (query, key))
+        context = packed_attention(query, key, value, inputs, self.num_heads, self.scale)
         output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
         return output
+
+    def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Normalize each head of queries or keys (T, H d)."""
+        if isinstance(norm, nn.Identity):
+            return x
+        normalized: Tensor = norm(x.view(-1, self.num_heads, self.head_size))
+        return normalized.view(-1, self.num_heads * self.head_size)
+
+
+def _repeat_heads(linear: nn.Linear, attention: SelfAttention) -> nn.Linear:
+    """Return a linear map that computes the key or value of each group once per query head."""
+    heads, groups = attention.num_heads, attention.num_key_value_heads
+    if heads == groups:
+        return linear
+    repeated = nn.Linear(linear.in_features, linear.out_features * heads // groups, linear.bias is not None)
+    with torch.no_grad():
+        for source, target in ((linear.weight, repeated.weight), (linear.bias, repeated.bias)):
+            if source is not None:
+                rows = source.view(groups, -1, *source.shape[1:])
+                target.copy_(rows.repeat_interleave(heads // groups, dim=0).flatten(0, 1))
+    return repeated
 
 
 class VarlenEncoder(nn.Module):
     """A copy of an encoder that takes varlen inputs, followed by pooling of each sequence.
 
-    Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Max pooling is not part of
-    the graph, whose only output is then the last hidden state.
+    Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Attention computes in
+    `attention_dtype`: float32 is for tests. Max pooling is not part of the graph, whose only output is then the last
+    hidden state.
     """
 
-    def __init__(self, encoder: Encoder, pooling: Pooling, float32_parts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        pooling: Pooling,
+        float32_parts: Collection[str] = (),
+        attention_dtype: torch.dtype = torch.float16,
+    ) -> None:
         super().__init__()
-        assert unsupported_part(encoder.config) is None  # checked by `check_cuda`
+        self.attention_dtype = attention_dtype
         clone = copy.deepcopy(encoder)
+        self.config = encoder.config
         self.pooling = pooling
-        self.embeddings, self.blocks = clone.embeddings, clone.blocks
+        self.embeddings, self.positions, self.blocks, self.norm = (
+            clone.embeddings, clone.positions, clone.blocks, clone.norm
+        )  # fmt: skip
         for block in self.blocks:
             assert isinstance(block.attention, SelfAttention)
-            block.attention = PackedAttention(block.attention)
-        for name, part in zip(part_names(encoder), (self.embeddings, *self.blocks), strict=True):
+            block.attention = PackedAttention(block.attention, attention_dtype)
+        parts = (self.embeddings, *self.blocks)
+        for name, part in zip(part_names(encoder), parts, strict=True):
             part.to(torch.float32 if name in float32_parts else torch.float16)
+        self.norm.to(_dtype(self.blocks[-1]))
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return (LAST_HIDDEN_STATE,) if self.pooling == "max" else (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING)
+
+    @property
+    def multiple(self) -> int:
+        """What the number of tokens T must be a multiple of."""
+        return BLOCK_TOKENS if any(layer.window is not None for layer in self.config.layers) else 1
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, cu_seqlens: Tensor, token_offset: Tensor
@@ -134,15 +267,52 @@ class VarlenEncoder(nn.Module):
             cu_seqlens: int32 (B+1,), cumulative sequence lengths.
             token_offset: int32 (B, S), only its shape is used.
         """
-        bounds = SequenceBounds(token_offset, cu_seqlens)
+        bounds, indices = SequenceBounds(token_offset, cu_seqlens), token_indices(input_ids)
+        inputs = {
+            layer: self._attention_inputs(layer, bounds, indices, position_ids)
+            for layer in dict.fromkeys(map(attention_options, self.config.layers))
+        }
         x = self.embeddings(input_ids.unsqueeze(0), position_ids.unsqueeze(0), token_type_ids.unsqueeze(0))  # (1, T, D)
-        for block in self.blocks:
+        for block, layer in zip(self.blocks, self.config.layers, strict=True):
             assert isinstance(block, Block)
-            x = block(x.to(block.attention_norm.weight.dtype), bounds)
-        hidden = x.squeeze(0)
+            x = block(x.to(_dtype(block)), inputs[attention_options(layer)])
+        hidden = self.norm(x).squeeze(0)
         if self.pooling == "max":
             return (hidden,)
-        return hidden, pool_varlen(hidden, token_indices(input_ids), cu_seqlens, self.pooling)
+        return hidden, pool_varlen(hidden, indices, cu_seqlens, self.pooling)
+
+    def _attention_inputs(
+        self, layer: LayerConfig, bounds: SequenceBounds, indices: Tensor, position_ids: Tensor
+    ) -> VarlenInputs:
+        rotation = bias = None
+        if (rotary := self.positions.find_rotary(layer)) is not None:
+            is_dynamic = layer.rotary is not None and layer.rotary.dynamic is not None
+            lengths = sequence_lengths(indices, bounds.cu_seqlens).unsqueeze(0) if is_dynamic else None
+            cos, sin = rotary(position_ids.unsqueeze(0), lengths)
+            rotation = cos.flatten(0, 2).to(self.attention_dtype), sin.flatten(0, 2).to(self.attention_dtype)
+        reach = Reach.of(self.config, layer)
+        if self.positions.bias is not None or torch.compiler.is_exporting():
+            bias = self._bias(reach, bounds, indices, position_ids)
+        return VarlenInputs(bounds, indices, reach, rotation, bias)
+
+    def _bias(self, reach: Reach, bounds: SequenceBounds, indices: Tensor, position_ids: Tensor) -> Tensor | None:
+        dtype = self.attention_dtype
+        if reach.behind is not None:
+            assert self.positions.bias is None  # no architecture has both
+            return window_bias(indices, position_ids, reach, dtype)
+        if self.positions.bias is None and reach.ahead is None:
+            return None
+        places = token_indices(bounds.token_offset[0])  # (S,)
+        relative = None if self.positions.bias is None else self.positions.bias(places.unsqueeze(0)).to(dtype)
+        if reach.ahead is None:
+            return relative
+        causal = _bias(reach.covers(places - places.unsqueeze(1)), dtype)[None, None]
+        return causal if relative is None else relative + causal
+
+
+def _dtype(block: nn.Module) -> torch.dtype:
+    dtype: torch.dtype = block.feed_forward_norm.weight.dtype  # type: ignore[union-attr, assignment]
+    return dtype
 
 
 def token_indices(input_ids: Tensor) -> Tensor:
@@ -152,6 +322,13 @@ def token_indices(input_ids: Tensor) -> Tensor:
     cannot be captured as a CUDA graph.
     """
     return torch.cumsum(input_ids * 0 + 1, 0, dtype=torch.int32) - 1
+
+
+def sequence_lengths(indices: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the length of the sequence of each token, int32 (T,)."""
+    number = (cu_seqlens.unsqueeze(1) <= indices).sum(0)  # from 1: the first bound is 0
+    ends = torch.cat((cu_seqlens, cu_seqlens[-1:]))
+    return ends.index_select(0, number) - ends.index_select(0, number - 1)
 
 
 def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
@@ -180,12 +357,12 @@ def part_names(encoder: Encoder) -> tuple[str, ...]:
 def varlen_signature(module: VarlenEncoder) -> GraphSignature:
     """Return the signature for export, with dynamic T, B and S."""
     # Separate tensors: the exporter would merge inputs that share one tensor into a single input.
-    examples = {name: torch.zeros(16, dtype=torch.int32) for name in TOKEN_INPUTS}
-    examples["cu_seqlens"] = torch.tensor([0, 5, 16, 16], dtype=torch.int32)
-    examples["token_offset"] = torch.zeros(3, 11, dtype=torch.int32)
+    examples = {name: torch.zeros(2 * BLOCK_TOKENS, dtype=torch.int32) for name in TOKEN_INPUTS}
+    examples["cu_seqlens"] = torch.tensor([0, 5, 128, 128], dtype=torch.int32)
+    examples["token_offset"] = torch.zeros(3, 123, dtype=torch.int32)
     dynamic_axes = {name: {0: "T"} for name in TOKEN_INPUTS}
     dynamic_axes |= {"cu_seqlens": {0: "bounds"}, "token_offset": {0: "B", 1: "S"}}
-    return GraphSignature(examples, dynamic_axes, module.outputs)
+    return GraphSignature(examples, dynamic_axes, module.outputs, multiples={"T": module.multiple})
 
 
 MIN_COSINE = 0.9999
@@ -341,14 +518,13 @@ def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
 
 
 WEIGHTS = "cuda.bin"
-TOLERANCE = 2e-2
-"""Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter."""
+TOLERANCE = 5e-2
+"""Maximum relative difference of a token vector, as in parity.py, which finds errors of the exporter: they are of the
+order of 1. The limit of the cosine similarity is stricter for the rounding of float16."""
 
 
 def check_cuda(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` for an encoder with parts that the graph does not have."""
-    if part := unsupported_part(checkpoint.encoder.config):
-        raise CheckpointError(f"--variant cuda: not available for models with {part}. Export without it.")
+    """Raise `CheckpointError` for a model with parts that the graph does not have."""
     vectors = checkpoint.multi_vector
     expansion = None if vectors is None else vectors.record.expansion
     if expansion is not None and not expansion.attended:
@@ -372,17 +548,15 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
     progress(f"running {path.name} with reference attention")
     session = open_reference_session(path, WEIGHTS)
 
-    def run(output: str, batch: list[Inputs]) -> NDArray[Any]:
-        (result,) = session.run([output], pack_varlen(batch))
-        return result  # type: ignore[no-any-return]
-
     def embed(batch: list[Inputs]) -> NDArray[Any]:
-        if SENTENCE_EMBEDDING in signature.outputs:
-            return run(SENTENCE_EMBEDDING, batch)
-        return pool_sequences(run(LAST_HIDDEN_STATE, batch), batch, pooling)
+        hidden, *pooled = run_varlen_graph(session, batch, module.multiple)
+        return pooled[0] if pooled else pool_sequences(hidden, batch, pooling)
 
     parity = compare_outputs(
-        encoder, lambda batch: run(LAST_HIDDEN_STATE, batch), checkpoint.max_input_tokens, TOLERANCE
+        encoder,
+        lambda batch: run_varlen_graph(session, batch, module.multiple)[0],
+        checkpoint.max_input_tokens,
+        TOLERANCE,
     )
     cosine = test.min_cosine(embed)
     progress(f"smallest cosine {cosine:.6f}")

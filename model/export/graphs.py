@@ -5,7 +5,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -343,13 +343,15 @@ class GraphSignature:
     """The inputs and outputs of a graph.
 
     `example_inputs` has an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
-    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module.
+    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples`: what
+    the sizes of dynamic axes are multiples of, if it is not 1.
     """
 
     example_inputs: dict[str, Tensor]
     dynamic_axes: dict[str, dict[int, str]]
     outputs: tuple[str, ...]
     variadic: int = 0
+    multiples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -446,9 +448,15 @@ def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]
     )
 
 
+def _dimension(name: str, multiple: int) -> Any:
+    """Return a dynamic axis whose size is a multiple of a number."""
+    return torch.export.Dim(name) if multiple == 1 else torch.export.Dim(f"{name}_parts") * multiple
+
+
 def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     axes = signature.dynamic_axes
-    sizes = {name: torch.export.Dim(name) for names in axes.values() for name in names.values()}
+    names = {name for names in axes.values() for name in names.values()}
+    sizes = {name: _dimension(name, signature.multiples.get(name, 1)) for name in names}
     shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
     if signature.variadic:
         shapes = [*shapes[: -signature.variadic], tuple(shapes[-signature.variadic :])]

@@ -16,16 +16,21 @@ from model.artifact.manifest import ParityRecord, Pooling
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
 from model.export.graphs import open_session
 
-OPERATOR = "PackedMultiHeadAttention"
 DOMAIN = "attendant.reference"
+PACKED, BIASED, BLOCKS = "PackedMultiHeadAttention", "BiasedMultiHeadAttention", "MultiHeadAttention"
+"""The operators of CUDA graphs that the CPU execution provider lacks, or has in float32 only."""
 
-FUNCTION = f"""
-<domain: "{DOMAIN}", opset_import: ["": 20]>
-{OPERATOR} <num_heads> (query, key, value, bias, token_offset, cu_seqlens) => (context)
-{{
+SPLIT_HEADS = """
     heads = Constant <value_int: int = @num_heads> ()
     axis_0 = Constant <value_ints = [0]> ()
     minus_one = Constant <value_ints = [-1]> ()
+    heads_1d = Unsqueeze (heads, axis_0)
+    scale = Constant <value_float: float = @scale> ()
+    q = Cast <to = 1> (query)
+    k = Cast <to = 1> (key)
+    v = Cast <to = 1> (value)
+"""
+PACKED_BODY = """
     tokens = Shape <end = 1> (query)
     count = Squeeze (tokens, axis_0)
     zero = Constant <value_int = 0> ()
@@ -36,11 +41,7 @@ FUNCTION = f"""
     end = Gather (cu_seqlens_long, minus_one)
     covered = Less (index, end)
 
-    heads_1d = Unsqueeze (heads, axis_0)
     split = Concat <axis = 0> (axis_0, heads_1d, minus_one)
-    q = Cast <to = 1> (query)
-    k = Cast <to = 1> (key)
-    v = Cast <to = 1> (value)
     float_zero = Constant <value_float = 0.0> ()
     v_covered = Where (covered, v, float_zero)
     q_split = Reshape (q, split)
@@ -50,10 +51,7 @@ FUNCTION = f"""
     k_heads = Transpose <perm = [1, 2, 0]> (k_split)
     v_heads = Transpose <perm = [1, 0, 2]> (v_split)
     products = MatMul (q_heads, k_heads)
-    head_size = Shape <start = 2> (q_split)
-    head_size_float = Cast <to = 1> (head_size)
-    scale = Sqrt (head_size_float)
-    scores = Div (products, scale)
+    scaled = Mul (products, scale)
 
     started = LessOrEqual (cu_seqlens_long, index)
     started_long = Cast <to = 7> (started)
@@ -61,6 +59,7 @@ FUNCTION = f"""
     sequence_id_row = Transpose (sequence_id)
     same = Equal (sequence_id, sequence_id_row)
     lowest = Constant <value_float = -3.4e38> ()
+    {scores}
     masked = Where (same, scores, lowest)
     probs = Softmax <axis = -1> (masked)
     context_heads = MatMul (probs, v_heads)
@@ -71,17 +70,68 @@ FUNCTION = f"""
     nan = Div (float_zero, float_zero)
     written = Where (covered, context_float, nan)
     context = CastLike (written, query)
-}}
 """
+NO_BIAS = "scores = Identity (scaled)"
+BIAS = """
+    previous = Sub (sequence_id, one)
+    starts = Gather (cu_seqlens_long, previous)
+    offsets = Sub (index, starts)
+    places = Squeeze (offsets, minus_one)
+    size = Shape <start = 3> (attention_bias)
+    last = Sub (size, one)
+    inside = Min (places, last)
+    bias_rows = Gather <axis = 2> (attention_bias, inside)
+    bias_pairs = Gather <axis = 3> (bias_rows, inside)
+    bias_heads = Squeeze (bias_pairs, axis_0)
+    bias_float = Cast <to = 1> (bias_heads)
+    scores = Add (scaled, bias_float)
+"""
+BLOCKS_BODY = """
+    copied = Constant <value_ints = [0, 0]> ()
+    split = Concat <axis = 0> (copied, heads_1d, minus_one)
+    q_split = Reshape (q, split)
+    k_split = Reshape (k, split)
+    v_split = Reshape (v, split)
+    q_heads = Transpose <perm = [0, 2, 1, 3]> (q_split)
+    k_heads = Transpose <perm = [0, 2, 3, 1]> (k_split)
+    v_heads = Transpose <perm = [0, 2, 1, 3]> (v_split)
+    products = MatMul (q_heads, k_heads)
+    scaled = Mul (products, scale)
+    bias_float = Cast <to = 1> (attention_bias)
+    scores = Add (scaled, bias_float)
+    probs = Softmax <axis = -1> (scores)
+    context_heads = MatMul (probs, v_heads)
+    context_split = Transpose <perm = [0, 2, 1, 3]> (context_heads)
+    shape = Shape (query)
+    context_float = Reshape (context_split, shape)
+    context = CastLike (context_float, query)
+"""
+FUNCTIONS = {
+    PACKED: ("query, key, value, bias, token_offset, cu_seqlens", PACKED_BODY.format(scores=NO_BIAS)),
+    BIASED: ("query, key, value, bias, token_offset, cu_seqlens, attention_bias", PACKED_BODY.format(scores=BIAS)),
+    BLOCKS: ("query, key, value, bias, key_padding_mask, attention_bias", BLOCKS_BODY),
+}
+"""The inputs of each operator, and its definition after `SPLIT_HEADS`."""
 
 
 def to_reference_graph(graph: bytes) -> bytes:
-    """Return the serialized ONNX graph with the packed operator defined as a function of standard operators."""
+    """Return the serialized ONNX graph with these operators defined as functions of standard operators."""
     model = onnx.load_model_from_string(graph)
+    used = set()
     for node in model.graph.node:
-        if node.op_type == OPERATOR:
+        if node.op_type in (PACKED, BLOCKS):
+            if node.op_type == PACKED and len(node.input) > FUNCTIONS[PACKED][0].count(",") + 1:
+                node.op_type = BIASED
             node.domain = DOMAIN
-    model.functions.append(parser.parse_function(FUNCTION))
+            used.add(node.op_type)
+    for name in sorted(used):
+        inputs, definition = FUNCTIONS[name]
+        model.functions.append(
+            parser.parse_function(
+                f'<domain: "{DOMAIN}", opset_import: ["": 20]> {name} <num_heads, scale> ({inputs}) => (context)'
+                f"{{{SPLIT_HEADS}{definition}}}"
+            )
+        )
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     body: bytes = model.SerializeToString()
     return body
@@ -185,16 +235,31 @@ def pack_sequences(sequences: Sequence[Inputs]) -> Inputs:
     return batch
 
 
-def pack_varlen(sequences: Sequence[Inputs]) -> dict[str, NDArray[np.int32]]:
-    """Return the inputs of a varlen graph: int32 tensors (T,), `cu_seqlens` (B+1,) and `token_offset` (B, S)."""
+def pack_varlen(sequences: Sequence[Inputs], multiple: int = 1) -> dict[str, NDArray[np.int32]]:
+    """Return the inputs of a varlen graph: int32 tensors (T,), `cu_seqlens` (B+1,) and `token_offset` (B, S).
+
+    A last sequence of padding makes T a multiple of `multiple`.
+    """
+    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    padding = -sum(lengths) % multiple
     batch: dict[str, NDArray[np.int32]] = {
-        name: np.concatenate([sequence[name][0] for sequence in sequences]).astype(np.int32)
+        name: np.concatenate([*(sequence[name][0] for sequence in sequences), np.zeros(padding)]).astype(np.int32)
         for name in ("input_ids", "position_ids", "token_type_ids")
     }
-    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    if padding:
+        lengths.append(padding)
     batch["cu_seqlens"] = np.cumsum([0, *lengths], dtype=np.int32)
-    batch["token_offset"] = np.zeros((len(sequences), max(lengths)), dtype=np.int32)
+    batch["token_offset"] = np.zeros((len(lengths), max(lengths)), dtype=np.int32)
     return batch
+
+
+def run_varlen_graph(
+    session: onnxruntime.InferenceSession, sequences: Sequence[Inputs], multiple: int = 1
+) -> list[NDArray[Any]]:
+    """Return the hidden states (T, D) of the sequences, and their embeddings (B, D) if the graph pools."""
+    hidden, *pooled = session.run(None, pack_varlen(sequences, multiple))
+    tokens = sum(sequence["input_ids"].shape[1] for sequence in sequences)
+    return [hidden[:tokens], *(vectors[: len(sequences)] for vectors in pooled)]
 
 
 def _random_sequence(config: EncoderConfig, length: int, rng: np.random.Generator) -> Inputs:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from model.encoder import Encoder, EncoderConfig
-from model.export.cuda import unsupported_part
 from model.families import FAMILIES, find_family
 from model.families.family import ConfigReader
 from model.source.known_models import KNOWN_MODELS, KnownModel
@@ -26,21 +25,6 @@ def count_parameters(model: KnownModel) -> int:
     return sum(parameter.numel() for parameter in encoder.parameters())
 
 
-def supported_backends() -> list[tuple[str, Mapping[str, bool]]]:
-    """Return the backends of each architecture; those without a well-known model have BERT's parts."""
-    configs = {}
-    for model in KNOWN_MODELS:
-        family = find_family(model.config)
-        assert family is not None
-        configs[family.name] = known_config(model)
-    rows: list[tuple[str, Mapping[str, bool]]] = []
-    for name in sorted(FAMILIES):
-        config = configs.get("new" if name == "gte" else name)
-        cpu = dict.fromkeys(("ONNX Runtime", "OpenVINO float32", "OpenVINO bfloat16", "OpenVINO int8"), True)
-        rows.append((name, {**cpu, "CUDA float16": config is None or unsupported_part(config) is None}))
-    return rows
-
-
 def supported_heads() -> list[tuple[str, dict[str, bool]]]:
     """Return the heads of each architecture, which the tests of heads run: see `CLASSIFIER_CASES` and others."""
     return [
@@ -58,10 +42,8 @@ def supported_heads() -> list[tuple[str, dict[str, bool]]]:
     ]
 
 
-def describe_models(
-    backends: Sequence[tuple[str, Mapping[str, bool]]], heads: Sequence[tuple[str, Mapping[str, bool]]]
-) -> str:
-    """Return docs/models.md; `backends` and `heads` say which ones each architecture has."""
+def describe_models(heads: Sequence[tuple[str, Mapping[str, bool]]]) -> str:
+    """Return docs/models.md; `heads` says which ones each architecture has."""
     lines = [INTRODUCTION]
     for model in KNOWN_MODELS:
         layers, size = model.shape
@@ -69,7 +51,7 @@ def describe_models(
             f"| `{model.hub_id}` | `{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
             f"{model.max_input_tokens:,} | {model.pooling} | {model.prompts} | {model.license} | {model.proof} |"
         )
-    lines += [BACKENDS, *_table(backends, "refused at export"), HEADS, *_table(heads, "none")]
+    lines += [BACKENDS + HEADS, *_table(heads, "none")]
     return "\n".join(lines) + "\n"
 
 
@@ -115,17 +97,17 @@ Parameters are in millions, without heads. [Your own model](own-model.md) descri
 BACKENDS = """
 ## Backends
 
-Whether bfloat16 and int8 are accurate enough depends on the weights, so the server compares the results of every head
-with golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured
-cosine, or replaced by float32 under `auto`. An export with a variant that the architecture does not support is an
-error. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the architecture
-`jina_embeddings_v3` here. The CUDA backend has not been run on a GPU.
+Every architecture runs on every backend: ONNX Runtime, OpenVINO in float32, bfloat16 and int8, and CUDA in float16.
+Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
+golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,
+or replaced by float32 under `auto`. [GPU](gpu.md) says what has been measured on a GPU. jina-embeddings-v3 is published
+as `xlm-roberta` with rotary positions and is the architecture `jina_embeddings_v3` here.
 """
 HEADS = """
 ## Heads
 
 A checkpoint can have these heads in addition to its embeddings. Heads run in float32 on the hidden states of the
-backend, in every precision. They have not been run on CUDA. Query expansion without attention is refused at export for
-CUDA, whose graph has no mask. `none` means that no such models of the architecture are known.
+backend, in every precision. Query expansion without attention is refused at export for CUDA, whose graph has no mask.
+`none` means that no such models of the architecture are known.
 [Your own model](own-model.md#rerankers-and-classifiers) describes the files.
 """

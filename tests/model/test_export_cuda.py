@@ -7,48 +7,34 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import helper
 
-from model.artifact.files import Artifact
+from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.manifest import GraphRecord, Pooling
+from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.export import cuda as export_cuda_module
 from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, varlen_signature, write_cuda
 from model.export.export import Variants, export
 from model.export.graphs import GraphSet, GraphSignature, write_graph
-from model.export.parity import open_reference_session, pack_varlen
-from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
+from service.engine.backends.base import BackendChoice
+from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
+from service.engine.golden_check import FLOOR_COSINE, golden_cosines
+from service.engine.tasks import EncodeTask
+from service.engine.tokenizer import ServingTokenizer
+from service.engine.vectors import DenseLayers
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
-from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
+from tests.model.varlen_inputs import FAMILIES, check_kernels
+from tests.service.engine.backends.varlen_models import open_varlen
 
 Publish = Callable[[str], Path]
-
-NOT_CAPTURABLE = {"If", "Loop", "NonZero", "Range", "Scan", "Shape", "Size"}
 
 
 def export_model(source: Path, out: Path) -> Artifact:
     export(str(source), out, variants=Variants(("cuda",), SENTENCES))
     return Artifact.open(out)
-
-
-@pytest.mark.parametrize(
-    ("kind", "part"),
-    [
-        ("causal-bert", "causal attention"),
-        ("modernbert", "rotary positions"),
-        ("mpnet", "relative position biases"),
-        ("qwen3", "causal attention"),
-    ],
-)
-def test_unsupported_parts_are_rejected_before_the_export(
-    publish: Publish, tmp_path: Path, kind: str, part: str
-) -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"^--variant cuda: not available for models with {part}\. Export without it\.$"
-    ):
-        export_model(publish(kind), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 def write_source_graph(source: Path, root: Path) -> GraphRecord:
@@ -86,41 +72,52 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
     assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert",)))
-def test_graph_has_one_packed_attention_per_block(publish: Publish, family: str, tmp_path: Path) -> None:
-    """Query, key and value must be separate inputs without bias; all other nodes are standard ONNX."""
-    record = write_source_graph(publish(family), tmp_path / "root")
+def test_packed_attention_has_separate_inputs_and_no_bias(published: Path, tmp_path: Path) -> None:
+    """All other nodes are standard ONNX."""
+    record = write_source_graph(published, tmp_path / "root")
     graph = onnx.load(tmp_path / "root" / record.file, load_external_data=False).graph
     packed = [node for node in graph.node if node.domain]
     assert [(node.domain, node.op_type) for node in packed] == [("com.microsoft", "PackedMultiHeadAttention")] * 2
     for node in packed:
         assert [bool(name) for name in node.input] == [True, True, True, False, True, True]
-        assert [(entry.name, entry.i) for entry in node.attribute] == [("num_heads", 3)]
-    assert {node.op_type for node in graph.node}.isdisjoint(NOT_CAPTURABLE)
+        assert {entry.name: helper.get_attribute_value(entry) for entry in node.attribute} == {
+            "num_heads": 3, "scale": pytest.approx(8**-0.5),
+        }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_graph_can_be_captured_as_cuda_graph(published: Path, pooling: Pooling, tmp_path: Path) -> None:
-    """Whatever the pooling, the graph must not compute shapes or branch."""
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
+def test_graph_has_cuda_kernels_for_every_pooling(published: Path, pooling: Pooling, tmp_path: Path) -> None:
     module = VarlenEncoder(load_checkpoint(published).encoder, pooling).eval()
     (tmp_path / "root").mkdir()
     write_graph(module, tmp_path / "root" / "varlen.onnx", "varlen.bin", varlen_signature(module))
-    graph = onnx.load(tmp_path / "root" / "varlen.onnx", load_external_data=False).graph
-    assert {node.op_type for node in graph.node}.isdisjoint(NOT_CAPTURABLE)
+    check_kernels(tmp_path / "root" / "varlen.onnx")
 
 
-def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
-    record = write_source_graph(published, tmp_path / "root")
-    encoder = load_checkpoint(published).encoder
-    sequences = random_sequences(encoder, (7, 1, 33))
-    hidden, pooled = open_reference_session(tmp_path / "root" / record.file, "cuda.bin").run(
-        None, pack_varlen(sequences)
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert",)))
+def test_backend_agrees_with_float32_for_every_family(publish: Publish, family: str, tmp_path: Path) -> None:
+    """In float16 as exported, in batches of every shape: embeddings, and the vectors of tokens."""
+    artifact = export_model(publish(family), tmp_path / "out")
+    check_kernels(tmp_path / "out" / artifact.manifest.graphs["cuda"].file)
+    backend = open_varlen(artifact, max_batch_tokens=512)
+    backend.warm_up()
+    golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
+    assert golden is not None
+    found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
+    assert min(found.values()) >= FLOOR_COSINE["float16"], found
+    float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
+    limit = artifact.manifest.max_input_tokens
+    *short, long = (
+        EncodeTask(tokens.truncate(limit, "right"), None, hidden=True)
+        for tokens in tokenizer.encode([TokenizerInput(text) for text in (*SENTENCES[:5], " ".join(SENTENCES))])
     )
-    alone = run_alone(encoder, sequences)
-    expected = torch.cat(alone).numpy()
-    np.testing.assert_allclose(hidden, expected, atol=float(5e-3 * np.abs(expected).max()))
-    np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
+    for batch in (short, [long]):
+        for task, result in zip(batch, backend.run(batch), strict=True):
+            hidden, expected = result.hidden, float32.run([task])[0].hidden
+            assert hidden is not None
+            assert expected is not None
+            cosines = (hidden * expected).sum(-1) / np.linalg.norm(hidden, axis=-1) / np.linalg.norm(expected, axis=-1)
+            assert cosines.min() > 0.99  # of a token with much cancellation
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.export.cuda import check_cuda, unsupported_part
+from model.export.cuda import check_cuda
 from model.source.published import CheckpointError
 from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
 from tests.model.model_files import read_json, write_json
@@ -72,7 +72,6 @@ def test_limit_of_the_model_holds_the_marker(tmp_path: Path) -> None:
 
 def test_cuda_graph_has_no_unattended_tokens(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(publish(tmp_path, "stanford"))
-    assert unsupported_part(checkpoint.encoder.config) is None
     with pytest.raises(CheckpointError, match="unsupported query expansion without attention"):
         check_cuda(checkpoint)
 

@@ -1,5 +1,6 @@
 """The CPU reference implementation of PackedMultiHeadAttention."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,25 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from model.checkpoint import load_checkpoint
-from model.export.cuda import SequenceBounds, VarlenEncoder, packed_attention, varlen_signature
+from model.export.cuda import VarlenEncoder, packed_attention, varlen_signature
 from model.export.graphs import write_graph
-from model.export.parity import OPERATOR, open_reference_session, pack_varlen, to_reference_graph
-from tests.model.varlen_inputs import random_sequences
+from model.export.parity import PACKED, open_reference_session, pack_varlen, to_reference_graph
+from tests.model.varlen_inputs import random_sequences, varlen_inputs
 
 Floats = NDArray[Any]
 
-HIDDEN_SIZE, HEADS = 24, 3
+HIDDEN_SIZE, HEADS, SCALE = 24, 3, 0.4
 
 
 def single_operator_graph(precision: int) -> bytes:
     """Return a graph that consists of this operator only."""
     node = helper.make_node(
-        OPERATOR,
+        PACKED,
         ["q", "k", "v", "", "token_offset", "cu_seqlens"],
         ["context"],
         domain="com.microsoft",
         num_heads=HEADS,
+        scale=SCALE,
     )
     inputs = [helper.make_tensor_value_info(name, precision, ["T", HIDDEN_SIZE]) for name in "qkv"]
     inputs += [
@@ -54,9 +56,9 @@ def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: i
     parts: dict[str, Floats] = {name: rng.standard_normal((10, HIDDEN_SIZE)).astype(dtype) for name in "qkv"}
     token_offset, cu_seqlens = np.zeros((len(bounds) - 1, 10), np.int32), np.array(bounds, np.int32)
     (context,) = session.run(None, parts | {"token_offset": token_offset, "cu_seqlens": cu_seqlens})
-    sequence_bounds = SequenceBounds(torch.from_numpy(token_offset), torch.from_numpy(cu_seqlens))
     query, key, value = (torch.from_numpy(part) for part in parts.values())
-    expected = packed_attention(query, key, value, sequence_bounds, HEADS).numpy()
+    lengths = [end - start for start, end in pairwise(bounds)]
+    expected = packed_attention(query, key, value, varlen_inputs(*lengths), HEADS, SCALE).numpy()
     assert context.dtype == dtype
     np.testing.assert_allclose(context, expected, atol=1e-6 if dtype is np.float32 else 1e-3)
 
@@ -86,7 +88,7 @@ def test_reference_graph_replaces_only_the_operator(published: Path, tmp_path: P
     others = [
         (left, right)
         for left, right in zip(original.graph.node, reference.graph.node, strict=True)
-        if left.op_type != OPERATOR
+        if left.op_type != PACKED
     ]
     assert all(left == right for left, right in others)
     assert len(original.graph.node) - len(others) == 2

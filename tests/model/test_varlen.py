@@ -1,19 +1,21 @@
 """The varlen encoder, compared with the plain encoder."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from model.artifact.manifest import Pooling
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder
+from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig
 from model.export.cuda import (
-    SequenceBounds,
     VarlenEncoder,
     packed_attention,
     part_names,
@@ -21,12 +23,14 @@ from model.export.cuda import (
     token_indices,
     varlen_signature,
 )
-from model.export.parity import pack_sequences, pack_varlen
-from tests.model.varlen_inputs import FAMILIES, random_sequences
+from model.export.graphs import write_graph
+from model.export.parity import open_reference_session, pack_sequences, pack_varlen, run_varlen_graph
+from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone, varlen_inputs
 
 Publish = Callable[[str], Path]
 
 LENGTHS = (7, 1, 29, 12)
+SCALE = 8**-0.5
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +40,6 @@ def encoder(published: Path) -> Encoder:
 
 def make_cu_seqlens(*lengths: int) -> Tensor:
     return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
-
-
-def make_bounds(*lengths: int) -> SequenceBounds:
-    return SequenceBounds(torch.zeros(len(lengths), max(lengths), dtype=torch.int32), make_cu_seqlens(*lengths))
 
 
 def random_qkv(tokens: int) -> list[Tensor]:
@@ -52,9 +52,14 @@ def run(module: VarlenEncoder, inputs: dict[str, np.ndarray[tuple[int, ...], np.
         return list(module(**{name: torch.from_numpy(values) for name, values in inputs.items()}))
 
 
+def exact_varlen(encoder: Encoder, pooling: Pooling) -> VarlenEncoder:
+    """Return the varlen encoder in float32."""
+    return VarlenEncoder(encoder, pooling, part_names(encoder), torch.float32).eval()
+
+
 def test_packed_attention_equals_torch_attention_per_sequence() -> None:
     query, key, value = random_qkv(21)
-    context = packed_attention(query, key, value, make_bounds(8, 1, 12), num_heads=3)
+    context = packed_attention(query, key, value, varlen_inputs(8, 1, 12), 3, SCALE)
     for start, end in ((0, 8), (8, 9), (9, 21)):
         q, k, v = (part[start:end].view(1, -1, 3, 8).transpose(1, 2) for part in (query, key, value))
         alone = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 24)
@@ -64,33 +69,32 @@ def test_packed_attention_equals_torch_attention_per_sequence() -> None:
 def test_packed_attention_is_nan_past_last_sequence() -> None:
     """Empty sequences must not affect the others."""
     query, key, value = random_qkv(13)
-    context = packed_attention(query, key, value, make_bounds(4, 0, 6, 0), num_heads=3)
+    context = packed_attention(query, key, value, varlen_inputs(4, 0, 6, 0), 3, SCALE)
     assert torch.isnan(context[10:]).all()
-    expected = packed_attention(query[:10], key[:10], value[:10], make_bounds(4, 6), num_heads=3)
+    expected = packed_attention(query[:10], key[:10], value[:10], varlen_inputs(4, 6), 3, SCALE)
     torch.testing.assert_close(context[:10], expected, rtol=0, atol=0)
 
 
 def test_packed_attention_accumulates_float16_in_float32() -> None:
     query, key, value = (part.half() for part in random_qkv(40))
-    context = packed_attention(query, key, value, make_bounds(40), num_heads=3)
-    exact = packed_attention(query.float(), key.float(), value.float(), make_bounds(40), num_heads=3)
+    context = packed_attention(query, key, value, varlen_inputs(40), 3, SCALE)
+    exact = packed_attention(query.float(), key.float(), value.float(), varlen_inputs(40), 3, SCALE)
     assert context.dtype == torch.float16
     torch.testing.assert_close(context, exact.half(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_varlen_encoder_equals_encoder(publish: Publish, family: str) -> None:
-    """All parts are float32, so rounding to float16 only happens in attention."""
     encoder = load_checkpoint(publish(family)).encoder
     sequences = random_sequences(encoder, LENGTHS)
-    hidden, pooled = run(VarlenEncoder(encoder, "mean", part_names(encoder)), pack_varlen(sequences))
+    hidden, pooled = run(exact_varlen(encoder, "mean"), pack_varlen(sequences))
     with torch.inference_mode():
         packed = {name: torch.from_numpy(values) for name, values in pack_sequences(sequences).items()}
         expected = encoder(**packed)[0]
     scale = float(expected.abs().max())
-    assert float((hidden - expected).abs().max()) < 2e-3 * scale
+    assert float((hidden - expected).abs().max()) < 1e-5 * scale
     means = torch.stack([part.mean(dim=0) for part in torch.split(expected, list(LENGTHS))])
-    assert float((pooled - means).abs().max()) < 2e-3 * scale
+    assert float((pooled - means).abs().max()) < 1e-5 * scale
 
 
 def test_output_does_not_depend_on_batch_composition(encoder: Encoder) -> None:
@@ -154,3 +158,87 @@ def test_parts_are_float16_except_float32_parts(encoder: Encoder) -> None:
     parts = (module.embeddings, *module.blocks)
     dtypes = [{parameter.dtype for parameter in part.parameters()} for part in parts]
     assert dtypes == [{torch.float16}, {torch.float32}, {torch.float16}]
+
+
+ROTARY = st.none() | st.builds(
+    RotaryConfig, st.sampled_from([30.0, 100.0]), st.sampled_from([1.0, 2.0]), st.none() | st.just((2.0, 20))
+)
+
+
+@st.composite
+def encoders(draw: st.DrawFn) -> Encoder:
+    """Draw the parts of an encoder, in any combination; each layer has its own positions and window."""
+    layers = tuple(
+        LayerConfig(draw(st.none() | st.integers(0, 90)), draw(ROTARY), draw(st.booleans())) for _ in range(3)
+    )
+    config = EncoderConfig(
+        61, 32, 3, 4, 48, 200,
+        type_vocab_size=draw(st.integers(0, 2)), norm_eps=1e-3,
+        hidden_act=draw(st.sampled_from(["gelu", "silu"])),
+        causal=draw(st.booleans()), block=draw(st.sampled_from(["post", "pre", "sandwich"])),
+        norm=draw(st.sampled_from(["layer_norm", "layer_norm_without_bias", "rms_norm"])),
+        position_table=draw(st.booleans()), embedding_norm=draw(st.booleans()),
+        num_key_value_heads=draw(st.sampled_from([1, 2, 4])), head_size=draw(st.sampled_from([8, 10])),
+        attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
+        query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
+        relative_bias=draw(st.booleans()) and all(layer.window is None for layer in layers),
+        layers=layers,
+    )  # fmt: skip
+    encoder = Encoder(config).eval()
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 3)))
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return encoder
+
+
+BATCHES = st.lists(st.integers(1, 150), min_size=1, max_size=6)
+
+
+@given(encoders(), BATCHES)
+def test_any_encoder_equals_its_varlen_encoder(encoder: Encoder, lengths: list[int]) -> None:
+    sequences = random_sequences(encoder, tuple(lengths))
+    hidden, _ = run(exact_varlen(encoder, "mean"), pack_varlen(sequences))
+    expected = torch.cat(run_alone(encoder, sequences))
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.slow
+@settings(max_examples=settings.default.max_examples // 10)  # an export takes seconds
+@given(encoders(), st.lists(BATCHES, min_size=1, max_size=3))
+def test_any_encoder_equals_its_graph(encoder: Encoder, batches: list[list[int]]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        module, path = exact_varlen(encoder, "mean"), Path(scratch) / "root" / "varlen.onnx"
+        path.parent.mkdir()
+        write_graph(module, path, "varlen.bin", varlen_signature(module))
+        check_kernels(path)
+        session = open_reference_session(path, "varlen.bin")
+    for lengths in batches:
+        sequences = random_sequences(encoder, tuple(lengths))
+        hidden, _ = run_varlen_graph(session, sequences, module.multiple)
+        expected = torch.cat(run_alone(encoder, sequences)).numpy()
+        np.testing.assert_allclose(hidden, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+GRAPH_LENGTHS = ((7, 1, 29, 12), (150, 3, 70))
+"""Both sides of windows, and more than one block of 64 tokens."""
+
+
+@pytest.mark.parametrize("family", ["modernbert", "qwen3"])
+def test_graph_equals_encoder(publish: Publish, family: str, tmp_path: Path) -> None:
+    """In float32, with the operators of CUDA defined by standard ones."""
+    checkpoint = load_checkpoint(publish(family))
+    encoder, module = checkpoint.encoder, exact_varlen(checkpoint.encoder, "mean")
+    (tmp_path / "root").mkdir()
+    path = tmp_path / "root" / "varlen.onnx"
+    write_graph(module, path, "varlen.bin", varlen_signature(module))
+    check_kernels(path)
+    session = open_reference_session(path, "varlen.bin")
+    for lengths in GRAPH_LENGTHS:
+        sequences = random_sequences(encoder, tuple(min(length, checkpoint.max_input_tokens) for length in lengths))
+        hidden, pooled = run_varlen_graph(session, sequences, module.multiple)
+        alone = run_alone(encoder, sequences)
+        expected = torch.cat(alone).numpy()
+        scale = float(np.abs(expected).max())
+        np.testing.assert_allclose(hidden, expected, atol=2e-5 * scale)
+        np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=2e-5 * scale)

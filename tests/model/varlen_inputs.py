@@ -1,12 +1,48 @@
 """Model families and random sequences for the varlen encoder tests."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import torch
 
 from model.encoder import Encoder
+from model.export.cuda import Reach, SequenceBounds, VarlenInputs
 from model.export.parity import Inputs, make_sequence
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
+FAMILIES = (
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "causal-bert", "mpnet",
+    "nomic_bert", "nomic_bert, dynamic", "gte", "new", "jina_embeddings_v3", "modernbert", "modernbert, biases",
+    "eurobert", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
+)  # fmt: skip
+"""Every architecture, and variants of attention and positions."""
+FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
+KERNELS = (
+    (("Clip", "Cos", "Div", "Erf", "Gelu", "LayerNormalization", "Log", "MatMul", "Pow", "Reciprocal"), FLOATS),
+    (("ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
+    (("MultiHeadAttention", "PackedMultiHeadAttention", "RotaryEmbedding"), FLOATS),
+    (("Abs", "Add", "CumSum", "Max", "Min", "Mul", "ReduceSum", "Sub"), FLOATS | INTS),
+    (("Greater", "GreaterOrEqual", "Less", "LessOrEqual"), FLOATS | INTS),
+    (("Cast", "Concat", "Equal", "Gather", "Reshape", "Slice"), FLOATS | INTS | FLAGS | {"BFLOAT16"}),
+    (("Squeeze", "Transpose", "Unsqueeze"), FLOATS | INTS | FLAGS),
+    (("And", "Not", "Where"), FLAGS),
+)
+CUDA_KERNELS = {name: types for names, types in KERNELS for name in names}
+"""Operators and types of the first input for which onnxruntime 1.31 has CUDA kernels (its docs/OperatorKernels.md).
+
+CUDA cannot capture a graph with others, and `Shape`, whose result onnxruntime computes on the CPU, is one of them.
+"""
+
+
+def check_kernels(graph: Path) -> None:
+    """Fail if CUDA has no kernel for a node of a graph."""
+    model = onnx.shape_inference.infer_shapes(onnx.load(graph, load_external_data=False))
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        name = onnx.TensorProto.DataType.Name(types[node.input[0]])
+        assert name in CUDA_KERNELS.get(node.op_type, ()), f"{node.op_type} of {name}"
 
 
 def run_alone(encoder: Encoder, sequences: list[Inputs]) -> list[torch.Tensor]:
@@ -25,3 +61,11 @@ def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]
         )
         for length in lengths
     ]
+
+
+def varlen_inputs(*lengths: int) -> VarlenInputs:
+    """Return the inputs of attention for sequences of these lengths, without windows and positions."""
+    bounds = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32))
+    offset = torch.zeros(len(lengths), max(lengths), dtype=torch.int32)
+    indices = torch.arange(sum(lengths), dtype=torch.int32)
+    return VarlenInputs(SequenceBounds(offset, bounds), indices, Reach(), None, None)

@@ -18,8 +18,11 @@ Ints = NDArray[np.int32]
 
 BATCH_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
 """In tokens. The longest saturate a large GPU; a single text uses a short one."""
-SHORT = 128
-"""The kernel launches work per 128 tokens of `max_seqlen`, so batches of short sequences have their own shapes."""
+LONGEST = (128, 512, 2048)
+"""Lengths of the longest sequence. The kernel launches work per 128 tokens of `max_seqlen`, and in causal models the
+bias of the scores has as many rows and columns."""
+MULTIPLE = 64
+"""Batches are a multiple of this many tokens, which layers with windows compute together."""
 TOKENS_PER_SEQUENCE = (8, 16, 32)
 """Average tokens per sequence: a shape of T tokens has T divided by this many sequence slots.
 
@@ -53,12 +56,12 @@ class ShapeBuckets:
     @classmethod
     def up_to(cls, max_input_tokens: int, max_batch_tokens: int) -> "ShapeBuckets":
         """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`."""
-        most = max(max_input_tokens, max_batch_tokens)
+        most = -(-max(max_input_tokens, max_batch_tokens) // MULTIPLE) * MULTIPLE
         lengths = (*(length for length in BATCH_LENGTHS if length < most), most)
         shapes = {
             Shape(tokens, longest, max(tokens // per_sequence, 1) + -(-tokens // longest))
             for tokens in lengths
-            for longest in (min(tokens, SHORT, max_input_tokens), min(tokens, max_input_tokens))
+            for longest in {min(tokens, length, max_input_tokens) for length in (*LONGEST, max_input_tokens)}
             for per_sequence in (TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1])
         }
         return cls(tuple(sorted(shapes)), max(most // TOKENS_PER_SEQUENCE[0], 1))
