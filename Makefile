@@ -140,7 +140,8 @@ bench-gpu:  ## measure a CUDA GPU: PYTHON needs torch, onnx, onnxruntime-gpu; or
 	@test -x $(VENV)-gpu/bin/python || $(PYTHON) -m venv --system-site-packages $(VENV)-gpu
 	@missing=$$(PYTHONPATH=client $(VENV)-gpu/bin/python -m bench.gpu --missing); \
 	  test -z "$$missing" || $(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints.txt $$missing || true
-	@PYTHONPATH=client $(VENV)-gpu/bin/python -m bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM))
+	@PYTHONPATH=client $(VENV)-gpu/bin/python -m bench.gpu $(if $(BERT),--bert $(BERT)) $(if $(MINILM),--minilm $(MINILM)) \
+	  $(if $(FAMILIES),--families $(FAMILIES)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(ONLY),--only $(ONLY))
 
 soak: $(VENV)/bench model wrk  ## check memory over an hour of mixed requests; SOAK=600 for 600 seconds
 	@$(BIN)/python -m bench.soak $(SOAK)

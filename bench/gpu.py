@@ -5,6 +5,8 @@ with `--variant cuda` on a machine with torch.
 """
 
 import argparse
+import json
+import math
 import os
 import platform
 import subprocess
@@ -13,6 +15,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from bench import gpu_artifacts
@@ -29,17 +33,31 @@ SECONDS = 8.0
 STARTED = time.monotonic()
 
 
+SECTIONS = {"families": 60, "engine": 60, "server": 60, "workers": 90}
+"""What is measured, most important first, and about how long it takes in seconds."""
+SERVER_TARGETS = {"server": "gpu_grpc", "workers": "gpu_workers"}
+"""The target of each section that needs the packages of the server."""
+WORKERS = (1, 2, 4, 8, 16)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if every measured target was met, else 1, including when there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--bert", type=Path, help="artifact of the size of BERT-base (default: random weights)")
     parser.add_argument("--minilm", type=Path, help="artifact of the size of MiniLM-L6 (default: the default model)")
+    parser.add_argument("--families", type=Path, help="folder of artifacts, from python -m bench.gpu_artifacts FOLDER")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of each throughput measurement")
+    parser.add_argument("--budget", type=float, default=math.inf, help="skip sections that would end later, in seconds")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections: " + ", ".join(SECTIONS))
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--missing", action="store_true", help="print the missing packages for pip, and exit")
     options = parser.parse_args(arguments)
     if options.missing:
         print(" ".join(gpu_artifacts.missing_packages()))
         return 0
+    sections = options.only.split(",")
+    if unknown := set(sections) - SECTIONS.keys():
+        return _fail(f"unknown section {', '.join(sorted(unknown))}: use {', '.join(SECTIONS)}")
     needed = ["model", "engine", *([] if options.bert and options.minilm else ["export"])]
     if missing := gpu_artifacts.missing_packages(needed):
         return _fail(f"missing packages: pip install {' '.join(missing)}")
@@ -50,29 +68,116 @@ def main(arguments: Sequence[str]) -> int:
     if not gpu_count():
         return _fail("no CUDA device: the driver is missing or reports none")
     with tempfile.TemporaryDirectory() as scratch:
-        verdicts = run(options.bert, options.minilm, Path(scratch), options.seconds)
+        models = Models(options.bert, options.minilm, options.families, Path(scratch))
+        verdicts = run(models, sections, options.seconds, options.budget)
     progress("\n".join(verdict.describe() for verdict in verdicts))
+    if options.json is not None:
+        results = [{"target": each.target.name, "measured": each.measured, "note": each.note} for each in verdicts]
+        options.json.write_text(json.dumps({"machine": describe_machine(), "results": results}, indent=1))
     return 0 if all_passed(verdicts) else 1
 
 
-def run(bert: Path | None, minilm: Path | None, scratch: Path, seconds: float) -> list[Verdict]:
-    progress(describe_machine())
-    if bert is None:
+@dataclass
+class Models:
+    """The artifacts, which are exported when they are first used unless options name them."""
+
+    bert_option: Path | None
+    minilm_option: Path | None
+    families_option: Path | None
+    scratch: Path
+
+    @cached_property
+    def bert(self) -> Path:
+        if self.bert_option is not None:
+            return self.bert_option
         progress("exporting a random model of the size of BERT-base")
-        bert = gpu_artifacts.make_artifact(gpu_artifacts.BERT_BASE, scratch / "bert" / "artifact")
-    if minilm is None:
+        return gpu_artifacts.make_artifact(gpu_artifacts.BERT_BASE, self.scratch / "bert" / "artifact")
+
+    @cached_property
+    def minilm(self) -> Path:
+        if self.minilm_option is not None:
+            return self.minilm_option
         progress("exporting a model of the size of MiniLM-L6")
-        minilm = make_minilm(scratch / "minilm" / "artifact")
-    verdicts = measure_engine(bert, seconds)
-    if missing := gpu_artifacts.missing_packages(["server"]):
-        reason = f"missing packages: {' '.join(missing)}"
-        verdicts += [not_measured("gpu_grpc", reason), not_measured("gpu_minilm", reason)]
-    else:
-        texts, tokens = measure_server(bert, seconds)
-        verdicts.append(judge("gpu_grpc", texts * tokens))
-        texts, _ = measure_server(minilm, seconds)
-        verdicts.append(judge("gpu_minilm", texts))
+        return make_minilm(self.scratch / "minilm" / "artifact")
+
+    @property
+    def families(self) -> list[Path]:
+        return (
+            []
+            if self.families_option is None
+            else sorted(path.parent for path in self.families_option.glob("*/manifest.json"))
+        )
+
+
+def run(models: Models, sections: Sequence[str], seconds: float, budget: float) -> list[Verdict]:
+    progress(describe_machine())
+    verdicts: list[Verdict] = []
+    for section, expected in SECTIONS.items():
+        if section not in sections:
+            continue
+        left = budget - (time.monotonic() - STARTED)
+        if expected > left:
+            progress(f"{section} skipped: {expected} s needed, {left:.0f} s left")
+            continue
+        match section:
+            case "families":
+                verdicts += measure_families(models.families)
+            case "engine":
+                verdicts += measure_engine(models.bert, seconds)
+            case _ if missing := gpu_artifacts.missing_packages(["server"]):
+                verdicts.append(not_measured(SERVER_TARGETS[section], f"missing packages: {' '.join(missing)}"))
+            case "server":
+                texts, tokens = measure_server(models.bert, seconds)
+                verdicts.append(judge("gpu_grpc", texts * tokens))
+                texts, _ = measure_server(models.minilm, seconds)
+                verdicts.append(judge("gpu_minilm", texts))
+            case "workers":
+                verdicts += measure_workers(models.minilm, seconds)
     return sorted(verdicts, key=lambda verdict: verdict.target.name)
+
+
+def measure_families(artifacts: Sequence[Path]) -> list[Verdict]:
+    """Run the graph of every architecture."""
+    from bench.gpu_kernels import read_kernels
+
+    if not artifacts:
+        return [not_measured("gpu_families", "no artifacts: --families FOLDER")]
+    found = read_kernels(artifacts)
+    for artifact, kernels in zip(artifacts, found, strict=True):
+        progress(f"{artifact.name:<24} {kernels.describe()}")
+    cosines = [-1.0 if kernels.error else kernels.cosine for kernels in found]
+    return [
+        judge("gpu_families", min(cosines), f"{len(artifacts)} architectures"),
+        judge("gpu_fallback", max(len(kernels.off_gpu) for kernels in found), f"{len(artifacts)} architectures"),
+    ]
+
+
+def measure_workers(directory: Path, seconds: float) -> list[Verdict]:
+    """Print the throughput of several workers beside the GPU's utilization."""
+    best = 0.0
+    progress("workers   texts/s   GPU utilization")
+    for workers in WORKERS:
+        if workers > (os.cpu_count() or 1):
+            break
+        with gpu_utilization() as used:
+            texts, _ = measure_server(directory, seconds, workers=workers)
+        progress(f"{workers:>7} {texts:>9.0f} {sum(used) / max(1, len(used)):>13.0f} %")
+        best = max(best, texts)
+    return [judge("gpu_workers", best)]
+
+
+@contextmanager
+def gpu_utilization() -> Iterator[list[float]]:
+    """Yield a list that has the samples of the GPU's utilization, in percent, at the end of the block."""
+    samples: list[float] = []
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield samples
+    finally:
+        process.terminate()
+        output, _ = process.communicate()
+        samples += [float(line) for line in output.split() if line.strip().isdigit()]
 
 
 def make_minilm(out: Path) -> Path:
@@ -96,7 +201,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
 
     artifact = Artifact.open(directory)
     manifest = artifact.manifest
-    kernels = read_kernels(directory)
+    (kernels,) = read_kernels([directory])
     progress(kernels.describe())
     backend = gpu_engine.open_on(artifact, "cuda")
     before = time.perf_counter()
@@ -123,7 +228,7 @@ def measure_engine(directory: Path, seconds: float) -> list[Verdict]:
     ]
 
 
-def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
+def measure_server(directory: Path, seconds: float, workers: int = 1) -> tuple[float, float]:
     """Return texts per second over gRPC, and the mean number of tokens per text."""
     from bench.project import Model
     from bench.rpc_load import run_rpc
@@ -133,7 +238,7 @@ def measure_server(directory: Path, seconds: float) -> tuple[float, float]:
     texts = [text for text, _ in corpus]
     bodies = [{"inputs": texts[at : at + SERVED_TEXTS]} for at in range(0, len(texts), SERVED_TEXTS)]
     processes = max(1, (os.cpu_count() or 2) // 2)
-    with serving(directory) as address, bodies_file(bodies) as file:
+    with serving(directory, workers=workers) as address, bodies_file(bodies) as file:
         load = Load(address, CALLS // processes * processes, file)
         run_rpc(load, 2.0, processes)
         answered = run_rpc(load, seconds, processes)

@@ -4,6 +4,7 @@ installed.
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ PACKAGES = {
         "grpc_health",
         "grpc_reflection",
         "httptools",
+        "opentelemetry",
         "orjson",
         "starlette",
         "uvicorn",
@@ -34,6 +36,7 @@ NAMES = {
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "onnxruntime": "onnxruntime-gpu[cuda,cudnn]",
+    "opentelemetry": "opentelemetry-api",
 }
 """Package names that differ from module names."""
 
@@ -86,6 +89,22 @@ def export_artifact(source: str, out: Path) -> Path:
     variants = Variants(("cuda",), sample_sentences(MEASURED_TEXTS))
     export(source, out, revision=None, name=None, progress=lambda step: None, variants=variants)
     return out
+
+
+def export_families(out: Path) -> list[Path]:
+    """Export a tiny model of every architecture, with its CUDA graph: for a GPU machine without transformers."""
+    from tests.model.family_cases import FAMILY_CASES, bert_case
+    from tests.model.tiny_tokenizers import BUILDERS
+    from tests.model.varlen_inputs import FAMILIES
+
+    artifacts = []
+    for name in FAMILIES:
+        case, folder = FAMILY_CASES.get(name) or bert_case(name), out / name.replace(", ", "-")
+        published = out / "published" / folder.name
+        case.publish(published, BUILDERS[case.tokenizer]().to_str().encode())
+        print(f"exporting {folder}", flush=True)
+        artifacts.append(export_artifact(str(published), folder))
+    return artifacts
 
 
 def _publish(size: Size, directory: Path) -> None:
@@ -149,3 +168,7 @@ def _train_tokenizer(vocabulary: int) -> str:
     )
     tokenizer.decoder = decoders.WordPiece()
     return str(tokenizer.to_str())
+
+
+if __name__ == "__main__":
+    export_families(Path(sys.argv[1]))

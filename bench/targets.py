@@ -100,6 +100,8 @@ TARGETS = {
     "gpu_kernels": _at_least("G4", "layers with only fast attention kernels", 1.0, "of all"),
     "gpu_fallback": _at_most("G4", "kinds of operator off the GPU", 0),
     "gpu_cosine": _at_least("G5", "smallest cosine", 0.999),
+    "gpu_families": _at_least("G5", "smallest cosine of golden vectors of any architecture", 0.999),
+    "gpu_workers": _at_least("G6", "MiniLM-L6 through gRPC, with several workers", 100_000, "texts/s"),
     "gpu_minilm": _at_least("G6", "MiniLM-L6 through gRPC", 20_000, "texts/s"),
 }
 

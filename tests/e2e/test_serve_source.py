@@ -85,6 +85,7 @@ def stop(server: RunningServer) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.slow
 def test_two_servers_export_once_and_later_ones_not_at_all(hub: HubServer, directory: Path) -> None:
     cache = directory / "attendant"
     first = start(MODEL, cache)

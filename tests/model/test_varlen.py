@@ -25,6 +25,7 @@ from model.export.cuda import (
 )
 from model.export.graphs import write_graph
 from model.export.parity import open_reference_session, pack_sequences, pack_varlen, run_varlen_graph
+from tests.conftest import EXAMPLES
 from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone, varlen_inputs
 
 Publish = Callable[[str], Path]
@@ -204,7 +205,7 @@ def test_any_encoder_equals_its_varlen_encoder(encoder: Encoder, lengths: list[i
 
 
 @pytest.mark.slow
-@settings(max_examples=settings.default.max_examples // 10)  # an export takes seconds
+@settings(max_examples=max(1, EXAMPLES // 10))  # an export takes seconds
 @given(encoders(), st.lists(BATCHES, min_size=1, max_size=3))
 def test_any_encoder_equals_its_graph(encoder: Encoder, batches: list[list[int]]) -> None:
     with tempfile.TemporaryDirectory() as scratch:

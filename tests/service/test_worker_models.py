@@ -56,11 +56,13 @@ def test_unloads_and_loads_reach_every_worker_and_its_replacement(server: Runnin
     assert change(server, "POST", "none").status_code == 404
 
 
+@pytest.mark.slow
 def test_changed_file_reaches_every_worker(server: RunningServer, tiny_artifact: Path, tmp_path: Path) -> None:
     write_models(tmp_path / "models.toml", c=tiny_artifact, a=tiny_artifact)
     wait_until(lambda: names(server) == [["c", "a"]] * WORKERS)
 
 
+@pytest.mark.slow
 def test_model_that_cannot_be_loaded_changes_no_worker(
     server: RunningServer, tiny_artifact: Path, tmp_path: Path
 ) -> None:
@@ -77,7 +79,9 @@ def test_model_that_cannot_be_loaded_changes_no_worker(
     assert names(server) == [["c", "a"]] * WORKERS
 
 
-@pytest.mark.parametrize(("method", "done"), [("POST", "loaded"), ("DELETE", "unloaded")])
+@pytest.mark.parametrize(
+    ("method", "done"), [pytest.param("POST", "loaded", marks=pytest.mark.slow), ("DELETE", "unloaded")]
+)
 def test_worker_that_ends_during_a_change_aborts_it(server: RunningServer, method: str, done: str) -> None:
     """Its neighbor has prepared the change, and serves what it served before."""
     stopped = worker_ids(server)[1]
