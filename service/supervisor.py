@@ -60,6 +60,7 @@ MAX_GPU_WORKERS = 8
 WORKER_BYTES = 300 * 2**20
 WEIGHT_COPIES = 3
 """Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
+MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108  # the default of NVIDIA's service
 GPU_DEVICE = Path("/dev/nvidiactl")
 
 log = logging.getLogger("attendant.supervisor")
@@ -177,6 +178,8 @@ class Supervisor:
         }
         self._start_settings = settings.model_copy(update=ports)
         self._install_signal_handlers()
+        if has_gpu(settings):
+            log.info("workers share the GPU workers=%d mps=%s", settings.workers, has_mps())
         await self._admin.start(admin, None if self._tls is None else self._tls.admin_context)
         watch = None if self._tls is None else self._tls.watch(lambda: None)
         with background_task(self._watch_workers()):
@@ -470,6 +473,11 @@ def share(settings: Settings, number: int) -> Message:
 def has_gpu(settings: Settings) -> bool:
     """Return whether models may run on a GPU, which a supervisor without a runtime can only guess."""
     return settings.provider in ("auto", "cuda") and GPU_DEVICE.exists()
+
+
+def has_mps() -> bool:
+    """Return whether NVIDIA's Multi-Process Service runs, with which workers use the GPU at the same time."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES), "control").exists()
 
 
 def choose_workers(settings: Settings) -> Settings:

@@ -27,7 +27,7 @@ class RMSNorm(nn.Module):
 
         The squares of float16 values would overflow.
         """
-        values = x.float()
+        values = x.float() if x.dtype == torch.float16 else x
         scaled = values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + self.eps)
         return scaled.to(x.dtype) * self.weight
 

@@ -38,6 +38,8 @@ BLOCK_ATTENTION = "com.microsoft::MultiHeadAttention"
 ROTARY = "com.microsoft::RotaryEmbedding"
 BLOCK_TOKENS = 64
 """The queries of one block in layers with windows."""
+MAX_BLOCK_REACH = 512
+"""Layers with longer windows use a bias of all pairs: the keys of a block would take more memory than the sequence."""
 UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
 """The bias of a key that a query does not attend to. Finite, like that of the other graphs."""
@@ -64,6 +66,11 @@ class Reach:
         """Return the reach of a layer."""
         return cls(layer.window, 0 if config.causal else layer.window)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the exported graph computes a layer in blocks of queries."""
+        return self.behind is not None and self.behind <= MAX_BLOCK_REACH
+
     def covers(self, offsets: Tensor) -> Tensor:
         """Return whether a query attends to a key, for each key-minus-query offset."""
         if self.behind is None:
@@ -80,8 +87,8 @@ class VarlenInputs(NamedTuple):
         indices: int32 (T,): 0, 1, ..., T-1.
         reach: The keys that a query attends to.
         rotation: Cosines and sines of each token's rotary position embedding, (T, d/2) each.
-        bias: Added to the scores: (1, 1 or H, S, S) for the positions of a sequence, or for a layer with
-            windows (T/64, 1, 64, K), for the keys of each block of queries. Windows have it in exported graphs only.
+        bias: Added to the scores: (1, 1 or H, S, S) for the positions of a sequence, or for a layer in blocks
+            (T/64, 1, 64, K), for the keys of each block of queries. Blocks are in exported graphs only.
     """
 
     bounds: SequenceBounds
@@ -117,12 +124,13 @@ def _symbolic_attention(
     query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, num_heads: int, scale: float
 ) -> Tensor:
     attributes: dict[str, Any] = {"num_heads": num_heads, "scale": scale}
-    if inputs.reach.behind is None:
+    if not inputs.reach.in_blocks:
         parts = [query, key, value, None, *inputs.bounds, *([] if inputs.bias is None else [inputs.bias])]
         return torch.onnx.ops.symbolic(
             PACKED_ATTENTION, parts, attributes, dtype=query.dtype, shape=query.shape, version=1
         )
     assert inputs.bias is not None
+    assert inputs.reach.behind is not None
     blocks = query.view(-1, BLOCK_TOKENS, query.shape[1])
     keys, values = (key_blocks(part, inputs.reach.behind, 0) for part in (key, value))
     context = torch.onnx.ops.symbolic(
@@ -146,7 +154,7 @@ def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
 
 
 def window_bias(indices: Tensor, position_ids: Tensor, reach: Reach, dtype: torch.dtype) -> Tensor:
-    """Return the bias of a layer with windows; see `VarlenInputs`. Tokens of one sequence have the same start."""
+    """Return the bias of a layer in blocks; see `VarlenInputs`. Tokens of one sequence have the same start."""
     assert reach.behind is not None
     starts = (indices - position_ids).unsqueeze(1)  # (T, 1)
     keys = key_blocks(starts, reach.behind, -1).transpose(1, 2)  # (T/64, 1, K)
@@ -253,7 +261,7 @@ class VarlenEncoder(nn.Module):
     @property
     def multiple(self) -> int:
         """What the number of tokens T must be a multiple of."""
-        return BLOCK_TOKENS if any(layer.window is not None for layer in self.config.layers) else 1
+        return BLOCK_TOKENS if any(Reach.of(self.config, layer).in_blocks for layer in self.config.layers) else 1
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, cu_seqlens: Tensor, token_offset: Tensor
@@ -297,17 +305,17 @@ class VarlenEncoder(nn.Module):
 
     def _bias(self, reach: Reach, bounds: SequenceBounds, indices: Tensor, position_ids: Tensor) -> Tensor | None:
         dtype = self.attention_dtype
-        if reach.behind is not None:
+        if reach.in_blocks:
             assert self.positions.bias is None  # no architecture has both
             return window_bias(indices, position_ids, reach, dtype)
-        if self.positions.bias is None and reach.ahead is None:
+        if self.positions.bias is None and reach == Reach():
             return None
         places = token_indices(bounds.token_offset[0])  # (S,)
         relative = None if self.positions.bias is None else self.positions.bias(places.unsqueeze(0)).to(dtype)
-        if reach.ahead is None:
+        if reach == Reach():
             return relative
-        causal = _bias(reach.covers(places - places.unsqueeze(1)), dtype)[None, None]
-        return causal if relative is None else relative + causal
+        limited = _bias(reach.covers(places - places.unsqueeze(1)), dtype)[None, None]
+        return limited if relative is None else relative + limited
 
 
 def _dtype(block: nn.Module) -> torch.dtype:

@@ -1,8 +1,9 @@
 """The varlen encoder, compared with the plain encoder."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -194,6 +195,13 @@ def encoders(draw: st.DrawFn) -> Encoder:
 
 
 BATCHES = st.lists(st.integers(1, 150), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_blocks() -> Iterator[None]:
+    """Let some drawn windows be too long for blocks."""
+    with mock.patch("model.export.cuda.MAX_BLOCK_REACH", 70):
+        yield
 
 
 @given(encoders(), BATCHES)

@@ -351,6 +351,13 @@ def test_auto_selects_a_number_that_cores_and_memory_allow(
     assert supervisor.choose_workers(settings).workers == expected
 
 
+def test_mps_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not supervisor.has_mps()
+    (tmp_path / "control").touch()
+    assert supervisor.has_mps()
+
+
 def test_auto_counts_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Eight copies of a model of 1 GB need 24 GB, and 2.4 GB besides."""
     manifest = {"files": {"w": {"size": 10**9}}, "graphs": {"fast": {"weights": ["w"]}}}
