@@ -81,7 +81,8 @@ def test_alert_cases_cover_every_alert() -> None:
     assert {case.alert for case in CASES} == {alert.name for alert in alerts()}
 
 
-@pytest.mark.parametrize("interval", ["1m", pytest.param("5m", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("interval", ["1m", "5m"])
 def test_alerts_fire_and_stay_silent(tmp_path: Path, interval: str) -> None:
     """Cases that span hours are evaluated every 5 minutes, which takes a fifth of the time."""
     cases = [case for case in CASES if (case.minutes > 60) == (interval == "5m")]

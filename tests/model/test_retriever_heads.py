@@ -80,7 +80,11 @@ def test_own_tensors_of_a_tied_projection_take_precedence(
 
 @pytest.mark.parametrize(
     ("architecture", "expected"),
-    [("BertForQuestionAnswering", ("BertForQuestionAnswering",)), ("BertForMaskedLM", ()), ("BertModel", ())],
+    [
+        pytest.param("BertForQuestionAnswering", ("BertForQuestionAnswering",), marks=pytest.mark.slow),
+        ("BertForMaskedLM", ()),
+        ("BertModel", ()),
+    ],
 )
 def test_heads_that_are_not_exported_are_named(
     tmp_path: Path, definitions: dict[str, bytes], architecture: str, expected: tuple[str, ...]

@@ -102,6 +102,7 @@ async def test_idle_calls_do_not_hold_up_others(monkeypatch: pytest.MonkeyPatch)
     assert all(isinstance(error, RequestTimeout) for error in await asyncio.gather(*idle, return_exceptions=True))
 
 
+@pytest.mark.slow  # 15 s
 async def test_calls_that_receive_nothing_lend_their_turns_until_data_arrive() -> None:
     """Other connections then get the turns, and the calls without a message end if their data come after all."""
     received = {("10.0.0.1", 1): 100, PEER: 0}
