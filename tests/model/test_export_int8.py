@@ -20,7 +20,7 @@ from model.export.graphs import GraphSet
 from model.export.int8 import quantize, write_int8
 from model.export.parity import pack_sequences
 from tests.model.conftest import mark_slow
-from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
+from tests.model.varlen_inputs import BERT_SHAPED, random_sequences, run_alone
 
 Publish = Callable[[str], Path]
 WEIGHT = arrays.arrays(
@@ -66,7 +66,7 @@ def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, expor
     assert Artifact.open(tmp_path / "out").read_report() is None
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES, "causal-bert", fast=("bert",)))
+@pytest.mark.parametrize("family", mark_slow(*BERT_SHAPED, "causal-bert", fast=("bert",)))
 def test_linear_layers_are_int8_and_vectors_stay_close(publish: Publish, family: str, tmp_path: Path) -> None:
     source = publish(family)
     encoder = load_checkpoint(source).encoder

@@ -10,8 +10,9 @@ from model.encoder import Encoder
 from model.export.cuda import Reach, SequenceBounds, VarlenInputs
 from model.export.parity import Inputs, make_sequence
 
+BERT_SHAPED = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
 FAMILIES = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "causal-bert", "mpnet",
+    *BERT_SHAPED, "causal-bert", "mpnet",
     "nomic_bert", "nomic_bert, dynamic", "gte", "new", "jina_embeddings_v3", "modernbert", "modernbert, biases",
     "eurobert", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
 )  # fmt: skip
