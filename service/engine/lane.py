@@ -324,7 +324,7 @@ class Lane(Generic[TaskT, Result]):
         with self._lock:
             self.admission.share(models)
 
-    def reserve(  # the parts of an estimate
+    def reserve(
         self,
         sizes: Sequence[int],
         deadline: float = math.inf,
@@ -349,9 +349,8 @@ class Lane(Generic[TaskT, Result]):
             if caller.quota is not None:
                 caller.quota.check()
             blocked_s = self._policy.blocked_s(longest_us, self._streams / admission.speed.value)
-            blocked_s += self._host.wait_s(preparation)
             try:
-                admission.check(cost, deadline, longest_us, blocked_s, caller)
+                admission.check(cost, deadline, longest_us, blocked_s, caller, self._host.wait_s(preparation))
             except QueueFull as error:
                 error.pause_s = admission.pause_s(caller)
                 raise

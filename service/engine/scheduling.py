@@ -689,13 +689,18 @@ class HostQueue:
         self._pending = 0
         self._pending_s = 0.0
         self._speed = Speed(threads)
-        self._turns = (0.0, 0.0)
+        self._previous_s = self._turn_s = 0.0  # of consecutive turns
         self._measured = -math.inf
 
     def observe_turn(self, seconds: float) -> None:
-        """Note how long a callback has waited for its turn of the event loop."""
-        self._turns = self._turns[1], seconds
-        self._measured = time.perf_counter()
+        """Note how long a callback has waited for its turn of the event loop, which has just begun."""
+        now = time.perf_counter()
+        if now - seconds < self._measured:  # another lane has measured this turn
+            self._turn_s = max(self._turn_s, seconds)
+        else:
+            is_recent = now - seconds - self._measured < LOOP_TURNS * self._turn_s
+            self._previous_s, self._turn_s = self._turn_s if is_recent else 0.0, seconds
+        self._measured = now
 
     @contextmanager
     def running(self, cost: int) -> Iterator[None]:
@@ -705,20 +710,19 @@ class HostQueue:
         self._pending_s += seconds
         try:
             yield
+            self._speed.observe(seconds, saturated=self._pending > self._threads)
         finally:
             self._pending -= 1
             self._pending_s -= seconds
-            self._speed.observe(seconds, saturated=self._pending >= self._threads)
 
     def wait_s(self, cost: float = math.inf) -> float:
         """Return the estimated wait of a new request whose preparation has this cost, in seconds.
 
-        A single long turn says nothing: the process may have been suspended. After the time of the estimate, all
-        requests of the time of the measurement have been served.
+        The process may have been suspended during a single long turn, so that both of the last two must be long. The
+        wait for the loop falls with the time since then: rejected requests measure no turns.
         """
-        wait = LOOP_TURNS * min(self._turns)
-        if time.perf_counter() - self._measured > wait:
-            wait = 0.0
+        elapsed = time.perf_counter() - self._measured
+        wait = max(0.0, LOOP_TURNS * min(self._previous_s, self._turn_s) - elapsed)
         if cost > INLINE_COST and self._pending >= self._threads:
             wait += self._pending_s / self._speed.value
         return wait
@@ -810,6 +814,7 @@ class Admission:
         longest_us: int = 0,
         blocked_s: float = 0.0,
         caller: Caller = ANONYMOUS,
+        host_s: float = 0.0,
     ) -> None:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
 
@@ -824,9 +829,9 @@ class Admission:
             cost: of the whole request.
             deadline: a time.monotonic() reading.
             longest_us: the run time of its longest task in microseconds.
-            blocked_s: the wait besides that for queued tasks, in seconds: outside of the lane, and until running long
-                tasks leave a stream that the request may use.
+            blocked_s: until running long tasks leave a stream that the request may use, in seconds.
             caller: who sent it.
+            host_s: the wait outside of the lane, in seconds.
         """
         remaining = remaining_s(deadline)
         own = self.own_s(cost, longest_us)
@@ -837,8 +842,9 @@ class Admission:
                 "Increase the timeout, or send fewer or shorter inputs.",
             )
         queued = self.backlog.held
-        if not (queued or blocked_s):
+        if not (queued or blocked_s) and host_s <= min(self._max_wait_s, remaining):
             return
+        blocked_s += host_s
         wait = self.run_s(self.backlog.us) + blocked_s
         if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
             wait = self.wait_s(cost, caller) + blocked_s

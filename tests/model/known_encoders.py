@@ -97,7 +97,8 @@ Parameters are in millions, without heads. [Your own model](own-model.md) descri
 BACKENDS = """
 ## Backends
 
-Every architecture runs on every backend: ONNX Runtime, OpenVINO in float32, bfloat16 and int8, and CUDA in float16.
+Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and has a graph for CUDA in
+float16, which only models with BERT's layers have run on a GPU.
 Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
 golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,
 or replaced by float32 under `auto`. [GPU](gpu.md) says what has been measured on a GPU. jina-embeddings-v3 is published

@@ -61,7 +61,7 @@ class ShapeBuckets:
         shapes = {
             Shape(tokens, longest, max(tokens // per_sequence, 1) + -(-tokens // longest))
             for tokens in lengths
-            for longest in {min(tokens, length, max_input_tokens) for length in (*LONGEST, max_input_tokens)}
+            for longest in {min(tokens, length, -(-max_input_tokens // 8) * 8) for length in (*LONGEST, most)}
             for per_sequence in (TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1])
         }
         return cls(tuple(sorted(shapes)), max(most // TOKENS_PER_SEQUENCE[0], 1))

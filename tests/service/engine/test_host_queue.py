@@ -1,6 +1,7 @@
 """Requests that wait for the event loop or a preparation thread: estimates, and rejections over the limit."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,9 @@ import pytest
 
 from service.engine.engine import PREPARATION_THREADS
 from service.engine.scheduling import INLINE_COST, LOOP_TURNS, UNIT_S, HostQueue
+from service.errors import QueueFull
 from tests.service.conftest import ServiceHarness, open_harness
+from tests.service.engine.test_admission import admission
 
 LARGE = INLINE_COST + 1
 TURN_S = 30.0
@@ -20,16 +23,68 @@ def test_idle_process_has_no_wait() -> None:
     assert HostQueue(2).wait_s() == 0
 
 
-def test_wait_for_the_loop_is_measured_in_its_turns() -> None:
+class Clock:
+    """A clock for `HostQueue` alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("service.engine.scheduling.time.perf_counter", lambda: self.now)
+
+    def turn(self, host: HostQueue, seconds: float) -> None:
+        self.now += seconds
+        host.observe_turn(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_wait_falls_with_the_time_since_the_last_of_two_long_turns(clock: Clock) -> None:
+    """An idle server accepts requests again, and the estimate is right for those that come meanwhile."""
     host = HostQueue(2)
-    host.observe_turn(TURN_S)
-    assert host.wait_s() == 0  # the process may have been suspended
-    host.observe_turn(TURN_S / 2)
-    assert host.wait_s() == LOOP_TURNS * TURN_S / 2
-    host.observe_turn(0.01)
-    assert host.wait_s() == LOOP_TURNS * 0.01
-    time.sleep(LOOP_TURNS * 0.01 + 0.01)
+    clock.turn(host, 0.6)
     assert host.wait_s() == 0
+    clock.turn(host, 0.6)
+    assert host.wait_s() == pytest.approx(LOOP_TURNS * 0.6)
+    clock.now += 0.4
+    assert host.wait_s() == pytest.approx(LOOP_TURNS * 0.6 - 0.4)
+    clock.now += 2.1
+    assert host.wait_s() == 0
+
+
+def test_one_pause_does_not_count_whoever_measures_it(clock: Clock) -> None:
+    host = HostQueue(2)
+    clock.turn(host, TURN_S)
+    host.observe_turn(TURN_S)  # by the other lane
+    assert host.wait_s() == 0
+    clock.now += 3600
+    clock.turn(host, TURN_S)  # another pause, long after
+    assert host.wait_s() == 0
+
+
+def test_cancelled_work_does_not_count_as_speed() -> None:
+    host, cost = HostQueue(2), round(3 / UNIT_S)
+    jobs = [host.running(cost) for _ in range(40)]
+    for job in jobs:
+        job.__enter__()
+    for job in jobs[:38]:
+        job.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+    assert host.wait_s() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 0.1])
+def test_empty_queue_accepts_any_request_after_a_short_turn(seconds: float) -> None:
+    limits = admission(rate=1000, max_tokens=512, quantum=480)
+    limits.check(limits.cost([5000]), math.inf, host_s=seconds)
+    with pytest.raises(QueueFull, match="Queue full"):
+        limits.check(limits.cost([5000]), math.inf, host_s=30)
+
+
+def make_late(host: HostQueue) -> None:
+    """Let a host have measured two long turns just now."""
+    host._previous_s = host._turn_s = TURN_S
+    host._measured = time.perf_counter()
 
 
 @pytest.mark.parametrize("pending", range(5))
@@ -94,13 +149,11 @@ async def test_requests_that_would_wait_for_a_thread_are_rejected(
 @pytest.mark.parametrize("path", ["/v1/encode", "/v1/attend"])
 async def test_requests_that_would_wait_for_the_loop_are_rejected(harness: ServiceHarness, path: str) -> None:
     host = harness.engine._host
-    for _ in range(2):
-        host.observe_turn(TURN_S)
+    make_late(host)
     rejected = await harness.post(path, {"inputs": ["bank"]})
     assert rejected.status_code == 429, rejected.text
     assert rejected.json()["error"]["reason"] == "QUEUE_FULL"
-    for _ in range(2):
-        host.observe_turn(0.0001)
+    host._turn_s = 0.0001
     assert (await harness.post(path, {"inputs": ["bank"]})).status_code == 200
 
 
@@ -113,13 +166,12 @@ async def test_turns_of_a_blocked_loop_are_measured(harness: ServiceHarness) -> 
             await asyncio.sleep(0)
         time.sleep(0.05)  # noqa: ASYNC251  # the loop is to be blocked
         assert (await request).status_code == 200
-    assert host.wait_s(0) >= LOOP_TURNS * 0.05
+    assert min(host._previous_s, host._turn_s) >= 0.05
 
 
 async def test_deadline_includes_the_wait_for_the_loop(model: object) -> None:
     async with open_harness(model, max_queue_ms=600_000) as harness:  # type: ignore[arg-type]
-        for _ in range(2):
-            harness.engine._host.observe_turn(TURN_S)
+        make_late(harness.engine._host)
         response = await harness.post("/v1/encode", {"inputs": "bank"}, **{"x-request-timeout-ms": "5000"})
         assert response.status_code == 429
         assert "Queue too long for the deadline" in response.json()["error"]["message"]
