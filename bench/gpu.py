@@ -34,7 +34,7 @@ STARTED = time.monotonic()
 
 
 SECTIONS = {"families": 60, "engine": 60, "server": 60, "workers": 90}
-"""What is measured, most important first, and about how long it takes in seconds."""
+"""Sections, the most important first, and their expected durations in seconds."""
 SERVER_TARGETS = {"server": "gpu_grpc", "workers": "gpu_workers"}
 """The target of each section that needs the packages of the server."""
 WORKERS = (1, 2, 4, 8, 16)
@@ -102,11 +102,9 @@ class Models:
 
     @property
     def families(self) -> list[Path]:
-        return (
-            []
-            if self.families_option is None
-            else sorted(path.parent for path in self.families_option.glob("*/manifest.json"))
-        )
+        if self.families_option is None:
+            return []
+        return sorted(path.parent for path in self.families_option.glob("*/manifest.json"))
 
 
 def run(models: Models, sections: Sequence[str], seconds: float, budget: float) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What runs on the GPU, parsed from ONNX Runtime's debug log in a separate process.
+"""Kernels, accuracy and speed of artifacts on a GPU, measured in a separate process.
 
 Run as a module, this opens and runs the graphs of artifacts and prints the operators that are not on the GPU, how close
 the golden vectors are, and the time of the largest batch, while ONNX Runtime logs the attention kernels it selects.
@@ -30,7 +30,7 @@ TIMED_RUNS = 5
 
 @dataclass
 class Kernels:
-    """What an artifact runs on the GPU.
+    """Measurements of an artifact on the GPU.
 
     Attributes:
         attention: The kernels of each attention node.
@@ -68,7 +68,7 @@ class Kernels:
 
 
 def parse(output: str) -> dict[str, Kernels]:
-    """Return what the output of the process says, by artifact."""
+    """Return the measurements by artifact, from the output of the process."""
     found: dict[str, Kernels] = {}
     kernels = Kernels({}, set())
     for line in COLOR_CODE.sub("", output).splitlines():

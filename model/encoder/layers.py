@@ -83,8 +83,8 @@ class RotaryEmbedding(nn.Module):
     def forward(self, position_ids: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T).
 
-        `lengths`: those of the sequences of the tokens, (R, T). None: rows hold one sequence, or sequences that are not
-        scaled.
+        `lengths` (R, T) has the length of each token's sequence. If it is None, each row holds one sequence, or only
+        sequences that are too short for scaling.
         """
         if self.config.dynamic is None:
             return F.embedding(position_ids, self.cos).unsqueeze(1), F.embedding(position_ids, self.sin).unsqueeze(1)

@@ -42,13 +42,13 @@ MAX_BLOCK_REACH = 512
 """Layers with longer windows use a bias of all pairs: the keys of a block would take more memory than the sequence."""
 UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
-"""The bias of a key that a query does not attend to. Finite, like that of the other graphs."""
+"""The bias of masked keys. It is finite, because a row of -inf would become NaN."""
 TOKEN_INPUTS = ("input_ids", "position_ids", "token_type_ids")
 LAST_HIDDEN_STATE, SENTENCE_EMBEDDING = "last_hidden_state", "sentence_embedding"
 
 
 class SequenceBounds(NamedTuple):
-    """The bounds of the sequences. Operators read only the shape (B, S) of `token_offset`."""
+    """The bounds of the sequences. Of `token_offset`, only the shape (B, S) is used."""
 
     token_offset: Tensor
     cu_seqlens: Tensor
@@ -56,7 +56,7 @@ class SequenceBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """How far back and ahead of a query the keys are that it attends to; None sets no limit."""
+    """The largest distances, in tokens, of the keys before and after a query that it attends to; None sets no limit."""
 
     behind: int | None = None
     ahead: int | None = None
@@ -68,11 +68,11 @@ class Reach:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the exported graph computes a layer in blocks of queries."""
+        """True if the exported graph divides the queries of the layer into blocks."""
         return self.behind is not None and self.behind <= MAX_BLOCK_REACH
 
     def covers(self, offsets: Tensor) -> Tensor:
-        """Return whether a query attends to a key, for each key-minus-query offset."""
+        """Return True for each key-minus-query offset at which a query attends to a key."""
         if self.behind is None:
             return offsets <= (UNLIMITED if self.ahead is None else self.ahead)
         covered = offsets >= -self.behind
@@ -526,9 +526,11 @@ def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
 
 
 WEIGHTS = "cuda.bin"
-TOLERANCE = 5e-2
-"""Maximum relative difference of a token vector, as in parity.py, which finds errors of the exporter: they are of the
-order of 1. The limit of the cosine similarity is stricter for the rounding of float16."""
+TOLERANCE = 3e-2
+"""Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter.
+
+Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) by the rounding of float16 alone.
+"""
 
 
 def check_cuda(checkpoint: Checkpoint) -> None:

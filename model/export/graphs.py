@@ -343,8 +343,8 @@ class GraphSignature:
     """The inputs and outputs of a graph.
 
     `example_inputs` has an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
-    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples`: what
-    the sizes of dynamic axes are multiples of, if it is not 1.
+    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples` has
+    the divisors of dynamic axes that must be a multiple of a number.
     """
 
     example_inputs: dict[str, Tensor]
@@ -457,6 +457,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     axes = signature.dynamic_axes
     names = {name for names in axes.values() for name in names.values()}
     sizes = {name: _dimension(name, signature.multiples.get(name, 1)) for name in names}
+    multiples = {f"{multiple}*{name}_parts": name for name, multiple in signature.multiples.items()}
     shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
     if signature.variadic:
         shapes = [*shapes[: -signature.variadic], tuple(shapes[-signature.variadic :])]
@@ -479,6 +480,11 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     finally:
         exporter_log.setLevel(level)
     assert program is not None
+    for value in (*program.model.graph.inputs, *program.model.graph.outputs):  # "64*T_parts" is T
+        assert value.shape is not None
+        for axis, size in enumerate(value.shape):
+            if (name := multiples.get(str(size))) is not None:
+                value.shape[axis] = name
     define_attention(program.model)
     return program.model
 

@@ -1,6 +1,7 @@
 """Scheduling of a lane: what is admitted, in which order it runs, and which tasks share a batch.
 
-Admission rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline.
+Admission rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline. The wait includes that for the
+process itself (`HostQueue`).
 
 The order is deficit round robin over callers, then over the requests of each, in microseconds of run time (Shreedhar
 and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995). Callers share the time by their weights, however
@@ -13,7 +14,8 @@ Batching is dynamic and work-conserving: an idle stream of the backend takes all
 `max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
 beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
 
-Nothing here is thread-safe: the workers hold their lock around every call.
+Nothing here is thread-safe: the workers hold their lock around every call, except those of `HostQueue` and
+`TokenizerAdmission`, which only the event loop makes.
 """
 
 import asyncio
@@ -680,8 +682,7 @@ LOOP_TURNS = 4
 class HostQueue:
     """The requests outside of the lanes, which wait for a preparation thread or for the event loop of the process.
 
-    They wait longer than in the queue of a lane if its device is faster than the process. Not thread-safe: used on the
-    event loop only.
+    They wait longer than in the queue of a lane if its device is faster than the process.
     """
 
     def __init__(self, threads: int) -> None:

@@ -98,11 +98,12 @@ BACKENDS = """
 ## Backends
 
 Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and has a graph for CUDA in
-float16, which only models with BERT's layers have run on a GPU.
+float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
+
 Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
 golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,
-or replaced by float32 under `auto`. [GPU](gpu.md) says what has been measured on a GPU. jina-embeddings-v3 is published
-as `xlm-roberta` with rotary positions and is the architecture `jina_embeddings_v3` here.
+or replaced by float32 under `auto`. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the
+architecture `jina_embeddings_v3` here.
 """
 HEADS = """
 ## Heads

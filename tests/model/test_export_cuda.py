@@ -17,16 +17,17 @@ from model.export import cuda as export_cuda_module
 from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, varlen_signature, write_cuda
 from model.export.export import Variants, export
 from model.export.graphs import GraphSet, GraphSignature, write_graph
+from model.export.parity import open_reference_session, run_varlen_graph
 from model.source.sentence_transformers import SettingOptions
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
-from service.engine.golden_check import FLOOR_COSINE, golden_cosines
+from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.tasks import EncodeTask
 from service.engine.tokenizer import ServingTokenizer
 from service.engine.vectors import DenseLayers
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
-from tests.model.varlen_inputs import FAMILIES, check_kernels
+from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone
 from tests.service.engine.backends.varlen_models import open_varlen
 
 Publish = Callable[[str], Path]
@@ -94,6 +95,21 @@ def test_graph_has_cuda_kernels_for_every_pooling(published: Path, pooling: Pool
     check_kernels(tmp_path / "root" / "varlen.onnx")
 
 
+def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
+    record = write_source_graph(published, tmp_path / "root")
+    encoder = load_checkpoint(published).encoder
+    sequences = random_sequences(encoder, (7, 1, 33))
+    hidden, pooled = run_varlen_graph(open_reference_session(tmp_path / "root" / record.file, "cuda.bin"), sequences)
+    alone = run_alone(encoder, sequences)
+    expected = torch.cat(alone).numpy()
+    np.testing.assert_allclose(hidden, expected, atol=float(5e-3 * np.abs(expected).max()))
+    np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
+
+
+INACCURATE = {"gte": (0.9998, 0.997), "new": (0.9998, 0.9995)}
+"""The smallest cosines of golden vectors and of tokens, where random weights make the rounding of float16 matter."""
+
+
 @pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert",)))
 def test_backend_agrees_with_float32_for_every_family(publish: Publish, family: str, tmp_path: Path) -> None:
     """In float16 as exported, in batches of every shape: embeddings, and the vectors of tokens."""
@@ -104,7 +120,9 @@ def test_backend_agrees_with_float32_for_every_family(publish: Publish, family: 
     golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
     assert golden is not None
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
-    assert min(found.values()) >= FLOOR_COSINE["float16"], found
+    least, least_of_tokens = INACCURATE.get(family, (EXPECTED_COSINE["float16"], 0.9995))
+    assert min(found.values()) >= least, found
+    assert artifact.manifest.graphs["cuda"].inputs[0].shape == ("T",)
     float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
     limit = artifact.manifest.max_input_tokens
     *short, long = (
@@ -117,7 +135,7 @@ def test_backend_agrees_with_float32_for_every_family(publish: Publish, family: 
             assert hidden is not None
             assert expected is not None
             cosines = (hidden * expected).sum(-1) / np.linalg.norm(hidden, axis=-1) / np.linalg.norm(expected, axis=-1)
-            assert cosines.min() > 0.99  # of a token with much cancellation
+            assert cosines.min() > least_of_tokens
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])

@@ -23,6 +23,9 @@ LONGEST = (128, 512, 2048)
 bias of the scores has as many rows and columns."""
 MULTIPLE = 64
 """Batches are a multiple of this many tokens, which layers with windows compute together."""
+ALIGNED = 8
+"""The longest length is a multiple of this: the memory-efficient kernel requires it of a bias in float16, and the one
+that ONNX Runtime would use instead allocates all scores of a batch."""
 TOKENS_PER_SEQUENCE = (8, 16, 32)
 """Average tokens per sequence: a shape of T tokens has T divided by this many sequence slots.
 
@@ -56,12 +59,13 @@ class ShapeBuckets:
     @classmethod
     def up_to(cls, max_input_tokens: int, max_batch_tokens: int) -> "ShapeBuckets":
         """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`."""
-        most = -(-max(max_input_tokens, max_batch_tokens) // MULTIPLE) * MULTIPLE
+        most = _round_up(max(max_input_tokens, max_batch_tokens), MULTIPLE)
+        longest_input = _round_up(max_input_tokens, ALIGNED)
         lengths = (*(length for length in BATCH_LENGTHS if length < most), most)
         shapes = {
             Shape(tokens, longest, max(tokens // per_sequence, 1) + -(-tokens // longest))
             for tokens in lengths
-            for longest in {min(tokens, length, -(-max_input_tokens // 8) * 8) for length in (*LONGEST, most)}
+            for longest in {min(tokens, length, longest_input) for length in (*LONGEST, most)}
             for per_sequence in (TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1])
         }
         return cls(tuple(sorted(shapes)), max(most // TOKENS_PER_SEQUENCE[0], 1))
@@ -74,6 +78,10 @@ class ShapeBuckets:
     def fit(self, sizes: Sequence[int]) -> Shape:
         """Return the cheapest shape that holds sequences of these sizes."""
         return next(shape for shape in self.shapes if shape.holds(sizes))
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True)

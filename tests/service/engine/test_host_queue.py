@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_idle_process_has_no_wait() -> None:
 
 
 class Clock:
-    """A clock for `HostQueue` alone."""
+    """A clock in place of time.perf_counter."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -65,12 +66,11 @@ def test_one_pause_does_not_count_whoever_measures_it(clock: Clock) -> None:
 
 def test_cancelled_work_does_not_count_as_speed() -> None:
     host, cost = HostQueue(2), round(3 / UNIT_S)
-    jobs = [host.running(cost) for _ in range(40)]
-    for job in jobs:
-        job.__enter__()
-    for job in jobs[:38]:
-        job.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
-    assert host.wait_s() == pytest.approx(3)
+    with host.running(cost), host.running(cost):
+        for _ in range(38):
+            with pytest.raises(asyncio.CancelledError), host.running(cost):
+                raise asyncio.CancelledError
+        assert host.wait_s() == pytest.approx(3)
 
 
 @pytest.mark.parametrize("seconds", [1e-6, 0.1])
@@ -90,28 +90,23 @@ def make_late(host: HostQueue) -> None:
 @pytest.mark.parametrize("pending", range(5))
 def test_only_large_requests_wait_for_a_thread(pending: int) -> None:
     host, cost = HostQueue(2), 10 * LARGE
-    entered = [host.running(cost) for _ in range(pending)]
-    for running in entered:
-        running.__enter__()
-    assert host.wait_s(LARGE) == pytest.approx(pending * cost * UNIT_S / 2 if pending >= 2 else 0)
-    assert host.wait_s(INLINE_COST) == 0
-    for running in entered:
-        running.__exit__(None, None, None)
+    with ExitStack() as stack:
+        for _ in range(pending):
+            stack.enter_context(host.running(cost))
+        assert host.wait_s(LARGE) == pytest.approx(pending * cost * UNIT_S / 2 if pending >= 2 else 0)
+        assert host.wait_s(INLINE_COST) == 0
     assert host.wait_s() == 0
 
 
-def test_wait_for_a_thread_follows_the_measured_speed() -> None:
-    """Work takes a tenth of the estimate; what is left then waits for a tenth too."""
+def test_wait_for_a_thread_follows_the_measured_speed(clock: Clock) -> None:
+    """Work takes a tenth of its estimated time."""
     host, cost = HostQueue(1), round(0.1 / UNIT_S)
-    jobs = [host.running(cost) for _ in range(41)]
-    for job in jobs:
-        job.__enter__()
-    for job in jobs[:40]:
-        time.sleep(0.01)
-        job.__exit__(None, None, None)
-    jobs[40].__exit__(None, None, None)
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stack.callback(lambda: setattr(clock, "now", clock.now + 0.01))
+            stack.enter_context(host.running(cost))
     with host.running(cost), host.running(cost):
-        assert 0.02 < host.wait_s() < 0.13
+        assert host.wait_s() == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.fixture

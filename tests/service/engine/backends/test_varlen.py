@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.packing import TokenLimit
-from service.engine.backends.varlen import BATCH_LENGTHS, Shape, ShapeBuckets, pack_varlen
+from service.engine.backends.varlen import ALIGNED, BATCH_LENGTHS, MULTIPLE, Shape, ShapeBuckets, pack_varlen
 from service.engine.scheduling import FairQueue
 from tests.service.engine.fake_backend import cost_of
 
@@ -31,6 +31,7 @@ def test_selected_batch_fits_a_shape(limits: tuple[int, int], data: st.DataObjec
     batch = first_batch(sizes, max_batch_tokens, shapes.max_sequences)
     assert len(batch) <= shapes.max_sequences
     assert shapes.fit(batch).holds(batch)
+    assert all(shape.longest % ALIGNED == shape.tokens % MULTIPLE == 0 for shape in shapes.shapes)
 
 
 @given(LIMITS, st.integers(1, 3))
