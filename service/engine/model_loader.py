@@ -8,6 +8,7 @@ from model.artifact.manifest import ExplainRecord, GoldenOutput, Precision, Tens
 from model.artifact.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend, Gpu
+from service.engine.backends.cpu import available_cpus
 from service.engine.backends.heads import MaskedWords
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
 from service.engine.backends.select import BackendOptions, Machine, explain_choice, open_backend, select_backend
@@ -71,7 +72,8 @@ class LoadedModel:
         if settings.special_tokens_in_text is not None:
             in_text = settings.special_tokens_in_text
         prompts = artifact.manifest.prompts.values()
-        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts)
+        threads = settings.threads or available_cpus()
+        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts, threads=threads)
         mask_token_id = None if masked is None else masked.mask_token_id
         check_tokens(artifact, tokenizer)
         check_weights(artifact)
@@ -98,7 +100,7 @@ class LoadedModel:
             artifact.map(static) if isinstance(static, TensorRecord) else None,
             None
             if mask_token_id is None
-            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text),
+            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text, threads=threads),
         )
 
 

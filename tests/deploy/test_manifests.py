@@ -185,8 +185,8 @@ def test_threads_and_limits_follow_the_requested_resources() -> None:
     for name, manifests in all_builds().items():
         resources = manifests.container["resources"]
         variables = {item["name"]: item for item in manifests.container["env"]}
-        for variable in ("ATTENDANT_THREADS", "RAYON_NUM_THREADS"):
-            assert variables[variable]["valueFrom"]["resourceFieldRef"]["resource"] == "requests.cpu", name
+        threads = variables["ATTENDANT_THREADS"]["valueFrom"]["resourceFieldRef"]
+        assert threads["resource"] == "requests.cpu", name
         assert parse_quantity(resources["requests"]["cpu"]).is_integer(), name
         assert "cpu" not in resources["limits"], name  # it would throttle the event loop
         assert resources["requests"]["memory"] == resources["limits"]["memory"], name

@@ -54,7 +54,7 @@ def environment(manifests: Manifests) -> dict[str, str]:
 
 def test_options_are_valid(manifests: Manifests) -> None:
     settings = load_settings([], environment(manifests))
-    assert settings.threads == int(environment(manifests)["RAYON_NUM_THREADS"])
+    assert settings.threads > 0  # 0 would be one per CPU of the node
 
 
 def test_options_differ_from_their_defaults(manifests: Manifests) -> None:

@@ -1,12 +1,16 @@
-"""The server's tokenizer: decoding, and token ids with special tokens."""
+"""The server's tokenizer: long batches on several threads, decoding, and token ids with special tokens."""
 
+import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.artifact.files import TOKENIZER
 from model.artifact.tokenizer import TokenizerInput
-from service.engine.tokenizer import ServingTokenizer
+from service.engine.tokenizer import ServingTokenizer, helper_threads
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,49 @@ def test_content_ids_encode_to_the_same_input(tokenizer: ServingTokenizer) -> No
     content = tokenizer.content_ids(whole.input_ids)
     (framed,) = tokenizer.encode([TokenizerInput(token_ids=content)])
     assert framed.input_ids == whole.input_ids
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+inputs = st.builds(
+    lambda words, repeats, pair: TokenizerInput(" ".join(words * repeats), pair),
+    st.lists(words, max_size=8), st.sampled_from((1, 1, 40, 400)), st.none() | words,
+)  # fmt: skip
+
+
+@given(sources=st.lists(inputs, min_size=1, max_size=40), threads=st.integers(2, 4), offsets=st.booleans())
+def test_several_threads_return_what_one_does(
+    default_artifact: Path, sources: list[TokenizerInput], threads: int, offsets: bool
+) -> None:
+    definition = (default_artifact / TOKENIZER).read_bytes()
+    one, several = _tokenizer(definition, 1), _tokenizer(definition, threads)
+    for expected, actual in zip(
+        one.encode(sources, offsets=offsets), several.encode(sources, offsets=offsets), strict=True
+    ):
+        assert actual.input_ids == expected.input_ids
+        assert actual.offsets == expected.offsets
+    pairs = [source.text for source in sources]
+    expected_pairs = one.encode_pairs("a query", pairs, offsets=offsets)
+    assert [item.input_ids for item in several.encode_pairs("a query", pairs, offsets=offsets)] == [
+        item.input_ids for item in expected_pairs
+    ]
+
+
+def test_a_long_batch_does_not_wait_for_busy_threads(default_artifact: Path) -> None:
+    """Its own thread tokenizes the parts that no other thread has begun."""
+    tokenizer = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 2)
+    release = threading.Event()
+    busy = helper_threads(2).submit(release.wait, 60)
+    try:
+        tokenized = tokenizer.encode([TokenizerInput("money bank grows " * 1000)] * 4)
+    finally:
+        release.set()
+    assert busy.result()
+    assert [len(item) for item in tokenized] == [3002] * 4
+
+
+@cache
+def _tokenizer(definition: bytes, threads: int) -> ServingTokenizer:
+    return ServingTokenizer(definition, threads=threads)
 
 
 def test_decode_returns_text_with_or_without_special_tokens(tokenizer: ServingTokenizer) -> None:
