@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -40,6 +41,8 @@ BLOCK_TOKENS = 64
 """The queries of one block in layers with windows."""
 MAX_BLOCK_REACH = 512
 """Layers with longer windows use a bias of all pairs: the keys of a block would take more memory than the sequence."""
+ALIGNED = 8
+"""Heads are padded to a multiple of this size. For others, ONNX Runtime has only a kernel that writes all scores."""
 UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
 """The bias of masked keys. It is finite, because a row of -inf would become NaN."""
@@ -98,37 +101,63 @@ class VarlenInputs(NamedTuple):
     bias: Tensor | None
 
 
-def packed_attention(
-    query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, num_heads: int, scale: float
-) -> Tensor:
-    """Return the scaled dot-product attention (T, H d) of each sequence; `query`, `key` and `value` are (T, H d).
+def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
+    """Return the scaled dot-product attention (T, H d) of each sequence.
 
     Outputs of tokens past the last sequence are NaN: the CUDA kernel leaves them uninitialized, so nothing may depend
     on them. Sums are float32 for any input dtype, as in the kernel.
+
+    Args:
+        parts: queries, keys and values, (T, H, d) each, or one tensor of them, (T, H, 3, d).
+        bias: is added to queries, keys and values, (3, H, d), if they are one tensor.
+        inputs: of the layer.
+        scale: of the scores.
     """
     if torch.compiler.is_exporting():
-        return _symbolic_attention(query, key, value, inputs, num_heads, scale)
-    context = torch.full(query.shape, torch.nan)
-    q, k, v = (part.float().view(len(part), num_heads, -1).transpose(0, 1) for part in (query, key, value))  # (H, T, d)
+        return _symbolic_attention(parts, bias, inputs, scale)
+    dtype = parts[0].dtype
+    if len(parts) == 1:
+        joined = parts[0].float()
+        if bias is not None:
+            joined = (joined + bias.float().transpose(0, 1)).to(dtype).float()
+        parts = [joined[:, :, number] for number in range(3)]
+    query, key, value = (part.float().transpose(0, 1) for part in parts)  # (H, T, d)
+    context = torch.full(parts[0].shape, torch.nan)
     for start, end in pairwise(inputs.bounds.cu_seqlens.tolist()):
-        scores = q[:, start:end] @ k[:, start:end].transpose(1, 2) * scale  # (H, S, S)
+        scores = query[:, start:end] @ key[:, start:end].transpose(1, 2) * scale  # (H, S, S)
         if inputs.bias is not None:
             scores = scores + inputs.bias[0, :, : end - start, : end - start].float()
         offsets = inputs.indices[start:end] - inputs.indices[start:end, None]
         scores = scores.masked_fill(~inputs.reach.covers(offsets), LOWEST)
-        context[start:end] = (scores.softmax(dim=-1) @ v[:, start:end]).transpose(0, 1).flatten(1)
-    return context.to(query.dtype)
+        context[start:end] = (scores.softmax(dim=-1) @ value[:, start:end]).transpose(0, 1)
+    return context.flatten(1).to(dtype)
 
 
-def _symbolic_attention(
-    query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, num_heads: int, scale: float
+def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
+    heads, size = parts[0].shape[1], parts[0].shape[-1]
+    padding = -size % ALIGNED
+    if padding:
+        parts = [F.pad(part, (0, padding)) for part in parts]
+        bias = None if bias is None else F.pad(bias, (0, padding))
+    attributes: dict[str, Any] = {"num_heads": heads, "scale": scale}
+    if inputs.reach.in_blocks:
+        query, key, value = (part.flatten(1) for part in parts)
+        context = _attend_in_blocks(query, key, value, inputs, attributes)
+    else:
+        values = (*parts, None, None) if len(parts) == 1 else [part.flatten(1) for part in parts]
+        operands = [*values, None if bias is None else bias.flatten(), *inputs.bounds]
+        if inputs.bias is not None:
+            operands.append(inputs.bias)
+        context = torch.onnx.ops.symbolic(
+            PACKED_ATTENTION, operands, attributes,
+            dtype=parts[0].dtype, shape=(parts[0].shape[0], heads * (size + padding)), version=1,
+        )  # fmt: skip
+    return context.view(-1, heads, size + padding)[..., :size].flatten(1) if padding else context
+
+
+def _attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, inputs: VarlenInputs, attributes: dict[str, Any]
 ) -> Tensor:
-    attributes: dict[str, Any] = {"num_heads": num_heads, "scale": scale}
-    if not inputs.reach.in_blocks:
-        parts = [query, key, value, None, *inputs.bounds, *([] if inputs.bias is None else [inputs.bias])]
-        return torch.onnx.ops.symbolic(
-            PACKED_ATTENTION, parts, attributes, dtype=query.dtype, shape=query.shape, version=1
-        )
     assert inputs.bias is not None
     assert inputs.reach.behind is not None
     blocks = query.view(-1, BLOCK_TOKENS, query.shape[1])
@@ -169,44 +198,57 @@ def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -> Tensor:
-    """Rotate the pairs of channels of queries or keys (T, H d)."""
+    """Rotate the pairs of channels of queries or keys (T, H, d)."""
     if torch.compiler.is_exporting():
-        inputs = (x.unsqueeze(0), indices.long().unsqueeze(0), *rotation)
-        shape = (1, *x.shape)
-        return torch.onnx.ops.symbolic(ROTARY, inputs, {}, dtype=x.dtype, shape=shape, version=1).squeeze(0)
-    cos, sin = rotation
-    heads = x.view(1, len(x), -1, 2 * cos.shape[1]).transpose(1, 2)  # (1, H, T, d)
-    return rotate(heads, cos, sin).transpose(1, 2).reshape(x.shape)
+        flat = x.flatten(1).unsqueeze(0)
+        inputs = (flat, indices.long().unsqueeze(0), *rotation)
+        rotated = torch.onnx.ops.symbolic(ROTARY, inputs, {}, dtype=x.dtype, shape=flat.shape, version=1)
+        return rotated.view(-1, *x.shape[1:])
+    return rotate(x.transpose(0, 1), *rotation).transpose(0, 1)
 
 
 class PackedAttention(nn.Module):
-    """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only."""
+    """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only.
 
-    def __init__(self, attention: SelfAttention, dtype: torch.dtype) -> None:
+    Where queries and keys go to the operator as they are projected, one product computes them and the values, and the
+    operator adds the biases.
+    """
+
+    def __init__(self, attention: SelfAttention, layer: LayerConfig, reach: Reach, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
         self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
-        self.query, self.output = attention.query, attention.output
-        self.key, self.value = (_repeat_heads(part, attention) for part in (attention.key, attention.value))
+        self.output = attention.output
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        parts = attention.query, *(_repeat_heads(part, attention) for part in (attention.key, attention.value))
+        changed = layer.rotary is not None or reach.in_blocks or not isinstance(self.query_norm, nn.Identity)
+        self.projections = nn.ModuleList(parts if changed else [_join(parts, self.num_heads)])
+        biases: list[Tensor] = [part.bias for part in parts if not changed and part.bias is not None]
+        self.bias = nn.Parameter(torch.stack(biases).view(3, self.num_heads, -1)) if biases else None
 
     def forward(self, x: Tensor, inputs: VarlenInputs) -> Tensor:
         """Return the output (1, T, D)."""
-        query = self._normalize(self.query(x).squeeze(0), self.query_norm).to(self.dtype)
-        key = self._normalize(self.key(x).squeeze(0), self.key_norm).to(self.dtype)
-        value = self.value(x).squeeze(0).to(self.dtype)
-        if inputs.rotation is not None:
-            query, key = (rotate_packed(part, inputs.rotation, inputs.indices) for part in (query, key))
-        context = packed_attention(query, key, value, inputs, self.num_heads, self.scale)
+        if len(self.projections) == 1:
+            parts = [self.projections[0](x).view(-1, self.num_heads, 3, self.head_size).to(self.dtype)]
+        else:
+            norms = (self.query_norm, self.key_norm, nn.Identity())
+            heads = (projection(x).view(-1, self.num_heads, self.head_size) for projection in self.projections)
+            parts = [norm(part).to(self.dtype) for norm, part in zip(norms, heads, strict=True)]
+            if inputs.rotation is not None:
+                parts[:2] = [rotate_packed(part, inputs.rotation, inputs.indices) for part in parts[:2]]
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        context = packed_attention(parts, bias, inputs, self.scale)
         output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
         return output
 
-    def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Normalize each head of queries or keys (T, H d)."""
-        if isinstance(norm, nn.Identity):
-            return x
-        normalized: Tensor = norm(x.view(-1, self.num_heads, self.head_size))
-        return normalized.view(-1, self.num_heads * self.head_size)
+
+def _join(parts: Sequence[nn.Linear], heads: int) -> nn.Linear:
+    """Return the linear map that computes the queries, keys and values of each head one after another, (H, 3, d)."""
+    joined = nn.Linear(parts[0].in_features, 3 * parts[0].out_features, bias=False)
+    with torch.no_grad():
+        weights = torch.stack([part.weight.view(heads, -1, part.in_features) for part in parts], dim=1)
+        joined.weight.copy_(weights.view(joined.weight.shape))
+    return joined
 
 
 def _repeat_heads(linear: nn.Linear, attention: SelfAttention) -> nn.Linear:
@@ -246,9 +288,9 @@ class VarlenEncoder(nn.Module):
         self.embeddings, self.positions, self.blocks, self.norm = (
             clone.embeddings, clone.positions, clone.blocks, clone.norm
         )  # fmt: skip
-        for block in self.blocks:
+        for block, layer in zip(self.blocks, encoder.config.layers, strict=True):
             assert isinstance(block.attention, SelfAttention)
-            block.attention = PackedAttention(block.attention, attention_dtype)
+            block.attention = PackedAttention(block.attention, layer, Reach.of(encoder.config, layer), attention_dtype)
         parts = (self.embeddings, *self.blocks)
         for name, part in zip(part_names(encoder), parts, strict=True):
             part.to(torch.float32 if name in float32_parts else torch.float16)

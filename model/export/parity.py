@@ -17,18 +17,34 @@ from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
 from model.export.graphs import open_session
 
 DOMAIN = "attendant.reference"
-PACKED, BIASED, BLOCKS = "PackedMultiHeadAttention", "BiasedMultiHeadAttention", "MultiHeadAttention"
+PACKED, BLOCKS = "PackedMultiHeadAttention", "MultiHeadAttention"
 """The operators of CUDA graphs that the CPU execution provider lacks, or has in float32 only."""
 
-SPLIT_HEADS = """
+HEADS = """
     heads = Constant <value_int: int = @num_heads> ()
     axis_0 = Constant <value_ints = [0]> ()
     minus_one = Constant <value_ints = [-1]> ()
     heads_1d = Unsqueeze (heads, axis_0)
     scale = Constant <value_float: float = @scale> ()
+"""
+SEPARATE = """
     q = Cast <to = 1> (query)
     k = Cast <to = 1> (key)
     v = Cast <to = 1> (value)
+"""
+ADD_BIAS = """
+    three = Constant <value_ints = [3]> ()
+    bias_shape = Concat <axis = 0> (three, heads_1d, minus_one)
+    bias_parts = Reshape (bias, bias_shape)
+    bias_of_heads = Transpose <perm = [1, 0, 2]> (bias_parts)
+    joined = Add (query, bias_of_heads)
+"""
+JOINED = """
+    joined_float = Cast <to = 1> (joined)
+    q_part, k_part, v_part = Split <axis = 2, num_outputs = 3> (joined_float)
+    q = Flatten (q_part)
+    k = Flatten (k_part)
+    v = Flatten (v_part)
 """
 PACKED_BODY = """
     tokens = Shape <end = 1> (query)
@@ -59,20 +75,9 @@ PACKED_BODY = """
     sequence_id_row = Transpose (sequence_id)
     same = Equal (sequence_id, sequence_id_row)
     lowest = Constant <value_float = -3.4e38> ()
-    {scores}
-    masked = Where (same, scores, lowest)
-    probs = Softmax <axis = -1> (masked)
-    context_heads = MatMul (probs, v_heads)
-    context_split = Transpose <perm = [1, 0, 2]> (context_heads)
-    shape = Shape (query)
-    context_float = Reshape (context_split, shape)
-
-    nan = Div (float_zero, float_zero)
-    written = Where (covered, context_float, nan)
-    context = CastLike (written, query)
 """
-NO_BIAS = "scores = Identity (scaled)"
-BIAS = """
+NO_SCORE_BIAS = "scores = Identity (scaled)"
+SCORE_BIAS = """
     previous = Sub (sequence_id, one)
     starts = Gather (cu_seqlens_long, previous)
     offsets = Sub (index, starts)
@@ -85,6 +90,18 @@ BIAS = """
     bias_heads = Squeeze (bias_pairs, axis_0)
     bias_float = Cast <to = 1> (bias_heads)
     scores = Add (scaled, bias_float)
+"""
+PACKED_END = """
+    masked = Where (same, scores, lowest)
+    probs = Softmax <axis = -1> (masked)
+    context_heads = MatMul (probs, v_heads)
+    context_split = Transpose <perm = [1, 0, 2]> (context_heads)
+    shape = Shape (q)
+    context_float = Reshape (context_split, shape)
+
+    nan = Div (float_zero, float_zero)
+    written = Where (covered, context_float, nan)
+    context = CastLike (written, query)
 """
 BLOCKS_BODY = """
     copied = Constant <value_ints = [0, 0]> ()
@@ -106,42 +123,48 @@ BLOCKS_BODY = """
     context_float = Reshape (context_split, shape)
     context = CastLike (context_float, query)
 """
-FUNCTIONS = {
-    PACKED: ("query, key, value, bias, token_offset, cu_seqlens", PACKED_BODY.format(scores=NO_BIAS)),
-    BIASED: ("query, key, value, bias, token_offset, cu_seqlens, attention_bias", PACKED_BODY.format(scores=BIAS)),
-    BLOCKS: ("query, key, value, bias, key_padding_mask, attention_bias", BLOCKS_BODY),
-}
-"""The inputs of each operator, and its definition after `SPLIT_HEADS`."""
+
+
+def define_operator(node: onnx.NodeProto) -> str:
+    """Turn an operator that only a GPU has into a call of a function; return the function's definition."""
+    given = dict(enumerate(node.input))
+    if node.op_type == BLOCKS:
+        inputs, body = "query, key, value, bias, key_padding_mask, attention_bias", SEPARATE + BLOCKS_BODY
+    else:
+        inputs = "query, key, value, bias, token_offset, cu_seqlens"
+        joined = (ADD_BIAS if given[3] else "joined = Identity (query)") + JOINED
+        body = (SEPARATE if given[1] else joined) + PACKED_BODY
+        body += (SCORE_BIAS if given.get(6) else NO_SCORE_BIAS) + PACKED_END
+        inputs += ", attention_bias" if given.get(6) else ""
+    node.domain = DOMAIN
+    node.op_type += "".join(str(number) for number, name in given.items() if name)
+    return (
+        f'<domain: "{DOMAIN}", opset_import: ["": 20]> {node.op_type} <num_heads, scale> ({inputs}) => (context)'
+        f"{{{HEADS}{body}}}"
+    )
 
 
 def to_reference_graph(graph: bytes) -> bytes:
     """Return the serialized ONNX graph with these operators defined as functions of standard operators."""
     model = onnx.load_model_from_string(graph)
-    used = set()
-    for node in model.graph.node:
-        if node.op_type in (PACKED, BLOCKS):
-            if node.op_type == PACKED and len(node.input) > FUNCTIONS[PACKED][0].count(",") + 1:
-                node.op_type = BIASED
-            node.domain = DOMAIN
-            used.add(node.op_type)
-    for name in sorted(used):
-        inputs, definition = FUNCTIONS[name]
-        model.functions.append(
-            parser.parse_function(
-                f'<domain: "{DOMAIN}", opset_import: ["": 20]> {name} <num_heads, scale> ({inputs}) => (context)'
-                f"{{{SPLIT_HEADS}{definition}}}"
-            )
-        )
+    replaced = [node for node in model.graph.node if node.op_type in (PACKED, BLOCKS)]
+    for definition in sorted({define_operator(node) for node in replaced}):
+        model.functions.append(parser.parse_function(definition))
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     body: bytes = model.SerializeToString()
     return body
 
 
-def open_reference_session(graph: Path, weights: str) -> onnxruntime.InferenceSession:
-    """Return a session for the reference of a graph on the CPU execution provider; `weights` is next to the graph."""
+def open_reference_session(graph: Path, weights: str, fused: Path | None = None) -> onnxruntime.InferenceSession:
+    """Return a session for the reference of a graph on the CPU execution provider; `weights` is next to the graph.
+
+    The graph with onnxruntime's fusions is written to `fused`.
+    """
     options = onnxruntime.SessionOptions()
     body = (graph.parent / weights).read_bytes()
     options.add_external_initializers_from_files_in_memory([weights], [body], [len(body)])
+    if fused is not None:
+        options.optimized_model_filepath = str(fused)
     return open_session(to_reference_graph(graph.read_bytes()), options)
 
 

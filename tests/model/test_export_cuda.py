@@ -1,5 +1,6 @@
 """Export of the CUDA graph, tested without a GPU."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.manifest import GraphRecord, Pooling
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
+from model.encoder import Encoder, EncoderConfig
 from model.export import cuda as export_cuda_module
-from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, varlen_signature, write_cuda
+from model.export.cuda import MIN_COSINE, AccuracyError, VarlenEncoder, part_names, varlen_signature, write_cuda
 from model.export.export import Variants, export
 from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import open_reference_session, run_varlen_graph
@@ -73,17 +75,40 @@ def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path:
     assert 0.45 < sizes["cuda.bin"].size / sizes["weights.bin"].size < 0.6
 
 
-def test_packed_attention_has_separate_inputs_and_no_bias(published: Path, tmp_path: Path) -> None:
+def test_projections_are_one_product_whose_biases_the_operator_adds(published: Path, tmp_path: Path) -> None:
     """All other nodes are standard ONNX."""
     record = write_source_graph(published, tmp_path / "root")
     graph = onnx.load(tmp_path / "root" / record.file, load_external_data=False).graph
     packed = [node for node in graph.node if node.domain]
     assert [(node.domain, node.op_type) for node in packed] == [("com.microsoft", "PackedMultiHeadAttention")] * 2
     for node in packed:
-        assert [bool(name) for name in node.input] == [True, True, True, False, True, True]
+        assert [bool(name) for name in node.input] == [True, False, False, True, True, True]
         assert {entry.name: helper.get_attribute_value(entry) for entry in node.attribute} == {
             "num_heads": 3, "scale": pytest.approx(8**-0.5),
         }  # fmt: skip
+
+
+def test_a_bert_layer_is_eight_kernels(tmp_path: Path) -> None:
+    """As onnxruntime fuses them: the operators of two layers less those of one. The first `Add` is the reference's."""
+    counts = []
+    for layers in (1, 2):
+        config = EncoderConfig(61, 64, layers, 4, 128, 64, norm_eps=1e-6, type_vocab_size=2)
+        encoder = Encoder(config).eval()
+        module = VarlenEncoder(encoder, "mean", part_names(encoder), torch.float32).eval()
+        path, fused = tmp_path / f"{layers}" / "varlen.onnx", tmp_path / f"{layers}.onnx"
+        path.parent.mkdir()
+        write_graph(module, path, "varlen.bin", varlen_signature(module))
+        exported = onnx.load(path, load_external_data=False)
+        open_reference_session(path, "varlen.bin", fused)
+        operators = Counter(node.op_type for node in onnx.load(fused, load_external_data=False).graph.node)
+        counts.append((Counter(node.op_type for node in exported.graph.node), operators))
+    exported_layer, fused_layer = (two - one for one, two in zip(*counts, strict=True))
+    assert exported_layer == {
+        "MatMul": 4, "Add": 5, "LayerNormalization": 2, "Gelu": 1,
+        "Reshape": 1, "PackedMultiHeadAttention": 1, "Unsqueeze": 1,
+    }  # fmt: skip
+    kernels = ("MatMul", "SkipLayerNormalization", "BiasGelu", "Add", "Gemm", "LayerNormalization", "Gelu")
+    assert [fused_layer[name] for name in kernels] == [4, 2, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.slow

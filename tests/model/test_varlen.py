@@ -40,13 +40,20 @@ def encoder(published: Path) -> Encoder:
     return load_checkpoint(published).encoder
 
 
+def test_packed_attention_adds_biases_to_joined_projections() -> None:
+    parts, bias = random_qkv(9), torch.randn(3, 3, 8)
+    context = packed_attention([torch.stack(parts, dim=2)], bias, varlen_inputs(9), SCALE)
+    added = [part + of_part for part, of_part in zip(parts, bias, strict=True)]
+    torch.testing.assert_close(context, packed_attention(added, None, varlen_inputs(9), SCALE))
+
+
 def make_cu_seqlens(*lengths: int) -> Tensor:
     return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
 
 
 def random_qkv(tokens: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    return [torch.randn(tokens, 24, generator=generator) for _ in range(3)]
+    return [torch.randn(tokens, 3, 8, generator=generator) for _ in range(3)]
 
 
 def run(module: VarlenEncoder, inputs: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.int32]]]) -> list[Tensor]:
@@ -60,27 +67,27 @@ def exact_varlen(encoder: Encoder, pooling: Pooling) -> VarlenEncoder:
 
 
 def test_packed_attention_equals_torch_attention_per_sequence() -> None:
-    query, key, value = random_qkv(21)
-    context = packed_attention(query, key, value, varlen_inputs(8, 1, 12), 3, SCALE)
+    parts = random_qkv(21)
+    context = packed_attention(parts, None, varlen_inputs(8, 1, 12), SCALE)
     for start, end in ((0, 8), (8, 9), (9, 21)):
-        q, k, v = (part[start:end].view(1, -1, 3, 8).transpose(1, 2) for part in (query, key, value))
+        q, k, v = (part[start:end].transpose(0, 1).unsqueeze(0) for part in parts)
         alone = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 24)
         torch.testing.assert_close(context[start:end], alone)
 
 
 def test_packed_attention_is_nan_past_last_sequence() -> None:
     """Empty sequences must not affect the others."""
-    query, key, value = random_qkv(13)
-    context = packed_attention(query, key, value, varlen_inputs(4, 0, 6, 0), 3, SCALE)
+    parts = random_qkv(13)
+    context = packed_attention(parts, None, varlen_inputs(4, 0, 6, 0), SCALE)
     assert torch.isnan(context[10:]).all()
-    expected = packed_attention(query[:10], key[:10], value[:10], varlen_inputs(4, 6), 3, SCALE)
+    expected = packed_attention([part[:10] for part in parts], None, varlen_inputs(4, 6), SCALE)
     torch.testing.assert_close(context[:10], expected, rtol=0, atol=0)
 
 
 def test_packed_attention_accumulates_float16_in_float32() -> None:
-    query, key, value = (part.half() for part in random_qkv(40))
-    context = packed_attention(query, key, value, varlen_inputs(40), 3, SCALE)
-    exact = packed_attention(query.float(), key.float(), value.float(), varlen_inputs(40), 3, SCALE)
+    parts = [part.half() for part in random_qkv(40)]
+    context = packed_attention(parts, None, varlen_inputs(40), SCALE)
+    exact = packed_attention([part.float() for part in parts], None, varlen_inputs(40), SCALE)
     assert context.dtype == torch.float16
     torch.testing.assert_close(context, exact.half(), rtol=0, atol=0)
 

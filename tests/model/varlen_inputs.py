@@ -20,7 +20,7 @@ FAMILIES = (
 FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
 KERNELS = (
     (("Clip", "Cos", "Div", "Erf", "Gelu", "LayerNormalization", "Log", "MatMul", "Pow", "Reciprocal"), FLOATS),
-    (("ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
+    (("Pad", "ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
     (("MultiHeadAttention", "PackedMultiHeadAttention", "RotaryEmbedding"), FLOATS),
     (("Abs", "Add", "CumSum", "Max", "Min", "Mul", "ReduceSum", "Sub"), FLOATS | INTS),
     (("Greater", "GreaterOrEqual", "Less", "LessOrEqual"), FLOATS | INTS),
