@@ -980,6 +980,7 @@ class ModelInfo:
     provider: Provider
     threads: int
     backend_reason: str
+    gpu_memory_bytes: int
     length_buckets: list[int]
     layers: list[int]
     operations: list[Operation]

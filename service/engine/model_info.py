@@ -65,6 +65,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         provider=choice.provider,
         threads=choice.streams * choice.threads_per_stream,
         backend_reason=choice.reason,
+        gpu_memory_bytes=model.backend.gpu_memory_bytes,
         length_buckets=list(model.backend.length_buckets),
         layers=[last] if model.explain is None else list(range(last + 1)),
         operations=operations_of(manifest),

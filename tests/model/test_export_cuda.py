@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,11 @@ from model.export.export import Variants, export
 from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import open_reference_session, run_varlen_graph
 from model.source.sentence_transformers import SettingOptions
-from service.engine.backends.base import BackendChoice
+from service.config import ConfigError
+from service.engine.backends.base import BackendChoice, Gpu
+from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
+from service.engine.backends.varlen import VarlenBatch
 from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.tasks import EncodeTask
 from service.engine.tokenizer import ServingTokenizer
@@ -30,7 +34,7 @@ from service.engine.vectors import DenseLayers
 from tests.model.conftest import mark_slow
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone
-from tests.service.engine.backends.varlen_models import open_varlen
+from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
 
 Publish = Callable[[str], Path]
 
@@ -180,3 +184,24 @@ def test_export_rejects_inaccurate_graph(
     with pytest.raises(AccuracyError, match=r"^cuda\.onnx: smallest cosine 0\.\d+, limit"):
         export(str(published), tmp_path / "out", variants=variants, settings=settings)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_fit_on_the_gpu_is_refused_with_figures(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found before it is loaded, or as ONNX Runtime reports it while the shapes run for the first time."""
+    artifact = export_model(published, tmp_path / "out")
+    backend = open_varlen(artifact)
+    needed = backend.gpu_memory_bytes
+    assert needed > artifact.manifest.files["cuda.bin"].size
+
+    def run(self: CudaBackend, batch: VarlenBatch, *, hidden: bool) -> None:
+        raise RuntimeError("Non-zero status code: Available memory of 5 is smaller than requested bytes of 9")
+
+    monkeypatch.setattr(CudaBackend, "_infer", run)
+    figures = rf"^not enough GPU memory \(at least {needed:,} bytes needed, [\d,]+ in use by other models"
+    with pytest.raises(ConfigError, match=figures):
+        backend.warm_up()
+    limit = needed - 1
+    with pytest.raises(ConfigError, match=rf"{figures}, ATTENDANT_GPU_MEMORY_LIMIT_BYTES {limit:,}\)"):
+        CudaBackend(artifact, replace(cuda_choice(), gpu=Gpu(0, limit)))

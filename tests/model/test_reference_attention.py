@@ -34,7 +34,7 @@ def single_operator_graph(precision: int, form: str = "separate") -> bytes:
         num_heads=HEADS,
         scale=SCALE,
     )
-    shapes = {"qkv": ["T", HEADS, 3, HIDDEN_SIZE // HEADS], "bias": [3 * HIDDEN_SIZE]}
+    shapes: dict[str, list[str | int]] = {"qkv": ["T", HEADS, 3, HIDDEN_SIZE // HEADS], "bias": [3 * HIDDEN_SIZE]}
     inputs = [
         helper.make_tensor_value_info(name, precision, shapes.get(name, ["T", HIDDEN_SIZE]))
         for name in operands
@@ -62,8 +62,8 @@ def test_reference_equals_packed_attention(bounds: tuple[int, ...], precision: i
     rng = np.random.default_rng(len(bounds))
     size = HIDDEN_SIZE // HEADS
     parts: list[Floats] = [rng.standard_normal((10, HEADS, size)).astype(dtype) for _ in range(3)]
-    bias = rng.standard_normal((3, HEADS, size)).astype(dtype)
-    inputs = {name: part.reshape(10, -1) for name, part in zip("qkv", parts, strict=True)}
+    bias: Floats = rng.standard_normal((3, HEADS, size)).astype(dtype)
+    inputs: dict[str, Floats] = {name: part.reshape(10, -1) for name, part in zip("qkv", parts, strict=True)}
     if form != "separate":
         parts = [np.stack(parts, axis=2)]
         inputs = {"qkv": parts[0], "bias": bias.ravel()} if form == "biased" else {"qkv": parts[0]}

@@ -97,6 +97,10 @@ class Backend(Protocol[Task_contra, Result]):
     def length_buckets(self) -> tuple[int, ...]:
         """Allowed batch sizes in tokens, ascending."""
 
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """GPU memory that the model takes."""
+
     def full_batch_fill(self, max_seconds: float, /) -> BatchFill:
         """Return an empty batch of `max_batch_tokens` that runs for at most `max_seconds`.
 
@@ -128,6 +132,7 @@ class Backend(Protocol[Task_contra, Result]):
 class PackedBackend(ABC):
     """Base of the CPU backends: packed batches through a graph that returns `last_hidden_state`, float32, (R, T, D)."""
 
+    gpu_memory_bytes = 0
     batch_shapes: tuple[tuple[int, int], ...]
     """Allowed batch shapes, (rows, length)."""
 

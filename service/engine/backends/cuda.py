@@ -4,8 +4,9 @@ Worker threads prepare batches; one thread runs them all, because a CUDA graph b
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import Pooling
 from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
+from service.engine.backends.cuda_memory import GpuMemory, is_out_of_memory
 from service.engine.backends.cuda_session import open_session
 from service.engine.backends.heads import Heads
 from service.engine.backends.sessions import add_weights, session_options
@@ -58,17 +60,24 @@ class CudaBackend:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
         self._pooling: Pooling | None = manifest.embedding.pooling if pools else None
-        self._device = self._use(session or self._open(), device)
+        weights = sum(manifest.files[name].size for name in graph.weights)
+        self.memory = GpuMemory(choice.gpu, weights + self.shapes.offset_bytes)
+        with self._within_memory():
+            self._device = self._use(session or self._open(), device)
 
     def _open(self) -> onnxruntime.InferenceSession:
         graph = self._artifact.manifest.graphs[self.choice.graph]
         options = session_options(1)
         add_weights(options, self._artifact, self.choice.graph)
-        return open_session(self._artifact.read(graph.file), options, self.choice.gpu)
+        return open_session(self._artifact.read(graph.file), options, self.memory.gpu)
 
     def _use(self, session: onnxruntime.InferenceSession, device: Device) -> "_Device":
         width = self._artifact.manifest.architecture.hidden_size
         return _Device(session, device, self.choice.gpu.device, width, self.shapes)
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        return self.memory.bytes
 
     def reopen(self) -> None:
         """Open another session in the same process. It fails if the CUDA context itself is broken."""
@@ -84,10 +93,22 @@ class CudaBackend:
     def fit(self, sizes: Sequence[int]) -> Shape:
         return self.shapes.fit(sizes)
 
+    @contextmanager
+    def _within_memory(self) -> Iterator[None]:
+        """Raise `ConfigError` if the block exceeds the memory of the GPU."""
+        try:
+            yield
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise self.memory.exceeded() from None
+            raise
+
     def warm_up(self) -> None:
         """Run every shape, so that no request captures one, and measure the largest."""
-        for shape in self.shapes.shapes:
-            self._infer(pack_varlen([([0], None)], shape), hidden=False)
+        with self._within_memory():
+            for shape in self.shapes.shapes:
+                self._infer(pack_varlen([([0], None)], shape), hidden=False)
+        self.memory.measure()
         started = time.perf_counter()
         self._infer(pack_varlen([([0], None)], self.shapes.shapes[-1]), hidden=False)
         self._token_seconds = (time.perf_counter() - started) / self.shapes.shapes[-1].tokens
@@ -119,7 +140,7 @@ class _Device:
         self, session: onnxruntime.InferenceSession, device: Device, number: int, width: int, shapes: ShapeBuckets
     ) -> None:
         self._session = session
-        self._offsets = max(shape.slots * shape.longest for shape in shapes.shapes)
+        self._offsets = shapes.offset_bytes // np.dtype(np.int32).itemsize
         self._device = device
         self._number = number
         self._width = width

@@ -53,6 +53,7 @@ class ExplainBackend:
 
     workers = 1
     max_batch_size = 1
+    gpu_memory_bytes = 0
 
     def __init__(self, artifact: Artifact, choice: BackendChoice, model: ModelParts) -> None:
         """Open lazily. `model`: the parts that compute the results of tasks from hidden states."""

@@ -75,6 +75,11 @@ class ShapeBuckets:
         """The batch lengths in tokens, ascending."""
         return tuple(sorted({shape.tokens for shape in self.shapes}))
 
+    @property
+    def offset_bytes(self) -> int:
+        """The size of the largest `token_offset`, int32, in bytes."""
+        return 4 * max(shape.slots * shape.longest for shape in self.shapes)
+
     def fit(self, sizes: Sequence[int]) -> Shape:
         """Return the cheapest shape that holds sequences of these sizes."""
         return next(shape for shape in self.shapes if shape.holds(sizes))

@@ -34,6 +34,7 @@ class FakeBackend:
     """Records its batches, waits while `gate` is closed, and can lose its session or its device."""
 
     length_buckets = (64,)
+    gpu_memory_bytes = 0
 
     def __init__(
         self, *, streams: int = 1, max_batch_tokens: int = 8, max_batch_size: int = 64, token_seconds: float = 1e-6
