@@ -30,6 +30,8 @@ DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.fl
 CAPTURED_TOKENS = 4096
 """Batches up to this length run as a captured CUDA graph; in longer ones the time to launch kernels is negligible."""
 
+ITEM_BYTES = np.dtype(np.int32).itemsize
+
 Floats = NDArray[Any]
 Device = Literal["cuda", "cpu"]
 
@@ -140,7 +142,7 @@ class _Device:
         self, session: onnxruntime.InferenceSession, device: Device, number: int, width: int, shapes: ShapeBuckets
     ) -> None:
         self._session = session
-        self._offsets = shapes.offset_bytes // np.dtype(np.int32).itemsize
+        self._offsets = shapes.offset_bytes // ITEM_BYTES
         self._device = device
         self._number = number
         self._width = width
@@ -150,8 +152,7 @@ class _Device:
 
     def run(self, batch: VarlenBatch, hidden: bool) -> tuple[Floats, Floats]:
         bound = self._bound.get(batch.shape) or self._bind(batch.shape)
-        for name, values in batch.inputs.items():
-            bound.inputs[name].update_inplace(values)
+        bound.values.update_inplace(batch.values)  # one copy to the device, not one per input
         self._session.run_with_iobinding(bound.binding, bound.options)
         nothing = np.zeros((0, self._width), dtype=np.float32)
         return (
@@ -167,27 +168,25 @@ class _Device:
     def _bind(self, shape: Shape) -> "_Bound":
         """Bind inputs and outputs at fixed addresses, as a captured graph needs them."""
         binding = self._session.io_binding()
-        sizes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("input_ids", "position_ids", "token_type_ids"), (shape.tokens,)
-        )
-        sizes["cu_seqlens"] = (shape.slots + 1,)
-        inputs = {name: self._place(name, size, np.int32) for name, size in sizes.items()}
         rows = {HIDDEN: shape.tokens, POOLED: shape.slots}
         outputs = {name: self._place(name, (rows[name], self._width), dtype) for name, dtype in self._outputs.items()}
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
+        values = self._place("inputs", (shape.input_size,), np.int32)
+
+        def bind_input(name: str, size: tuple[int, ...], address: int) -> None:
+            binding.bind_input(name, self._device, self._number, np.int32, size, address)
+
+        for name, (start, end) in shape.input_ranges.items():
+            bind_input(name, (end - start,), values.data_ptr() + ITEM_BYTES * start)
         # Only the shape is used, so that all shapes can share one buffer: 67 MB for texts of 8,192 tokens.
         offsets = self._place("token_offset", (self._offsets,), np.int32)
-        binding.bind_input(
-            "token_offset", self._device, self._number, np.int32, (shape.slots, shape.longest), offsets.data_ptr()
-        )
+        bind_input("token_offset", (shape.slots, shape.longest), offsets.data_ptr())
         for name, value in outputs.items():
             binding.bind_ortvalue_output(name, value)
         options = onnxruntime.RunOptions()
         if self._device == "cuda":
             number = len(self._bound) + 1 if shape.tokens <= CAPTURED_TOKENS else -1
             options.add_run_config_entry("gpu_graph_id", str(number))
-        self._bound[shape] = _Bound(binding, options, inputs, outputs)
+        self._bound[shape] = _Bound(binding, options, values, outputs)
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
@@ -205,5 +204,5 @@ class _Bound:
 
     binding: Any
     options: onnxruntime.RunOptions
-    inputs: dict[str, onnxruntime.OrtValue]
+    values: onnxruntime.OrtValue
     outputs: dict[str, onnxruntime.OrtValue]

@@ -9,13 +9,14 @@ Shapes: T tokens, B sequences.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
+INPUTS = ("input_ids", "position_ids", "token_type_ids", "cu_seqlens")
 BATCH_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
 """In tokens. The longest saturate a large GPU; a single text uses a short one."""
 LONGEST = (128, 512, 2048)
@@ -42,6 +43,17 @@ class Shape:
     tokens: int
     longest: int
     slots: int
+
+    @property
+    def input_ranges(self) -> dict[str, tuple[int, int]]:
+        """Where each input starts and ends in the values of a batch; all but the last start at a multiple of 64."""
+        ends = accumulate((self.tokens, self.tokens, self.tokens, self.slots + 1))
+        return dict(zip(INPUTS, pairwise((0, *ends)), strict=True))
+
+    @property
+    def input_size(self) -> int:
+        """The number of values of a batch."""
+        return 3 * self.tokens + self.slots + 1
 
     def holds(self, sizes: Sequence[int]) -> bool:
         """Return whether sequences of these sizes fit, padding included."""
@@ -93,11 +105,12 @@ def _round_up(size: int, multiple: int) -> int:
 class VarlenBatch:
     """One run of the graph.
 
-    `inputs`: int32, three tensors (T,) and `cu_seqlens` (B+1,). `starts` and `sizes`: start and length of each of the
-    N sequences.
+    `values`: its inputs one after another, int32: three tensors (T,) and `cu_seqlens` (B+1,), of which `inputs` are
+    views. `starts` and `sizes`: start and length of each of the N sequences.
     """
 
     shape: Shape
+    values: Ints
     inputs: dict[str, Ints]
     starts: list[int]
     sizes: list[int]
@@ -112,16 +125,16 @@ def pack_varlen(sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]],
     sizes = [len(ids) for ids, _ in sequences]
     bounds = [0, *accumulate(sizes)]
     used = bounds[-1]
-    batch = np.zeros((3, shape.tokens), dtype=np.int32)
-    ids, positions, types = batch
+    values = np.zeros(shape.input_size, dtype=np.int32)
+    inputs = {name: values[start:end] for name, (start, end) in shape.input_ranges.items()}
+    ids, positions, types, cu_seqlens = inputs.values()
     ids[:used] = np.fromiter(chain.from_iterable(ids for ids, _ in sequences), dtype=np.int32, count=used)
     positions[:used] = np.arange(used) - np.repeat(bounds[:-1], sizes)
     for (_, sequence_types), start, end in zip(sequences, bounds[:-1], bounds[1:], strict=True):
         if sequence_types is not None:
             types[start:end] = sequence_types
-    cu_seqlens = np.full(shape.slots + 1, shape.tokens, dtype=np.int32)
     cu_seqlens[: len(bounds)] = bounds
     padding = np.arange(used, shape.tokens, shape.longest)[1:]
     cu_seqlens[len(bounds) : len(bounds) + len(padding)] = padding
-    inputs = {"input_ids": ids, "position_ids": positions, "token_type_ids": types, "cu_seqlens": cu_seqlens}
-    return VarlenBatch(shape, inputs, bounds[:-1], sizes)
+    cu_seqlens[len(bounds) + len(padding) :] = shape.tokens
+    return VarlenBatch(shape, values, inputs, bounds[:-1], sizes)
