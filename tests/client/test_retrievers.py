@@ -23,6 +23,8 @@ from tests.model.retriever_cases import BGE_M3, MULTI_VECTOR_SIZE
 from tests.retrievers import SPLADE, export_retriever
 from tests.serving import ServiceThread
 
+pytestmark = pytest.mark.slow  # exports three models
+
 COLBERT = "stanford"
 TEXTS = ["the bank by the river", "money grows in a bank account", "a", "river river river bank"]
 SIMILARITIES: Any = (("maxsim", BGE_M3), ("sparse", BGE_M3), ("sparse", SPLADE))

@@ -100,7 +100,9 @@ def run(model: onnx_ir.Model, x: Floats) -> Any:
     return session.run(None, {"x": x})
 
 
-@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("bfloat16", "float16")]
+)
 def stored(
     request: pytest.FixtureRequest, published: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Dtype, Artifact, Artifact]:

@@ -27,6 +27,7 @@ from model.export.cuda import (
 from model.export.graphs import write_graph
 from model.export.parity import open_reference_session, pack_sequences, pack_varlen, run_varlen_graph
 from tests.conftest import EXAMPLES
+from tests.model.conftest import mark_slow
 from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone, varlen_inputs
 
 Publish = Callable[[str], Path]
@@ -240,7 +241,7 @@ GRAPH_LENGTHS = ((7, 1, 29, 12), (150, 3, 70))
 """Both sides of windows, and more than one block of 64 tokens."""
 
 
-@pytest.mark.parametrize("family", ["modernbert", "qwen3"])
+@pytest.mark.parametrize("family", mark_slow("modernbert", "qwen3", fast=("modernbert",)))
 def test_graph_equals_encoder(publish: Publish, family: str, tmp_path: Path) -> None:
     """In float32, with the operators of CUDA defined by standard ones."""
     checkpoint = load_checkpoint(publish(family))

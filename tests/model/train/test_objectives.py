@@ -77,7 +77,7 @@ def contrastive(document: Document, tmp_path: Path) -> Document:
         pytest.param("contrastive", marks=pytest.mark.slow),
         pytest.param("contrastive with spans", marks=pytest.mark.slow),
         pytest.param("distillation", marks=pytest.mark.slow),
-        "cross_encoder",
+        pytest.param("cross_encoder", marks=pytest.mark.slow),
     ]
 )
 def any_document(request: pytest.FixtureRequest, document: Document, tmp_path: Path, exported_labse: Path) -> Document:

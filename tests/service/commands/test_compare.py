@@ -106,6 +106,7 @@ def nearest_neighbors(similarities: NDArray[np.float64], k: int) -> list[list[in
     return indices
 
 
+@pytest.mark.slow
 @needs_bfloat16
 def test_precisions_of_one_artifact_are_compared(compare: Compare, default_artifact: Path, texts: Path) -> None:
     options = ("--old-precision", "float32", "--new-precision", "bfloat16", "--top-k", "5")

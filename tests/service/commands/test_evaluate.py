@@ -40,6 +40,7 @@ def similarities(artifact: Path, queries: list[str], documents: list[str]) -> np
     return np.array(asyncio.run(score()).scores, np.float64)
 
 
+@pytest.mark.slow
 def test_example_of_the_documentation_prints_its_output(run: Run, default_artifact: Path) -> None:
     (command,) = re.findall(r"```sh\n\S+attendant evaluate (.*?)```", DOCUMENT, re.DOTALL)
     directory, *options = command.replace("\\\n", "").split()

@@ -33,6 +33,7 @@ from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.colbert_cases import COLBERT_CASES
+from tests.model.conftest import mark_slow
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
@@ -162,7 +163,7 @@ async def test_measured_cosine_is_that_of_served_embeddings(model: LoadedModel) 
     assert found["embedding"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", mark_slow(*HEADS, fast=(CLASSIFIER, SPLADE)))
 def test_golden_vectors_have_every_head_and_float32_equals_them(kind: str) -> None:
     export_kind, heads = HEADS[kind]
     found = cosines_of(export_kind(kind))

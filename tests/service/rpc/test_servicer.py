@@ -72,7 +72,9 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
         value = getattr(info, name) or None
         if name in enums:
             value = rest_value(enums[name], value)
-        assert (list(value or ()) if isinstance(expected[name], list) else value) == expected[name], name
+        assert (list(value or ()) or None if isinstance(expected[name], list) else value) == (expected[name] or None), (
+            name
+        )
     assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
     assert (info.HasField("training"), info.HasField("multi_vector"), list(info.evaluations)) == (False, False, [])
     assert (expected["training"], expected["multi_vector"], expected["evaluations"]) == (None, None, [])
