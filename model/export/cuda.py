@@ -32,7 +32,6 @@ from model.export.parity import (
     pool,
     run_varlen_graph,
 )
-from model.source.published import CheckpointError
 
 PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"
 BLOCK_ATTENTION = "com.microsoft::MultiHeadAttention"
@@ -92,6 +91,7 @@ class VarlenInputs(NamedTuple):
         rotation: Cosines and sines of each token's rotary position embedding, (T, d/2) each.
         bias: Added to the scores: (1, 1 or H, S, S) for the positions of a sequence, or for a layer in blocks
             (T/64, 1, 64, K), for the keys of each block of queries. Blocks are in exported graphs only.
+        unattended: bool (T,), True for tokens that no token attends to; None for a model without such tokens.
     """
 
     bounds: SequenceBounds
@@ -99,6 +99,7 @@ class VarlenInputs(NamedTuple):
     reach: Reach
     rotation: tuple[Tensor, Tensor] | None
     bias: Tensor | None
+    unattended: Tensor | None = None
 
 
 def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
@@ -127,15 +128,20 @@ def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Varle
         scores = query[:, start:end] @ key[:, start:end].transpose(1, 2) * scale  # (H, S, S)
         if inputs.bias is not None:
             scores = scores + inputs.bias[0, :, : end - start, : end - start].float()
-        offsets = inputs.indices[start:end] - inputs.indices[start:end, None]
-        scores = scores.masked_fill(~inputs.reach.covers(offsets), LOWEST)
+        masked = ~inputs.reach.covers(inputs.indices[start:end] - inputs.indices[start:end, None])
+        if inputs.unattended is not None:
+            masked = masked | inputs.unattended[start:end]
+        scores = scores.masked_fill(masked, LOWEST)
         context[start:end] = (scores.softmax(dim=-1) @ value[:, start:end]).transpose(0, 1)
     return context.flatten(1).to(dtype)
 
 
 def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
     heads, size = parts[0].shape[1], parts[0].shape[-1]
-    padding = -size % ALIGNED
+    if inputs.unattended is not None and not inputs.reach.in_blocks:
+        parts = hide_keys(parts, inputs.unattended)
+    padding = -parts[0].shape[-1] % ALIGNED
+    width = parts[0].shape[-1] + padding
     if padding:
         parts = [F.pad(part, (0, padding)) for part in parts]
         bias = None if bias is None else F.pad(bias, (0, padding))
@@ -150,9 +156,21 @@ def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Va
             operands.append(inputs.bias)
         context = torch.onnx.ops.symbolic(
             PACKED_ATTENTION, operands, attributes,
-            dtype=parts[0].dtype, shape=(parts[0].shape[0], heads * (size + padding)), version=1,
+            dtype=parts[0].dtype, shape=(parts[0].shape[0], heads * width), version=1,
         )  # fmt: skip
-    return context.view(-1, heads, size + padding)[..., :size].flatten(1) if padding else context
+    return context if width == size else context.view(-1, heads, width)[..., :size].flatten(1)
+
+
+def hide_keys(parts: Sequence[Tensor], unattended: Tensor) -> list[Tensor]:
+    """Return queries, keys and values with one more channel, (T, H, d+1), which hides the keys that are `unattended`.
+
+    The kernels have no mask of keys. The channel is 1 in all queries and 0 in the keys, or so low in those of
+    unattended tokens that the softmax of their scores is 0.
+    """
+    query, key, value = parts
+    last = torch.where(unattended, LOWEST, 0.0).to(key.dtype).view(-1, 1, 1)
+    keys = torch.cat((key, key[..., :1] * 0 + last), dim=2)  # an expansion would need the shape, on the CPU
+    return [F.pad(query, (0, 1), value=1.0), keys, F.pad(value, (0, 1))]
 
 
 def _attend_in_blocks(
@@ -182,12 +200,17 @@ def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
     return torch.cat([padded[first : first - 2 * sides or None] for first in range(2 * sides + 1)], dim=1)
 
 
-def window_bias(indices: Tensor, position_ids: Tensor, reach: Reach, dtype: torch.dtype) -> Tensor:
+def window_bias(
+    indices: Tensor, position_ids: Tensor, unattended: Tensor | None, reach: Reach, dtype: torch.dtype
+) -> Tensor:
     """Return the bias of a layer in blocks; see `VarlenInputs`. Tokens of one sequence have the same start."""
     assert reach.behind is not None
     starts = (indices - position_ids).unsqueeze(1)  # (T, 1)
     keys = key_blocks(starts, reach.behind, -1).transpose(1, 2)  # (T/64, 1, K)
     same = starts.view(-1, BLOCK_TOKENS, 1) == keys
+    if unattended is not None:
+        flags = key_blocks(unattended.to(torch.int32).unsqueeze(1), reach.behind, 1).transpose(1, 2)
+        same = same & (flags == 0)
     places = torch.arange(keys.shape[2]) - (keys.shape[2] - BLOCK_TOKENS) // 2
     allowed = same & reach.covers(places - torch.arange(BLOCK_TOKENS).unsqueeze(1))
     return _bias(allowed, dtype).unsqueeze(1)
@@ -210,20 +233,19 @@ def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -
 class PackedAttention(nn.Module):
     """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only.
 
-    Where queries and keys go to the operator as they are projected, one product computes them and the values, and the
-    operator adds the biases.
+    If `joined`, one product computes queries, keys and values, and the operator adds their biases. That is possible
+    where queries and keys go to the operator as they are projected.
     """
 
-    def __init__(self, attention: SelfAttention, layer: LayerConfig, reach: Reach, dtype: torch.dtype) -> None:
+    def __init__(self, attention: SelfAttention, dtype: torch.dtype, *, joined: bool) -> None:
         super().__init__()
         self.dtype = dtype
         self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
         self.output = attention.output
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         parts = attention.query, *(_repeat_heads(part, attention) for part in (attention.key, attention.value))
-        changed = layer.rotary is not None or reach.in_blocks or not isinstance(self.query_norm, nn.Identity)
-        self.projections = nn.ModuleList(parts if changed else [_join(parts, self.num_heads)])
-        biases: list[Tensor] = [part.bias for part in parts if not changed and part.bias is not None]
+        self.projections = nn.ModuleList([_join(parts, self.num_heads)] if joined else parts)
+        biases: list[Tensor] = [part.bias for part in parts if joined and part.bias is not None]
         self.bias = nn.Parameter(torch.stack(biases).view(3, self.num_heads, -1)) if biases else None
 
     def forward(self, x: Tensor, inputs: VarlenInputs) -> Tensor:
@@ -270,7 +292,7 @@ class VarlenEncoder(nn.Module):
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Attention computes in
     `attention_dtype`: float32 is for tests. Max pooling is not part of the graph, whose only output is then the last
-    hidden state.
+    hidden state. Only with `has_unattended` may tokens be such that no token attends to them.
     """
 
     def __init__(
@@ -279,9 +301,12 @@ class VarlenEncoder(nn.Module):
         pooling: Pooling,
         float32_parts: Collection[str] = (),
         attention_dtype: torch.dtype = torch.float16,
+        *,
+        has_unattended: bool = False,
     ) -> None:
         super().__init__()
         self.attention_dtype = attention_dtype
+        self.has_unattended = has_unattended
         clone = copy.deepcopy(encoder)
         self.config = encoder.config
         self.pooling = pooling
@@ -290,7 +315,9 @@ class VarlenEncoder(nn.Module):
         )  # fmt: skip
         for block, layer in zip(self.blocks, encoder.config.layers, strict=True):
             assert isinstance(block.attention, SelfAttention)
-            block.attention = PackedAttention(block.attention, layer, Reach.of(encoder.config, layer), attention_dtype)
+            changed = layer.rotary is not None or encoder.config.query_key_norm or has_unattended
+            joined = not (changed or Reach.of(encoder.config, layer).in_blocks)
+            block.attention = PackedAttention(block.attention, attention_dtype, joined=joined)
         parts = (self.embeddings, *self.blocks)
         for name, part in zip(part_names(encoder), parts, strict=True):
             part.to(torch.float32 if name in float32_parts else torch.float16)
@@ -313,13 +340,17 @@ class VarlenEncoder(nn.Module):
         Args:
             input_ids: int32 (T,), as are `position_ids` and `token_type_ids`.
             position_ids: restart at 0 in each sequence.
-            token_type_ids: segment numbers of pairs.
+            token_type_ids: segment numbers of pairs, or -1 minus the number for a token that no token attends to.
             cu_seqlens: int32 (B+1,), cumulative sequence lengths.
             token_offset: int32 (B, S), only its shape is used.
         """
         bounds, indices = SequenceBounds(token_offset, cu_seqlens), token_indices(input_ids)
+        unattended = None
+        if self.has_unattended:
+            unattended = token_type_ids < 0
+            token_type_ids = torch.where(unattended, -1 - token_type_ids, token_type_ids)
         inputs = {
-            layer: self._attention_inputs(layer, bounds, indices, position_ids)
+            layer: self._attention_inputs(layer, bounds, indices, position_ids, unattended)
             for layer in dict.fromkeys(map(attention_options, self.config.layers))
         }
         x = self.embeddings(input_ids.unsqueeze(0), position_ids.unsqueeze(0), token_type_ids.unsqueeze(0))  # (1, T, D)
@@ -332,7 +363,12 @@ class VarlenEncoder(nn.Module):
         return hidden, pool_varlen(hidden, indices, cu_seqlens, self.pooling)
 
     def _attention_inputs(
-        self, layer: LayerConfig, bounds: SequenceBounds, indices: Tensor, position_ids: Tensor
+        self,
+        layer: LayerConfig,
+        bounds: SequenceBounds,
+        indices: Tensor,
+        position_ids: Tensor,
+        unattended: Tensor | None,
     ) -> VarlenInputs:
         rotation = bias = None
         if (rotary := self.positions.find_rotary(layer)) is not None:
@@ -341,15 +377,16 @@ class VarlenEncoder(nn.Module):
             cos, sin = rotary(position_ids.unsqueeze(0), lengths)
             rotation = cos.flatten(0, 2).to(self.attention_dtype), sin.flatten(0, 2).to(self.attention_dtype)
         reach = Reach.of(self.config, layer)
-        if self.positions.bias is not None or torch.compiler.is_exporting():
-            bias = self._bias(reach, bounds, indices, position_ids)
-        return VarlenInputs(bounds, indices, reach, rotation, bias)
-
-    def _bias(self, reach: Reach, bounds: SequenceBounds, indices: Tensor, position_ids: Tensor) -> Tensor | None:
-        dtype = self.attention_dtype
-        if reach.in_blocks:
+        if reach.in_blocks and torch.compiler.is_exporting():
             assert self.positions.bias is None  # no architecture has both
-            return window_bias(indices, position_ids, reach, dtype)
+            bias = window_bias(indices, position_ids, unattended, reach, self.attention_dtype)
+        elif self.positions.bias is not None or torch.compiler.is_exporting():
+            bias = self._bias(reach, bounds)
+        return VarlenInputs(bounds, indices, reach, rotation, bias, unattended)
+
+    def _bias(self, reach: Reach, bounds: SequenceBounds) -> Tensor | None:
+        """Return the bias of a layer that is not in blocks."""
+        dtype = self.attention_dtype
         if self.positions.bias is None and reach == Reach():
             return None
         places = token_indices(bounds.token_offset[0])  # (S,)
@@ -575,14 +612,6 @@ Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) by the 
 """
 
 
-def check_cuda(checkpoint: Checkpoint) -> None:
-    """Raise `CheckpointError` for a model with parts that the graph does not have."""
-    vectors = checkpoint.multi_vector
-    expansion = None if vectors is None else vectors.record.expansion
-    if expansion is not None and not expansion.attended:
-        raise CheckpointError("--variant cuda: unsupported query expansion without attention. Export without it.")
-
-
 def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
     """Write the graph and its weights; `eval_texts` determine which parts stay in float32. Raises AccuracyError."""
     encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
@@ -594,7 +623,10 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
     accuracy = choose_float32_parts(test)
     progress(f"smallest cosine {accuracy.min_cosine:.6f}, in float32: {', '.join(accuracy.float32_parts) or 'none'}")
     progress(f"exporting {path.name}")
-    module = VarlenEncoder(encoder, pooling, accuracy.float32_parts).eval()
+    vectors = checkpoint.multi_vector
+    expansion = None if vectors is None else vectors.record.expansion
+    has_unattended = expansion is not None and not expansion.attended
+    module = VarlenEncoder(encoder, pooling, accuracy.float32_parts, has_unattended=has_unattended).eval()
     signature = varlen_signature(module)
     write_graph(module, path, WEIGHTS, signature)
     progress(f"running {path.name} with reference attention")

@@ -37,7 +37,7 @@ from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name, res
 from model.artifact.tokenizer import TokenizerInput, find_missing_token, find_missing_type, inserted_tokens
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.encoder import Encoder, HiddenStatesEncoder
-from model.export.cuda import check_cuda, write_cuda
+from model.export.cuda import write_cuda
 from model.export.description import describe_heads, describe_settings, warn_about_assumptions
 from model.export.golden_vectors import compute_golden_vectors
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, write_graph
@@ -200,8 +200,6 @@ def export(  # noqa: PLR0913  # the options of the command
         progress(
             f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
         )
-    if "cuda" in variants.names:
-        check_cuda(checkpoint)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         root = Path(scratch) / "artifact"

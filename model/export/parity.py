@@ -265,10 +265,13 @@ def pack_varlen(sequences: Sequence[Inputs], multiple: int = 1) -> dict[str, NDA
     """
     lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
     padding = -sum(lengths) % multiple
+    names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
     batch: dict[str, NDArray[np.int32]] = {
         name: np.concatenate([*(sequence[name][0] for sequence in sequences), np.zeros(padding)]).astype(np.int32)
-        for name in ("input_ids", "position_ids", "token_type_ids")
+        for name in names
     }
+    types = batch["token_type_ids"]
+    batch["token_type_ids"] = np.where(batch.pop("sequence_ids") < 0, -1 - types, types)
     if padding:
         lengths.append(padding)
     batch["cu_seqlens"] = np.cumsum([0, *lengths], dtype=np.int32)

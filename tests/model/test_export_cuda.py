@@ -31,9 +31,14 @@ from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.tasks import EncodeTask
 from service.engine.tokenizer import ServingTokenizer
 from service.engine.vectors import DenseLayers
+from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, publish_classifier
+from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.conftest import mark_slow
+from tests.model.logit_score_cases import LOGIT_SCORE
+from tests.model.retriever_cases import BGE_M3
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone
+from tests.retrievers import MASKED_LMS, SPLADE, publish_retriever
 from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
 
 Publish = Callable[[str], Path]
@@ -165,6 +170,25 @@ def test_backend_agrees_with_float32_for_every_family(publish: Publish, family: 
             assert expected is not None
             cosines = (hidden * expected).sum(-1) / np.linalg.norm(hidden, axis=-1) / np.linalg.norm(expected, axis=-1)
             assert cosines.min() > least_of_tokens
+
+
+HEADS = (
+    *((publish_classifier, kind) for kind in (CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER)),
+    *((publish_retriever, kind) for kind in (SPLADE, BGE_M3, LOGIT_SCORE, *MASKED_LMS, *COLBERT_CASES)),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("publish_head", "kind"), HEADS)
+def test_heads_on_the_graph_agree_with_float32(publish_head: Publish, kind: str, tmp_path: Path) -> None:
+    """The golden vectors of every head: labels, rankings, words, and sparse and token vectors."""
+    artifact = export_model(publish_head(kind), tmp_path / "out")
+    golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
+    assert golden is not None
+    backend = open_varlen(artifact, max_batch_tokens=512)
+    found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
+    assert len(found) > 1
+    assert min(found.values()) >= 0.9998, found  # random weights
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.export.cuda import check_cuda
 from model.source.published import CheckpointError
 from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
 from tests.model.model_files import read_json, write_json
@@ -68,12 +67,6 @@ def test_limit_of_the_model_holds_the_marker(tmp_path: Path) -> None:
     """PyLate's `max_seq_length` counts the tokens before the marker is inserted."""
     checkpoint = load_checkpoint(publish(tmp_path, "pylate"))
     assert (checkpoint.max_input_tokens, MAX_INPUT_TOKENS) == (20, 64)
-
-
-def test_cuda_graph_has_no_unattended_tokens(tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(publish(tmp_path, "stanford"))
-    with pytest.raises(CheckpointError, match="unsupported query expansion without attention"):
-        check_cuda(checkpoint)
 
 
 @pytest.mark.parametrize(("side", "expected"), [("query", (12, 20)), ("document", (18, 12))])

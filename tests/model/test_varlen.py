@@ -28,7 +28,7 @@ from model.export.graphs import write_graph
 from model.export.parity import open_reference_session, pack_sequences, pack_varlen, run_varlen_graph
 from tests.conftest import EXAMPLES
 from tests.model.conftest import mark_slow
-from tests.model.varlen_inputs import FAMILIES, check_kernels, random_sequences, run_alone, varlen_inputs
+from tests.model.varlen_inputs import FAMILIES, check_kernels, hide_last, random_sequences, run_alone, varlen_inputs
 
 Publish = Callable[[str], Path]
 
@@ -62,9 +62,10 @@ def run(module: VarlenEncoder, inputs: dict[str, np.ndarray[tuple[int, ...], np.
         return list(module(**{name: torch.from_numpy(values) for name, values in inputs.items()}))
 
 
-def exact_varlen(encoder: Encoder, pooling: Pooling) -> VarlenEncoder:
+def exact_varlen(encoder: Encoder, pooling: Pooling, *, has_unattended: bool = False) -> VarlenEncoder:
     """Return the varlen encoder in float32."""
-    return VarlenEncoder(encoder, pooling, part_names(encoder), torch.float32).eval()
+    parts = part_names(encoder)
+    return VarlenEncoder(encoder, pooling, parts, torch.float32, has_unattended=has_unattended).eval()
 
 
 def test_packed_attention_equals_torch_attention_per_sequence() -> None:
@@ -203,6 +204,8 @@ def encoders(draw: st.DrawFn) -> Encoder:
 
 
 BATCHES = st.lists(st.integers(1, 150), min_size=1, max_size=6)
+UNATTENDED: st.SearchStrategy[list[int]] = st.just([]) | st.lists(st.integers(0, 20), min_size=6, max_size=6)
+"""How many tokens at the end of each sequence no token attends to; empty for a model without such tokens."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -212,26 +215,30 @@ def short_blocks() -> Iterator[None]:
         yield
 
 
-@given(encoders(), BATCHES)
-def test_any_encoder_equals_its_varlen_encoder(encoder: Encoder, lengths: list[int]) -> None:
+@given(encoders(), BATCHES, UNATTENDED)
+def test_any_encoder_equals_its_varlen_encoder(encoder: Encoder, lengths: list[int], unattended: list[int]) -> None:
     sequences = random_sequences(encoder, tuple(lengths))
-    hidden, _ = run(exact_varlen(encoder, "mean"), pack_varlen(sequences))
+    hide_last(encoder, sequences, unattended)
+    module = exact_varlen(encoder, "mean", has_unattended=bool(unattended))
+    hidden, _ = run(module, pack_varlen(sequences))
     expected = torch.cat(run_alone(encoder, sequences))
     torch.testing.assert_close(hidden, expected, rtol=0, atol=3e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.slow
 @settings(max_examples=max(1, EXAMPLES // 10))  # an export takes seconds
-@given(encoders(), st.lists(BATCHES, min_size=1, max_size=3))
-def test_any_encoder_equals_its_graph(encoder: Encoder, batches: list[list[int]]) -> None:
+@given(encoders(), st.lists(BATCHES, min_size=1, max_size=3), UNATTENDED)
+def test_any_encoder_equals_its_graph(encoder: Encoder, batches: list[list[int]], unattended: list[int]) -> None:
+    module = exact_varlen(encoder, "mean", has_unattended=bool(unattended))
     with tempfile.TemporaryDirectory() as scratch:
-        module, path = exact_varlen(encoder, "mean"), Path(scratch) / "root" / "varlen.onnx"
+        path = Path(scratch) / "root" / "varlen.onnx"
         path.parent.mkdir()
         write_graph(module, path, "varlen.bin", varlen_signature(module))
         check_kernels(path)
         session = open_reference_session(path, "varlen.bin")
     for lengths in batches:
         sequences = random_sequences(encoder, tuple(lengths))
+        hide_last(encoder, sequences, unattended)
         hidden, _ = run_varlen_graph(session, sequences, module.multiple)
         expected = torch.cat(run_alone(encoder, sequences)).numpy()
         np.testing.assert_allclose(hidden, expected, rtol=0, atol=3e-5 * np.abs(expected).max())

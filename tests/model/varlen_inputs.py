@@ -52,6 +52,16 @@ def run_alone(encoder: Encoder, sequences: list[Inputs]) -> list[torch.Tensor]:
         return [encoder(**{name: torch.from_numpy(values) for name, values in item.items()})[0] for item in sequences]
 
 
+def hide_last(encoder: Encoder, sequences: list[Inputs], counts: list[int]) -> None:
+    """Let no token attend to the last tokens of each sequence, but leave something in each window to attend to."""
+    most = min(
+        (layer.window for layer in encoder.config.layers if layer.window is not None), default=max(counts, default=0)
+    )
+    for sequence, count in zip(sequences, counts, strict=False):
+        length = sequence["sequence_ids"].shape[1]
+        sequence["sequence_ids"][:, length - min(count, most, length - 1) :] *= -1
+
+
 def random_sequences(encoder: Encoder, lengths: tuple[int, ...]) -> list[Inputs]:
     rng = np.random.default_rng(lengths)
     config = encoder.config

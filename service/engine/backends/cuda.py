@@ -121,7 +121,7 @@ class CudaBackend:
     def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> list[TextVectors]:
         shape = fitted or self.fit([len(task.tokens) for task in tasks])
         sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
-        batch = pack_varlen(sequences, shape)
+        batch = pack_varlen(sequences, shape, [task.tokens.unattended for task in tasks])
         modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
         skips = any(task.pool_from for task in tasks)
         in_graph: set[Pooling] = set() if self._pooling is None or skips else {self._pooling}

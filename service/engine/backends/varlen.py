@@ -120,8 +120,13 @@ class VarlenBatch:
         return self.starts[-1] + self.sizes[-1]
 
 
-def pack_varlen(sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]], shape: Shape) -> VarlenBatch:
-    """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0). Positions restart in each."""
+def pack_varlen(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]], shape: Shape, unattended: Sequence[int] = ()
+) -> VarlenBatch:
+    """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0). Positions restart in each.
+
+    `unattended` are the numbers of tokens at the end of each sequence to which no token attends.
+    """
     sizes = [len(ids) for ids, _ in sequences]
     bounds = [0, *accumulate(sizes)]
     used = bounds[-1]
@@ -133,6 +138,8 @@ def pack_varlen(sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]],
     for (_, sequence_types), start, end in zip(sequences, bounds[:-1], bounds[1:], strict=True):
         if sequence_types is not None:
             types[start:end] = sequence_types
+    for end, count in zip(bounds[1:], unattended, strict=False):
+        types[end - count : end] = -1 - types[end - count : end]
     cu_seqlens[: len(bounds)] = bounds
     padding = np.arange(used, shape.tokens, shape.longest)[1:]
     cu_seqlens[len(bounds) : len(bounds) + len(padding)] = padding
