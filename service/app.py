@@ -359,7 +359,12 @@ class App:
             case "prepare":
                 start_task(self._prepare_models(ModelsChange(**message["change"])))
             case "commit":
-                self._repository.commit()
+                try:
+                    self._repository.commit()
+                except Exception:  # this worker no longer serves what the others do
+                    log.exception("prepared models cannot be served")
+                    self._tell_supervisor("failed")
+                    return
                 self._tell_supervisor("committed", error="", models=self._describe_models())
             case "abort":
                 self._repository.abort()
@@ -372,6 +377,9 @@ class App:
             await self._repository.prepare(change)
         except (ConfigError, ServiceError) as problem:
             error = str(problem)
+        except Exception as problem:  # the supervisor waits for a reply
+            log.exception("models cannot be prepared")
+            error = f"Unexpected {type(problem).__name__}. See the log."
         self._tell_supervisor("prepared", error=error)
 
     def _describe_models(self) -> "Message | None":

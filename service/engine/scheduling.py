@@ -852,7 +852,7 @@ class Admission:
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
         limit -= self.backlog.held_by(caller)
-        if queued + requested > limit:
+        if queued and queued + requested > limit:
             raise QueueFull(
                 f"Queue full ({queued} tokens queued, {requested} requested, limit {limit})",
                 "Retry later.",
@@ -860,13 +860,13 @@ class Admission:
             )
         if wait > self._max_wait_s + own:
             raise QueueFull(
-                f"Queue full (estimated wait {wait * 1000:.0f} ms, limit {self._max_wait_s * 1000:.0f} ms)",
+                f"Server busy (estimated wait {wait * 1000:.0f} ms, limit {self._max_wait_s * 1000:.0f} ms)",
                 "Retry later.",
                 retry_after_s=wait - self._max_wait_s,
             )
         if wait + own > remaining:
             raise QueueFull(
-                f"Queue too long for the deadline (estimated wait {wait * 1000:.0f} ms)",
+                f"Server too busy for the deadline (estimated wait {wait * 1000:.0f} ms)",
                 "Retry later, or increase the timeout.",
                 retry_after_s=wait,
             )

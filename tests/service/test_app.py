@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service.app import App
 from tests.conftest import HANG_TIMEOUT_S, ROOT, RunningServer, run_python, server_environment, start_server
 
 
@@ -271,3 +274,26 @@ def test_server_beyond_loopback_checks_hosts_and_warns_without_keys(tiny_artifac
         server.process.terminate()
         _, log = server.process.communicate(timeout=HANG_TIMEOUT_S)
     assert "API keys disabled on a non-loopback address" in log
+
+
+@pytest.mark.parametrize("event", ["prepare", "commit"])
+async def test_unexpected_failure_of_a_change_is_reported_to_the_supervisor(event: str) -> None:
+    """Otherwise the supervisor would wait for this worker, and no model could be changed any more."""
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    class Broken:
+        async def prepare(self, change: object) -> None:
+            raise RuntimeError("unforeseen")
+
+        def commit(self) -> None:
+            raise RuntimeError("unforeseen")
+
+    app: Any = SimpleNamespace(
+        _repository=Broken(), _tell_supervisor=lambda name, **values: told.append((name, values))
+    )
+    app._prepare_models = partial(App._prepare_models, app)
+    App._on_message(app, {"event": event, "change": {"unload": "a"}})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    error = {"error": "Unexpected RuntimeError. See the log."}
+    assert told == [("prepared", error) if event == "prepare" else ("failed", {})]

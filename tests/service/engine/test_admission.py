@@ -63,7 +63,7 @@ def test_running_long_tasks_count_as_wait() -> None:
     assert caught.value.retry_after_s == pytest.approx(1.0)
     long = limits.task_cost(30_000)
     limits.check(long, time.monotonic() + 70, long.us, blocked_s=30)
-    with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+    with pytest.raises(QueueFull, match="Server too busy for the deadline"):
         limits.check(long, time.monotonic() + 50, long.us, blocked_s=30)
 
 
@@ -87,7 +87,7 @@ def test_wait_limit_of_a_large_request_includes_its_own_time() -> None:
 
 
 def test_request_is_rejected_when_its_deadline_is_too_close() -> None:
-    with pytest.raises(QueueFull, match="Queue too long for the deadline"):
+    with pytest.raises(QueueFull, match="Server too busy for the deadline"):
         check(admission(*[100] * 10), 100, time.monotonic() + 0.5)
     check(admission(*[100] * 10), 100, time.monotonic() + 60)
 

@@ -77,7 +77,7 @@ def test_cancelled_work_does_not_count_as_speed() -> None:
 def test_empty_queue_accepts_any_request_after_a_short_turn(seconds: float) -> None:
     limits = admission(rate=1000, max_tokens=512, quantum=480)
     limits.check(limits.cost([5000]), math.inf, host_s=seconds)
-    with pytest.raises(QueueFull, match="Queue full"):
+    with pytest.raises(QueueFull, match="Server busy"):
         limits.check(limits.cost([5000]), math.inf, host_s=30)
 
 
@@ -169,4 +169,4 @@ async def test_deadline_includes_the_wait_for_the_loop(model: object) -> None:
         make_late(harness.engine._host)
         response = await harness.post("/v1/encode", {"inputs": "bank"}, **{"x-request-timeout-ms": "5000"})
         assert response.status_code == 429
-        assert "Queue too long for the deadline" in response.json()["error"]["message"]
+        assert "Server too busy for the deadline" in response.json()["error"]["message"]
