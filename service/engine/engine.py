@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
 from attendant_client.types import ModelInfo
@@ -24,6 +24,7 @@ from service.engine.scheduling import (
     UNIT_S,
     Admission,
     HostQueue,
+    LoopTurns,
     TokenizerAdmission,
 )
 from service.errors import NotFound, ResponseTooLarge, echo, response_too_late
@@ -39,14 +40,18 @@ Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
 
 
-FastLanes = list[FastLane]
-"""The fast lanes of one process, to which the explain lanes yield."""
+@dataclass(frozen=True)
+class SharedLoop:
+    """What the engines of a process share: the fast lanes, to which explain lanes yield, and the event loop's turns."""
+
+    fast_lanes: list[FastLane] = field(default_factory=list)
+    turns: LoopTurns = field(default_factory=LoopTurns)
 
 
 class Engine:
     """A loaded model with its limits, its lanes, and threads for work outside of inference.
 
-    Construct it on the event loop that uses it. Its fast lane joins `fast_lanes`.
+    Construct it on the event loop that uses it. Its fast lane joins those of `loop`.
 
     Attributes:
         explain_lane: None if the artifact has no graph for it.
@@ -61,10 +66,11 @@ class Engine:
         settings: Settings,
         metrics: Metrics,
         option: ModelOption | None = None,
-        fast_lanes: FastLanes | None = None,
+        loop: SharedLoop | None = None,
     ) -> None:
         option = option or settings.served_models[0]
-        self._fast_lanes = fast_lanes if fast_lanes is not None else []
+        loop = loop or SharedLoop()
+        self._fast_lanes = loop.fast_lanes
         self.manifest = model.artifact.manifest
         self.name = option.name or self.manifest.name
         self.tokenizer = model.tokenizer
@@ -75,7 +81,7 @@ class Engine:
         self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
         fast = Admission(model.backend, settings.max_queue_ms, settings.max_queue_tokens)
-        self._host = HostQueue(PREPARATION_THREADS)
+        self._host = HostQueue(PREPARATION_THREADS, loop.turns)
         self.fast_lane: FastLane = Lane(model.backend, fast, LaneObserver(metrics, FAST_LANE, self.name), self._host)
         self._fast_lanes.append(self.fast_lane)
         self.explain_lane: ExplainLane | None = None
@@ -235,12 +241,12 @@ class Models:
     """One engine per served model, at least one. The first one serves requests that name no model.
 
     Attributes:
-        fast_lanes: The fast lanes of all engines, for new ones.
+        loop: What all engines share, for new ones.
         generation: Changes with the models.
     """
 
-    def __init__(self, engines: Sequence[Engine], fast_lanes: FastLanes | None = None) -> None:
-        self.fast_lanes = fast_lanes if fast_lanes is not None else []
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.loop = SharedLoop()
         self._retiring: set[Engine] = set()
         self._engines: tuple[Engine, ...] = ()
         self.generation = 0

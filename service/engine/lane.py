@@ -406,7 +406,7 @@ class Lane(Generic[TaskT, Result]):
         `scheduled`: when this call was, a time.perf_counter() reading.
         """
         self._wake_scheduled = False
-        self._host.observe_turn(time.perf_counter() - scheduled)
+        self._host.turns.observe(time.perf_counter() - scheduled)
         with self._lock:
             self._tasks_available.notify()
 

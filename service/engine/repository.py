@@ -405,7 +405,7 @@ class ModelRepository:
         for entry, model in opened:
             if isinstance(model, LoadedModel):
                 option = entry.option(model.artifact.root)
-                engine = Engine(model, self._settings, self._metrics, option, self._models.fast_lanes)
+                engine = Engine(model, self._settings, self._metrics, option, self._models.loop)
                 loaded.append(engine.name)
             else:
                 engine = served[entry.name or ""]

@@ -14,7 +14,7 @@ Batching is dynamic and work-conserving: an idle stream of the backend takes all
 `max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
 beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
 
-Nothing here is thread-safe: the workers hold their lock around every call, except those of `HostQueue` and
+Nothing here is thread-safe: the workers hold their lock around every call, except those of `LoopTurns`, `HostQueue` and
 `TokenizerAdmission`, which only the event loop makes.
 """
 
@@ -679,22 +679,15 @@ LOOP_TURNS = 4
 """A request waits for this many turns of a busy event loop: to be read, admitted and queued, and for its results."""
 
 
-class HostQueue:
-    """The requests outside of the lanes, which wait for a preparation thread or for the event loop of the process.
+class LoopTurns:
+    """How long the last callbacks have waited for their turn of the event loop, whichever model they belong to."""
 
-    They wait longer than in the queue of a lane if its device is faster than the process.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pending = 0
-        self._pending_s = 0.0
-        self._speed = Speed(threads)
+    def __init__(self) -> None:
         self._previous_s = self._turn_s = 0.0  # of consecutive turns
         self._measured = -math.inf
 
-    def observe_turn(self, seconds: float) -> None:
-        """Note how long a callback has waited for its turn of the event loop, which has just begun."""
+    def observe(self, seconds: float) -> None:
+        """Note how long a callback has waited for its turn, which has just begun."""
         now = time.perf_counter()
         if now - seconds < self._measured:  # another lane has measured this turn
             self._turn_s = max(self._turn_s, seconds)
@@ -702,6 +695,30 @@ class HostQueue:
             is_recent = now - seconds - self._measured < LOOP_TURNS * self._turn_s
             self._previous_s, self._turn_s = self._turn_s if is_recent else 0.0, seconds
         self._measured = now
+
+    @property
+    def wait_s(self) -> float:
+        """The estimated wait of a new request for the loop, in seconds.
+
+        The process may have been suspended during a single long turn, so that both of the last two must be long. The
+        wait falls with the time since then: rejected requests measure no turns.
+        """
+        elapsed = time.perf_counter() - self._measured
+        return max(0.0, LOOP_TURNS * min(self._previous_s, self._turn_s) - elapsed)
+
+
+class HostQueue:
+    """The requests of a model outside of its lanes, which wait for a preparation thread or for the event loop.
+
+    They wait longer than in the queue of a lane if its device is faster than the process. `turns`: of the event loop.
+    """
+
+    def __init__(self, threads: int, turns: LoopTurns | None = None) -> None:
+        self.turns = turns or LoopTurns()
+        self._threads = threads
+        self._pending = 0
+        self._pending_s = 0.0
+        self._speed = Speed(threads)
 
     @contextmanager
     def running(self, cost: int) -> Iterator[None]:
@@ -717,13 +734,8 @@ class HostQueue:
             self._pending_s -= seconds
 
     def wait_s(self, cost: float = math.inf) -> float:
-        """Return the estimated wait of a new request whose preparation has this cost, in seconds.
-
-        The process may have been suspended during a single long turn, so that both of the last two must be long. The
-        wait for the loop falls with the time since then: rejected requests measure no turns.
-        """
-        elapsed = time.perf_counter() - self._measured
-        wait = max(0.0, LOOP_TURNS * min(self._previous_s, self._turn_s) - elapsed)
+        """Return the estimated wait of a new request whose preparation has this cost, in seconds."""
+        wait = self.turns.wait_s
         if cost > INLINE_COST and self._pending >= self._threads:
             wait += self._pending_s / self._speed.value
         return wait

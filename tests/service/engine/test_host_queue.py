@@ -33,7 +33,7 @@ class Clock:
 
     def turn(self, host: HostQueue, seconds: float) -> None:
         self.now += seconds
-        host.observe_turn(seconds)
+        host.turns.observe(seconds)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_wait_falls_with_the_time_since_the_last_of_two_long_turns(clock: Clock)
 def test_one_pause_does_not_count_whoever_measures_it(clock: Clock) -> None:
     host = HostQueue(2)
     clock.turn(host, TURN_S)
-    host.observe_turn(TURN_S)  # by the other lane
+    host.turns.observe(TURN_S)  # by the other lane
     assert host.wait_s() == 0
     clock.now += 3600
     clock.turn(host, TURN_S)  # another pause, long after
@@ -83,8 +83,8 @@ def test_empty_queue_accepts_any_request_after_a_short_turn(seconds: float) -> N
 
 def make_late(host: HostQueue) -> None:
     """Let a host have measured two long turns just now."""
-    host._previous_s = host._turn_s = TURN_S
-    host._measured = time.perf_counter()
+    host.turns._previous_s = host.turns._turn_s = TURN_S
+    host.turns._measured = time.perf_counter()
 
 
 @pytest.mark.parametrize("pending", range(5))
@@ -148,7 +148,7 @@ async def test_requests_that_would_wait_for_the_loop_are_rejected(harness: Servi
     rejected = await harness.post(path, {"inputs": ["bank"]})
     assert rejected.status_code == 429, rejected.text
     assert rejected.json()["error"]["reason"] == "QUEUE_FULL"
-    host._turn_s = 0.0001
+    host.turns._turn_s = 0.0001
     assert (await harness.post(path, {"inputs": ["bank"]})).status_code == 200
 
 
@@ -161,7 +161,7 @@ async def test_turns_of_a_blocked_loop_are_measured(harness: ServiceHarness) -> 
             await asyncio.sleep(0)
         time.sleep(0.05)  # noqa: ASYNC251  # the loop is to be blocked
         assert (await request).status_code == 200
-    assert min(host._previous_s, host._turn_s) >= 0.05
+    assert min(host.turns._previous_s, host.turns._turn_s) >= 0.05
 
 
 async def test_deadline_includes_the_wait_for_the_loop(model: object) -> None:

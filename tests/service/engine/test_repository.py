@@ -30,6 +30,7 @@ from tests.service.engine.changing_models import (
     models_file,
     open_serving,
 )
+from tests.service.engine.test_host_queue import make_late
 
 
 @pytest.fixture
@@ -292,7 +293,13 @@ async def test_models_share_the_machine_as_they_come_and_go(serving: Serving) ->
     assert speeds() == [alone]
     assert await serving.write("a=one", "b=two", "c=three", "d=one")
     assert speeds() == [alone / 4] * 4
-    assert len(serving.models.fast_lanes) == 4
+    assert len(serving.models.loop.fast_lanes) == 4
+
+
+async def test_a_busy_loop_is_seen_by_models_without_requests(serving: Serving) -> None:
+    first, second = serving.models
+    make_late(first._host)
+    assert second.fast_lane.near_capacity
 
 
 async def test_limits_of_bodies_follow_the_models(serving: Serving, tmp_path: Path, artifacts: Path) -> None:
