@@ -109,7 +109,7 @@ class Settings(BaseModel):
     gpu_device: NonNegative = 0
     """CUDA device index, from 0."""
     gpu_memory_limit_bytes: NonNegative = 0
-    """GPU memory for all models, in bytes. A model that does not fit is refused. 0 sets no limit."""
+    """GPU memory for all models, in bytes. Loading a model that would exceed it fails. 0 sets no limit."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for inference. 0 selects all CPUs that the cgroup quota and CPU affinity allow."""
     workers: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value), Field(ge=0, le=64)] = 1

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from model.artifact.console import EX_SOFTWARE
 
 COLLECTION_THRESHOLDS = (5_000, 200, 20)
 LOADING_THREAD = "attendant-load"
+INFERENCE_NICE = 10
 
 T = TypeVar("T")
 
@@ -80,6 +82,26 @@ def release_memory() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # glibc only: return the memory of temporary weight copies to the OS
     gc.freeze()
+
+
+def lower_thread_priority() -> None:
+    """Let the event loop preempt the calling thread, and the threads that it creates from now on.
+
+    Under overload, inference threads at equal priority leave the event loop so little time that requests wait for
+    seconds before they are read.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), INFERENCE_NICE)
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Clear the local variables of the functions that an error has left.
+
+    Whoever keeps the error would keep them too, such as the session of a model that was refused.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":

@@ -449,7 +449,7 @@ class Tokenizer:
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Return the encodings of texts and pairs. It also serves one text: `encode` does not release the GIL."""
+        """Return the encodings of texts and pairs; also for a single one, as `encode` does not release the GIL."""
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         encodings: list[tokenizers.Encoding] = encode(texts, add_special_tokens=add_special_tokens)
         return encodings

@@ -3,7 +3,7 @@
 import copy
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -111,8 +111,8 @@ def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Varle
     Args:
         parts: queries, keys and values, (T, H, d) each, or one tensor of them, (T, H, 3, d).
         bias: is added to queries, keys and values, (3, H, d), if they are one tensor.
-        inputs: of the layer.
-        scale: of the scores.
+        inputs: the inputs of the layer.
+        scale: the factor of the scores.
     """
     if torch.compiler.is_exporting():
         return _symbolic_attention(parts, bias, inputs, scale)
@@ -164,8 +164,8 @@ def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Va
 def hide_keys(parts: Sequence[Tensor], unattended: Tensor) -> list[Tensor]:
     """Return queries, keys and values with one more channel, (T, H, d+1), which hides the keys that are `unattended`.
 
-    The kernels have no mask of keys. The channel is 1 in all queries and 0 in the keys, or so low in those of
-    unattended tokens that the softmax of their scores is 0.
+    The kernels have no mask of keys. The channel is 1 in all queries. In the keys it is 0, or for unattended tokens the
+    lowest float16, so that they get no weight.
     """
     query, key, value = parts
     last = torch.where(unattended, LOWEST, 0.0).to(key.dtype).view(-1, 1, 1)
@@ -233,8 +233,8 @@ def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -
 class PackedAttention(nn.Module):
     """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only.
 
-    If `joined`, one product computes queries, keys and values, and the operator adds their biases. That is possible
-    where queries and keys go to the operator as they are projected.
+    If `joined`, one product computes queries, keys and values, and the operator adds their biases. That is possible if
+    queries and keys do not change between projection and attention.
     """
 
     def __init__(self, attention: SelfAttention, dtype: torch.dtype, *, joined: bool) -> None:
@@ -292,7 +292,7 @@ class VarlenEncoder(nn.Module):
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Attention computes in
     `attention_dtype`: float32 is for tests. Max pooling is not part of the graph, whose only output is then the last
-    hidden state. Only with `has_unattended` may tokens be such that no token attends to them.
+    hidden state. Set `has_unattended` for models with tokens that no token attends to.
     """
 
     def __init__(
@@ -495,12 +495,13 @@ def _to_float16(value: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AccuracyTest:
-    """Batches of sequences and their float32 embeddings, `expected` (N, D)."""
+    """Batches of sequences and their float32 embeddings, `expected` (N, D). `has_unattended`: see `VarlenEncoder`."""
 
     encoder: Encoder
     pooling: Pooling
     batches: list[list[Inputs]]
     expected: Floats
+    has_unattended: bool = False
 
     @classmethod
     def from_sequences(cls, encoder: Encoder, pooling: Pooling, sequences: Sequence[Inputs]) -> "AccuracyTest":
@@ -527,13 +528,13 @@ class AccuracyTest:
 
     def min_cosine_float16(self, float32_parts: Sequence[str]) -> float:
         """Return the smallest cosine similarity of the varlen encoder in float16, except for `float32_parts`."""
-        module = VarlenEncoder(self.encoder, self.pooling, float32_parts).eval()
+        module = VarlenEncoder(self.encoder, self.pooling, float32_parts, has_unattended=self.has_unattended).eval()
         return self.min_cosine(lambda batch: run_varlen(module, batch))
 
     def head(self) -> "AccuracyTest":
         """Return the test over the first `RANKING_BATCHES` batches."""
         batches = self.batches[:RANKING_BATCHES]
-        return AccuracyTest(self.encoder, self.pooling, batches, self.expected[: sum(map(len, batches))])
+        return replace(self, batches=batches, expected=self.expected[: sum(map(len, batches))])
 
 
 def choose_float32_parts(test: AccuracyTest) -> AccuracyRecord:
@@ -619,13 +620,13 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
     tokenizer = Tokenizer(checkpoint.tokenizer)
     sequences = tokenize_texts(eval_texts, tokenizer, checkpoint.max_input_tokens, encoder.config.type_vocab_size)
     progress(f"measuring float16 accuracy over {len(sequences)} texts")
-    test = AccuracyTest.from_sequences(encoder, pooling, sequences)
-    accuracy = choose_float32_parts(test)
-    progress(f"smallest cosine {accuracy.min_cosine:.6f}, in float32: {', '.join(accuracy.float32_parts) or 'none'}")
-    progress(f"exporting {path.name}")
     vectors = checkpoint.multi_vector
     expansion = None if vectors is None else vectors.record.expansion
     has_unattended = expansion is not None and not expansion.attended
+    test = replace(AccuracyTest.from_sequences(encoder, pooling, sequences), has_unattended=has_unattended)
+    accuracy = choose_float32_parts(test)
+    progress(f"smallest cosine {accuracy.min_cosine:.6f}, in float32: {', '.join(accuracy.float32_parts) or 'none'}")
+    progress(f"exporting {path.name}")
     module = VarlenEncoder(encoder, pooling, accuracy.float32_parts, has_unattended=has_unattended).eval()
     signature = varlen_signature(module)
     write_graph(module, path, WEIGHTS, signature)

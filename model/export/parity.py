@@ -132,6 +132,7 @@ def define_operator(node: onnx.NodeProto) -> str:
         inputs, body = "query, key, value, bias, key_padding_mask, attention_bias", SEPARATE + BLOCKS_BODY
     else:
         inputs = "query, key, value, bias, token_offset, cu_seqlens"
+        assert not (given[1] and given[3]), "biases are of joined projections"
         joined = (ADD_BIAS if given[3] else "joined = Identity (query)") + JOINED
         body = (SEPARATE if given[1] else joined) + PACKED_BODY
         body += (SCORE_BIAS if given.get(6) else NO_SCORE_BIAS) + PACKED_END

@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from prometheus_client import Gauge
 from model.artifact.tokenizer import TokenizedInput
 from service.callers import Caller
 from service.engine.backends.base import Backend, FittedBatch, Task
-from service.engine.backends.cpu import lower_thread_priority
 from service.engine.scheduling import (
     Admission,
     BatchPolicy,
@@ -35,6 +35,7 @@ from service.engine.scheduling import (
 from service.engine.tasks import EncodeTask, ExplainTask, TextVectors
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.metrics import Metrics
+from service.process import lower_thread_priority
 from service.request_log import current_caller, current_record
 
 STALL_FACTOR = 20.0
@@ -110,9 +111,18 @@ class LaneObserver:
         if truncated:
             self._truncated_inputs.inc(truncated)
 
-    def watch(self, gauge: Gauge, read: Callable[[], float]) -> None:
-        """Read a gauge of the lane from a function when it is scraped."""
-        gauge.labels(self.lane, self.model).set_function(read)
+    def watch(self, gauge: Gauge, lane: "Lane[Any, Any]", read: Callable[["Lane[Any, Any]"], float]) -> None:
+        """Read a gauge from the lane when it is scraped. A gauge keeps no lane alive, which would keep its backend.
+
+        If its model is replaced by one of the same name without such a lane, the gauge has the value of an idle lane.
+        """
+        reference, idle = weakref.ref(lane), read(lane)
+
+        def value() -> float:
+            lane = reference()
+            return idle if lane is None else read(lane)
+
+        gauge.labels(self.lane, self.model).set_function(value)
 
     def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
         """Count one batch: sequences of these sizes, run on `threads` threads."""
@@ -282,11 +292,11 @@ class Lane(Generic[TaskT, Result]):
         self._sessions = 1  # opened so far
         self._reserved = 0
         metrics, watch = observer.metrics, observer.watch
-        watch(metrics.queue_size, lambda: self.queue.size)
-        watch(metrics.queue_tokens, lambda: self.queue.tokens)
-        watch(metrics.queue_utilization, lambda: self.utilization)
-        watch(metrics.lane_up, lambda: self.healthy)
-        watch(metrics.stalled_batches, lambda: self.watchdog.stalled)
+        watch(metrics.queue_size, self, lambda lane: lane.queue.size)
+        watch(metrics.queue_tokens, self, lambda lane: lane.queue.tokens)
+        watch(metrics.queue_utilization, self, lambda lane: lane.utilization)
+        watch(metrics.lane_up, self, lambda lane: lane.healthy)
+        watch(metrics.stalled_batches, self, lambda lane: lane.watchdog.stalled)
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{self.name}-{number}", daemon=True)
             for number in range(backend.workers)

@@ -11,7 +11,6 @@ from model.artifact.files import MANIFEST, Artifact, ArtifactError
 from model.artifact.manifest import Manifest
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, SourceError, is_model_name, restricts_commercial_use
 from service.config import PREFIX, ConfigError, Settings, read_option_file
-from service.engine.backends.cpu import lower_thread_priority
 from service.engine.engine import Engine, Models
 from service.engine.loading_memory import check_memory
 from service.engine.model_loader import LoadedModel
@@ -21,7 +20,7 @@ from service.file_watch import FileWatch, read_settled
 from service.metrics import Metrics
 from service.model_cache import cache_directory, prepare_artifact, source_state
 from service.models_file import OPTION, ModelEntry, configured_models, parse_models_file
-from service.process import release_memory, run_in_thread
+from service.process import clear_frames, lower_thread_priority, release_memory, run_in_thread
 from service.spelling import join
 
 SUBJECT = "models"
@@ -361,10 +360,12 @@ class ModelRepository:
         try:
             return await run_in_thread(lambda: self._open_changed(entry, engine))
         except (ArtifactError, ConfigError, ExportError, SourceError) as error:
+            clear_frames(error)
             self._errors[name] = str(error)
             raise ConfigError(f'{OPTION}: "{name}": {error}') from None
         except Exception as error:
             log.exception("model load failed model=%s", name)
+            clear_frames(error)
             self._errors[name] = f"{type(error).__name__}: {error}"
             raise ConfigError(f'{OPTION}: "{name}": cannot be loaded ({type(error).__name__}). See the log.') from None
         finally:

@@ -8,17 +8,18 @@ from functools import cache
 import tokenizers
 
 from model.artifact.tokenizer import Text, Tokenizer
+from service.process import lower_thread_priority
 
-# Read by the library at every call. Its thread pool has a thread per CPU of the machine in each worker, and takes 10%
-# more CPU time per text for short batches, which wait for one of its threads even if they have only one text.
+# The library reads it at every call. Its pool has a thread per CPU of the machine in each worker, and makes short
+# batches 10% slower: even a single text is handed to one of its threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PART_CHARACTERS = 8192
-"""Texts of this many characters are tokenized by one thread: about 3 ms of work, much longer than a hand-off."""
+"""A long batch is split into parts of about this many characters: 3 ms of work, much longer than a hand-off."""
 
 
 class ServingTokenizer(Tokenizer):
-    """A tokenizer with what only the server needs. Long batches use up to `threads` threads."""
+    """The tokenizer of the server. Long batches use up to `threads` threads."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class ServingTokenizer(Tokenizer):
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Return the encodings of texts and pairs, computed in parts by this thread and by others that are free."""
+        """Return the encodings of texts and pairs, in parts by this thread and helpers that are free."""
 
         def encode(part: Sequence[Text]) -> list[tokenizers.Encoding]:
             return Tokenizer._encode_batch(self, part, offsets=offsets, add_special_tokens=add_special_tokens)
@@ -45,12 +46,19 @@ class ServingTokenizer(Tokenizer):
         parts = [*_split(texts)]
         if len(parts) == 1:
             return encode(texts)
-        others = helper_threads(self._threads)
-        futures = [others.submit(encode, part) for part in parts]
-        # The others begin at the first part and this thread at the last, so that it also ends if they are all busy.
-        own = [encode(part) for future, part in zip(reversed(futures), reversed(parts), strict=True) if future.cancel()]
-        done = [future.result() for future in futures if not future.cancelled()]
-        return [encoding for part in (*done, *reversed(own)) for encoding in part]
+        futures = [helper_threads(self._threads).submit(encode, part) for part in parts]
+        # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not begun.
+        # The parts of this thread are not always the last ones: a helper may begin a part before its predecessor.
+        own: dict[int, list[tokenizers.Encoding]] = {}
+        try:
+            for number in reversed(range(len(parts))):
+                if futures[number].cancel():
+                    own[number] = encode(parts[number])
+            encoded = [own[number] if number in own else future.result() for number, future in enumerate(futures)]
+        finally:
+            for future in futures:
+                future.cancel()
+        return [encoding for part in encoded for encoding in part]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, all of them in the vocabulary."""
@@ -67,8 +75,8 @@ class ServingTokenizer(Tokenizer):
 
 @cache
 def helper_threads(threads: int) -> ThreadPoolExecutor:
-    """Return the threads of this process that share long batches, besides the one that was called."""
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="attendant-tokenize")
+    """Return the threads of this process that help with long batches, at the priority of inference."""
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="attendant-tokenize", initializer=lower_thread_priority)
 
 
 def _split(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:

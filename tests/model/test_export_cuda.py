@@ -23,6 +23,7 @@ from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import open_reference_session, run_varlen_graph
 from model.source.sentence_transformers import SettingOptions
 from service.config import ConfigError
+from service.engine.backends import cuda_memory
 from service.engine.backends.base import BackendChoice, Gpu
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
@@ -97,7 +98,7 @@ def test_projections_are_one_product_whose_biases_the_operator_adds(published: P
         }  # fmt: skip
 
 
-def test_a_bert_layer_is_eight_kernels(tmp_path: Path) -> None:
+def test_a_bert_layer_is_eight_operators(tmp_path: Path) -> None:
     """As onnxruntime fuses them: the operators of two layers less those of one. The first `Add` is the reference's."""
     counts = []
     for layers in (1, 2):
@@ -223,9 +224,13 @@ def test_a_model_that_does_not_fit_on_the_gpu_is_refused_with_figures(
         raise RuntimeError("Non-zero status code: Available memory of 5 is smaller than requested bytes of 9")
 
     monkeypatch.setattr(CudaBackend, "_infer", run)
-    figures = rf"^not enough GPU memory \(at least {needed:,} bytes needed, [\d,]+ in use by other models"
-    with pytest.raises(ConfigError, match=figures):
+    figures = rf"^not enough GPU memory \(weights and buffers take {needed:,} bytes"
+    with pytest.raises(ConfigError, match=f"{figures}, and batches do not fit") as raised:
         backend.warm_up()
+    assert backend.memory not in cuda_memory.models
+    assert not hasattr(backend, "_device"), raised.traceback
     limit = needed - 1
-    with pytest.raises(ConfigError, match=rf"{figures}, ATTENDANT_GPU_MEMORY_LIMIT_BYTES {limit:,}\)"):
+    with pytest.raises(
+        ConfigError, match=rf"{figures}; .*ATTENDANT_GPU_MEMORY_LIMIT_BYTES allows this process {limit:,}"
+    ):
         CudaBackend(artifact, replace(cuda_choice(), gpu=Gpu(0, limit)))

@@ -53,7 +53,7 @@ def run_alone(encoder: Encoder, sequences: list[Inputs]) -> list[torch.Tensor]:
 
 
 def hide_last(encoder: Encoder, sequences: list[Inputs], counts: list[int]) -> None:
-    """Let no token attend to the last tokens of each sequence, but leave something in each window to attend to."""
+    """Hide the last tokens of each sequence, but leave at least one visible token in each window."""
     most = min(
         (layer.window for layer in encoder.config.layers if layer.window is not None), default=max(counts, default=0)
     )

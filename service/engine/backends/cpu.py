@@ -1,16 +1,13 @@
 """The CPUs available to this process: their number and instruction sets."""
 
-import contextlib
 import math
 import os
 import platform
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
 INTEL = "GenuineIntel"
-INFERENCE_NICE = 10
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """File with the CPU quota and period of the cgroup, in microseconds. The quota is "max" if unlimited."""
 
@@ -55,16 +52,6 @@ def detect_cpu() -> CpuFeatures:
     except OSError:
         cpu_info = ""
     return CpuFeatures.of(cpu_info, platform.machine())
-
-
-def lower_thread_priority() -> None:
-    """Let the event loop preempt the calling thread, and the threads that it creates from now on.
-
-    Under overload, inference threads at equal priority leave the event loop so little time that requests wait for
-    seconds before they are read.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), INFERENCE_NICE)
 
 
 def available_cpus(quota_file: Path = CGROUP_QUOTA) -> int:

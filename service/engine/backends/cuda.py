@@ -18,12 +18,13 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import Pooling
 from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
-from service.engine.backends.cuda_memory import GpuMemory, is_out_of_memory
-from service.engine.backends.cuda_session import open_session
+from service.engine.backends.cuda_memory import GpuMemory
+from service.engine.backends.cuda_session import is_out_of_memory, open_session
 from service.engine.backends.heads import Heads
 from service.engine.backends.sessions import add_weights, session_options
 from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.tasks import EncodeTask, TextVectors
+from service.process import clear_frames
 
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
@@ -101,9 +102,12 @@ class CudaBackend:
         try:
             yield
         except Exception as error:
-            if is_out_of_memory(error):
-                raise self.memory.exceeded() from None
-            raise
+            if not is_out_of_memory(error):
+                raise
+            clear_frames(error)
+            self.__dict__.pop("_device", None)  # the session
+            self.memory.release()
+            raise self.memory.exceeded(by_batches=True) from None
 
     def warm_up(self) -> None:
         """Run every shape, so that no request captures one, and measure the largest."""

@@ -9,8 +9,6 @@ from service.engine.backends.base import Gpu
 from service.engine.backends.cuda_session import DRIVER
 
 OPTION = "ATTENDANT_GPU_MEMORY_LIMIT_BYTES"
-OUT_OF_MEMORY = ("Available memory of", "Failed to allocate memory", "out of memory")
-"""Parts of the messages with which ONNX Runtime reports that its limit or the device is exceeded."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class DeviceMemory:
     def read(cls, device: int) -> "DeviceMemory | None":
         """Ask the driver; None if it does not answer.
 
-        The context that it needs is the one that the session of the model will use, so it is never released.
+        This retains the primary context of the device, which sessions use too, and never releases it.
         """
         try:
             driver = ctypes.CDLL(DRIVER)
@@ -46,17 +44,17 @@ class DeviceMemory:
 
 
 class GpuMemory:
-    """The memory that a model takes, until the object is deleted with the model's session.
+    """The GPU memory of one model. It counts until `release`, or until the object is deleted with the model's session.
 
     Attributes:
-        gpu: The device, whose memory limit is what the other models have left.
-        bytes: What the model takes: at least its weights and buffers, more once `measure` has been called.
+        gpu: The device, with the limit that the other models leave.
+        bytes: What the model takes: its weights and buffers, and more once `measure` has been called.
     """
 
     def __init__(self, gpu: Gpu, least: int) -> None:
-        """Take memory for a model that needs at least `least` bytes. Raises `ConfigError` if it does not fit."""
-        self._limit = gpu.memory_limit_bytes
+        """Take the memory of weights and buffers of `least` bytes. Raises `ConfigError` if there is less."""
         self.bytes = least
+        self._limit = gpu.memory_limit_bytes
         self._used = sum(other.bytes for other in models)
         self._before = DeviceMemory.read(gpu.device)
         # A session cannot be given 0 bytes, which would set no limit.
@@ -72,22 +70,28 @@ class GpuMemory:
         if now is not None and self._before is not None:
             self.bytes = max(self.bytes, self._before.free - now.free)
 
-    def exceeded(self) -> ConfigError:
-        """Return the error of a model that does not fit."""
-        facts = [f"at least {self.bytes:,} bytes needed", f"{self._used:,} in use by other models"]
+    def release(self) -> None:
+        """Count the model no more."""
+        models.discard(self)
+
+    def exceeded(self, *, by_batches: bool = False) -> ConfigError:
+        """Return the error of a model that does not fit: its weights and buffers, or its batches."""
+        facts = [f"weights and buffers take {self.bytes:,} bytes{', and batches do not fit' if by_batches else ''}"]
+        remedies = []
+        if self._used:
+            facts.append(f"other models {self._used:,}")
+            remedies.append("unload another model")
+        if by_batches:
+            remedies.append("set a smaller ATTENDANT_MAX_BATCH_TOKENS")
         if self._limit:
-            facts.append(f"{OPTION} {self._limit:,}")
+            facts.append(f"{OPTION} allows this process {self._limit:,}")
+            remedies.append(f"set a larger {OPTION}")
         if self._before is not None:
-            facts.append(f"{self._before.free:,} of {self._before.total:,} free on GPU {self.gpu.device}")
-        remedies = "Unload another model, or set a smaller ATTENDANT_MAX_BATCH_TOKENS"
-        remedies += f" or a larger {OPTION}." if self._limit else "."
-        return ConfigError(f"not enough GPU memory ({', '.join(facts)}). {remedies}")
+            facts.append(f"{self._before.free:,} of {self._before.total:,} were free on GPU {self.gpu.device}")
+        remedies = remedies or ["end other processes that use the GPU"]
+        remedy = " or ".join(remedies)
+        return ConfigError(f"not enough GPU memory ({'; '.join(facts)}). {remedy[0].upper()}{remedy[1:]}.")
 
 
 models: WeakSet[GpuMemory] = WeakSet()
 """The models of this process that are on a GPU."""
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an exception of ONNX Runtime says that memory is exhausted."""
-    return any(part in str(error) for part in OUT_OF_MEMORY)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 CUDA = "CUDAExecutionProvider"
 CUDA_LIBRARY = "capi/libonnxruntime_providers_cuda.so"
 DRIVER = "libcuda.so.1"
+OUT_OF_MEMORY = (
+    "Available memory of", "Failed to allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+)  # fmt: skip
+"""Parts of the messages with which ONNX Runtime reports that its limit or the device is exceeded."""
 
 log = logging.getLogger("attendant.gpu")
 
@@ -53,7 +57,9 @@ def open_session(graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu) 
         try:
             session = _open(graph, options, gpu, capturing=capturing)
             break
-        except Exception as error:  # noqa: BLE001  # ONNX Runtime's exceptions have no common base class
+        except Exception as error:  # ONNX Runtime's exceptions have no common base class
+            if is_out_of_memory(error):
+                raise
             reason = str(error).strip().partition("\n")[0]
             if capturing:
                 log.warning("cuda graphs unavailable reason=%s", reason)
@@ -78,3 +84,8 @@ def _open(
     if gpu.memory_limit_bytes:
         chosen["gpu_mem_limit"] = str(gpu.memory_limit_bytes)
     return onnxruntime.InferenceSession(graph, options, providers=[(CUDA, chosen)], enable_fallback=0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an exception of ONNX Runtime says that memory is exhausted."""
+    return any(part in str(error) for part in OUT_OF_MEMORY)

@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def input_ranges(self) -> dict[str, tuple[int, int]]:
-        """Where each input starts and ends in the values of a batch; all but the last start at a multiple of 64."""
+        """Where each input starts and ends in the values of a batch; all start at a multiple of 64 values."""
         ends = accumulate((self.tokens, self.tokens, self.tokens, self.slots + 1))
         return dict(zip(INPUTS, pairwise((0, *ends)), strict=True))
 
@@ -125,7 +125,7 @@ def pack_varlen(
 ) -> VarlenBatch:
     """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0). Positions restart in each.
 
-    `unattended` are the numbers of tokens at the end of each sequence to which no token attends.
+    `unattended`: for each sequence, how many of its last tokens no token attends to.
     """
     sizes = [len(ids) for ids, _ in sequences]
     bounds = [0, *accumulate(sizes)]

@@ -14,8 +14,10 @@ from prometheus_client import CollectorRegistry
 from model.artifact.files import GOLDEN, WEIGHTS
 from model.artifact.manifest import EvaluationRecord
 from service import file_watch
-from service.config import Settings
+from service.config import ConfigError, Settings
 from service.engine import loading_memory
+from service.engine.backends import cuda_memory
+from service.engine.backends.base import Gpu
 from service.engine.repository import ModelRepository
 from service.errors import DefaultModelRequired, LoadFailed, NotFound, ServiceError, Unsupported
 from service.metrics import Metrics
@@ -324,3 +326,21 @@ async def test_without_a_file_models_do_not_change(tiny_artifact: Path) -> None:
         with pytest.raises(Unsupported, match="ATTENDANT_MODELS_FILE"):
             await operation(state.name, "admin")
     await models.close()
+
+
+async def test_refused_models_do_not_count_against_the_memory_of_the_gpu(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors refer to the frames that raised them, and so to what a model has taken."""
+    counted = []
+
+    def refuse(*arguments: object) -> None:
+        counted.append(sum(model.bytes for model in cuda_memory.models))
+        memory = cuda_memory.GpuMemory(Gpu(), 600)
+        raise ConfigError(f"too inaccurate, after it took {memory.bytes}")
+
+    cuda_memory.models.clear()
+    monkeypatch.setattr("service.engine.repository.LoadedModel.load", refuse)
+    for _ in range(3):
+        assert not await serving.write("a=one", "b=three")
+    assert counted == [0, 0, 0]

@@ -1,8 +1,10 @@
 """Lanes with a fake backend: batching, result order, reservations, drain and close."""
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -284,3 +286,17 @@ def test_result_for_a_closed_event_loop_is_dropped() -> None:
     )  # the worker survived the first result and runs the second batch
     asyncio.run(lane.close())
     assert backend.batches == [[1], [2]]
+
+
+async def test_gauges_do_not_keep_a_closed_lane_and_its_backend() -> None:
+    """A model may be replaced by one of the same name without this lane."""
+    metrics, backend = Metrics(CollectorRegistry()), FakeBackend()
+    observer = LaneObserver(metrics, "test", "m")
+    lane: Lane[FakeTask, int] = Lane(backend, Admission(backend, 2000, 100), observer, HostQueue(2))
+    assert metrics.registry.get_sample_value("attendant_lane_up", {"lane": "test", "model": "m"}) == 1
+    await lane.close()
+    closed = weakref.ref(backend)
+    del lane, backend
+    gc.collect()
+    assert closed() is None
+    assert metrics.registry.get_sample_value("attendant_lane_up", {"lane": "test", "model": "m"}) == 1  # no alert

@@ -1,8 +1,12 @@
 """The server's tokenizer: long batches on several threads, decoding, and token ids with special tokens."""
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -81,6 +85,41 @@ def test_a_long_batch_does_not_wait_for_busy_threads(default_artifact: Path) -> 
         release.set()
     assert busy.result()
     assert [len(item) for item in tokenized] == [3002] * 4
+
+
+class Helpers:
+    """Helpers that run every other part at once, and never the others."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, work: Callable[[Any], Any], part: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        if len(self.futures) % 2:
+            future.set_running_or_notify_cancel()
+            future.set_result(work(part))
+        self.futures.append(future)
+        return future
+
+
+def test_parts_keep_their_order_whoever_begins_them(default_artifact: Path) -> None:
+    tokenizer, helpers = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 3), Helpers()
+    sources = [TokenizerInput("money bank grows " * (600 + number)) for number in range(6)]
+    with mock.patch("service.engine.tokenizer.helper_threads", return_value=helpers):
+        tokenized = tokenizer.encode(sources)
+    assert len(helpers.futures) == 6
+    assert [len(item) for item in tokenized] == [3 * (600 + number) + 2 for number in range(6)]
+
+
+def test_a_failing_part_leaves_none_for_the_helpers(default_artifact: Path) -> None:
+    tokenizer, helpers = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 3), Helpers()
+    sources = [*[TokenizerInput("money bank grows " * 600)] * 4, TokenizerInput("\ud800" * 9000)]
+    with (
+        mock.patch("service.engine.tokenizer.helper_threads", return_value=helpers),
+        pytest.raises((TypeError, UnicodeEncodeError)),
+    ):
+        tokenizer.encode(sources)
+    assert [future.done() for future in helpers.futures] == [True] * 5
 
 
 @cache

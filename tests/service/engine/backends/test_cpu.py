@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.backends.cpu import INFERENCE_NICE, available_cpus, lower_thread_priority
+from service.engine.backends.cpu import available_cpus
+from service.process import INFERENCE_NICE, lower_thread_priority
 
 
 def test_available_cpus_follows_affinity() -> None:

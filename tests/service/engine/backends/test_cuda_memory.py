@@ -59,19 +59,28 @@ def test_a_model_takes_what_is_no_longer_free(driver: Driver) -> None:
     assert memory.bytes == 600
 
 
-def test_the_error_names_all_figures(driver: Driver) -> None:
+def test_the_error_names_all_figures_and_what_helps(driver: Driver) -> None:
     driver.free = 800
     first = GpuMemory(Gpu(1, 900), 350)
     with pytest.raises(ConfigError) as raised:
         GpuMemory(Gpu(1, 900), 600)
     assert str(raised.value) == (
-        "not enough GPU memory (at least 600 bytes needed, 350 in use by other models, "
-        "ATTENDANT_GPU_MEMORY_LIMIT_BYTES 900, 800 of 1,000 free on GPU 1). Unload another model, or set a smaller "
-        "ATTENDANT_MAX_BATCH_TOKENS or a larger ATTENDANT_GPU_MEMORY_LIMIT_BYTES."
+        "not enough GPU memory (weights and buffers take 600 bytes; other models 350; "
+        "ATTENDANT_GPU_MEMORY_LIMIT_BYTES allows this process 900; 800 of 1,000 were free on GPU 1). "
+        "Unload another model or set a larger ATTENDANT_GPU_MEMORY_LIMIT_BYTES."
     )
     assert first.gpu.memory_limit_bytes == 900
-    with pytest.raises(ConfigError, match=r"at least 801 bytes needed, 350 in use .* 800 of 1,000 free on GPU 0"):
+    first.release()
+    with pytest.raises(ConfigError) as raised:
         GpuMemory(Gpu(), 801)
+    assert str(raised.value) == (
+        "not enough GPU memory (weights and buffers take 801 bytes; 800 of 1,000 were free on GPU 0). "
+        "End other processes that use the GPU."
+    )
+    assert str(GpuMemory(Gpu(), 100).exceeded(by_batches=True)) == (
+        "not enough GPU memory (weights and buffers take 100 bytes, and batches do not fit; "
+        "800 of 1,000 were free on GPU 0). Set a smaller ATTENDANT_MAX_BATCH_TOKENS."
+    )
 
 
 @given(
