@@ -92,12 +92,24 @@ def export_artifact(source: str, out: Path) -> Path:
 
 
 def export_families(out: Path) -> list[Path]:
-    """Export a tiny model of every architecture, with its CUDA graph: for a GPU machine without transformers."""
+    """Export tiny models of every architecture and kind of head, for a GPU machine without transformers."""
+    from tests.labels import CROSS_ENCODER, TOKEN_CLASSIFIER, publish_classifier
     from tests.model.family_cases import FAMILY_CASES, bert_case
+    from tests.model.retriever_cases import BGE_M3
     from tests.model.tiny_tokenizers import BUILDERS
     from tests.model.varlen_inputs import FAMILIES
+    from tests.retrievers import SPLADE, publish_retriever
 
     artifacts = []
+    heads = {
+        "cross-encoder": publish_classifier(CROSS_ENCODER),
+        "token-classifier": publish_classifier(TOKEN_CLASSIFIER),
+        **{kind: publish_retriever(kind) for kind in (SPLADE, BGE_M3, "stanford", "pylate, attended")},
+    }
+    for name, source in heads.items():
+        folder = out / name.replace(", ", "-")
+        print(f"exporting {folder}", flush=True)
+        artifacts.append(export_artifact(str(source), folder))
     for name in FAMILIES:
         case, folder = FAMILY_CASES.get(name) or bert_case(name), out / name.replace(", ", "-")
         published = out / "published" / folder.name

@@ -37,6 +37,7 @@ class Kernels:
         off_gpu: Operators that do not run on the GPU.
         cosine: The smallest cosine of the golden vectors.
         batch_ms: The time of the largest batch.
+        memory_bytes: The GPU memory that the model takes.
         error: Why the graph does not run; "" if it does.
     """
 
@@ -44,6 +45,7 @@ class Kernels:
     off_gpu: set[str]
     cosine: float = math.nan
     batch_ms: float = math.nan
+    memory_bytes: int = 0
     error: str = ""
 
     @property
@@ -56,8 +58,8 @@ class Kernels:
             return self.error
         used = ", ".join(sorted(set().union(*self.attention.values()))) or "none"
         return (
-            f"cosine {self.cosine:.6f}, largest batch {self.batch_ms:.2f} ms, attention kernels: {used}; operators off "
-            f"the GPU: {', '.join(sorted(self.off_gpu)) or 'none'}"
+            f"cosine {self.cosine:.6f}, largest batch {self.batch_ms:.2f} ms, {self.memory_bytes / 2**20:.0f} MiB, "
+            f"attention kernels: {used}; operators off the GPU: {', '.join(sorted(self.off_gpu)) or 'none'}"
         )
 
     def verdicts(self, layers: int) -> list[Verdict]:
@@ -79,7 +81,7 @@ def parse(output: str) -> dict[str, Kernels]:
         elif line.startswith(PLACED):
             kernels.off_gpu.update(json.loads(line.removeprefix(PLACED)))
         elif line.startswith(MEASURED):
-            kernels.cosine, kernels.batch_ms = json.loads(line.removeprefix(MEASURED))
+            kernels.cosine, kernels.batch_ms, kernels.memory_bytes = json.loads(line.removeprefix(MEASURED))
         elif line.startswith(FAILED):
             kernels.error = line.removeprefix(FAILED)
     return found
@@ -147,7 +149,7 @@ def measure(directory: Path) -> None:
     for _ in range(TIMED_RUNS):
         backend._infer(largest, hidden=False)
     seconds = (time.perf_counter() - started) / TIMED_RUNS
-    print(MEASURED + json.dumps([min(cosines.values()), 1000 * seconds]), flush=True)
+    print(MEASURED + json.dumps([min(cosines.values()), 1000 * seconds, backend.gpu_memory_bytes]), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import importlib.util
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 CUDA = "CUDAExecutionProvider"
 CUDA_LIBRARY = "capi/libonnxruntime_providers_cuda.so"
 DRIVER = "libcuda.so.1"
+WITHOUT_TENSORRT = ("ORT_DISABLE_FUSED_ATTENTION", "ORT_DISABLE_TRT_FLASH_ATTENTION")
+"""Variables with which ONNX Runtime does not use TensorRT's attention kernels.
+
+It would use them on GPUs before Hopper if projections are joined. They sum in float16, which can overflow; the others
+sum in float32.
+"""
 OUT_OF_MEMORY = (
     "Available memory of", "Failed to allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
@@ -50,6 +57,8 @@ def open_session(graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu) 
     """
     import onnxruntime
 
+    for name in WITHOUT_TENSORRT:
+        os.environ.setdefault(name, "1")
     with contextlib.redirect_stdout(sys.stderr):  # preload_dlls prints missing libraries to stdout
         onnxruntime.preload_dlls(cudnn=False)
     session, reason = None, ""
