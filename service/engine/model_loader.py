@@ -72,8 +72,8 @@ class LoadedModel:
         if settings.special_tokens_in_text is not None:
             in_text = settings.special_tokens_in_text
         prompts = artifact.manifest.prompts.values()
-        threads = settings.threads or available_cpus()
-        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts, threads=threads)
+        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts)
+        tokenizer.threads = settings.threads or available_cpus()
         mask_token_id = None if masked is None else masked.mask_token_id
         check_tokens(artifact, tokenizer)
         check_weights(artifact)
@@ -100,7 +100,7 @@ class LoadedModel:
             artifact.map(static) if isinstance(static, TensorRecord) else None,
             None
             if mask_token_id is None
-            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text, threads=threads),
+            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text),
         )
 
 

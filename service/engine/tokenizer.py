@@ -1,7 +1,7 @@
 """The tokenizer of the server: long batches on several threads, decoding, and token ids with special tokens."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -21,17 +21,7 @@ PART_CHARACTERS = 8192
 class ServingTokenizer(Tokenizer):
     """The tokenizer of the server. Long batches use up to `threads` threads."""
 
-    def __init__(
-        self,
-        definition: bytes,
-        spelled_token: int | None = None,
-        *,
-        special_tokens_in_text: bool = False,
-        prompts: Iterable[str] = (),
-        threads: int = 1,
-    ) -> None:
-        super().__init__(definition, spelled_token, special_tokens_in_text=special_tokens_in_text, prompts=prompts)
-        self._threads = threads
+    threads = 1
 
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
@@ -41,12 +31,12 @@ class ServingTokenizer(Tokenizer):
         def encode(part: Sequence[Text]) -> list[tokenizers.Encoding]:
             return Tokenizer._encode_batch(self, part, offsets=offsets, add_special_tokens=add_special_tokens)
 
-        if self._threads == 1 or len(texts) == 1:
+        if self.threads == 1 or len(texts) == 1:
             return encode(texts)
         parts = [*_split(texts)]
         if len(parts) == 1:
             return encode(texts)
-        futures = [helper_threads(self._threads).submit(encode, part) for part in parts]
+        futures = [helper_threads(self.threads).submit(encode, part) for part in parts]
         # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not begun.
         # The parts of this thread are not always the last ones: a helper may begin a part before its predecessor.
         own: dict[int, list[tokenizers.Encoding]] = {}

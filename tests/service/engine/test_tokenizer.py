@@ -124,7 +124,9 @@ def test_a_failing_part_leaves_none_for_the_helpers(default_artifact: Path) -> N
 
 @cache
 def _tokenizer(definition: bytes, threads: int) -> ServingTokenizer:
-    return ServingTokenizer(definition, threads=threads)
+    tokenizer = ServingTokenizer(definition)
+    tokenizer.threads = threads
+    return tokenizer
 
 
 def test_decode_returns_text_with_or_without_special_tokens(tokenizer: ServingTokenizer) -> None:
