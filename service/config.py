@@ -111,8 +111,8 @@ class Settings(BaseModel):
     gpu_memory_limit_bytes: NonNegative = 0
     """GPU memory for all models, in bytes. Loading a model that would exceed it fails. 0 sets no limit."""
     threads: int = Field(0, ge=0, le=1024)
-    """Number of CPU threads for inference, and for tokenizing long batches. 0 selects all CPUs that the cgroup quota and
-    CPU affinity allow."""
+    """Number of CPU threads for inference, and for tokenizing long batches. 0 selects all CPUs that the cgroup quota
+    and CPU affinity allow."""
     workers: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value), Field(ge=0, le=64)] = 1
     """Number of worker processes, which share the ports, the CPUs and the limits of this server, at most 64. auto or 0
     selects it from the CPUs and the memory (docs/workers.md)."""
