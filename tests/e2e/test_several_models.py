@@ -199,6 +199,7 @@ def test_messages_of_a_stream_may_name_different_models(together: Clients) -> No
     assert [part.partition("@")[0] for part in used.split(", ")] == ["large", "org/tiny"]
 
 
+@pytest.mark.slow
 def test_metrics_and_processes_know_every_model(default_artifact: Path, tiny_artifact: Path) -> None:
     """The server starts with one digest per model, and counts the requests per model."""
     digest = (tiny_artifact / "manifest.sha256").read_text().strip()

@@ -175,14 +175,14 @@ def test_golden_vectors_have_every_head_and_float32_equals_them(kind: str) -> No
     ("kind", "graph"),
     [
         (CLASSIFIER, "classification"),
-        (CROSS_ENCODER, "classification"),
         (TOKEN_CLASSIFIER, "token_classification"),
         (SPLADE, "masked_lm"),
         (SPLADE, "sparse"),
-        (BGE_M3, "sparse"),
-        (BGE_M3, "multi_vector"),
+        pytest.param(CROSS_ENCODER, "classification", marks=pytest.mark.slow),
+        pytest.param(BGE_M3, "sparse", marks=pytest.mark.slow),
+        pytest.param(BGE_M3, "multi_vector", marks=pytest.mark.slow),
         (COLBERT, "multi_vector"),
-        (LOGIT_SCORE, "classification"),
+        pytest.param(LOGIT_SCORE, "classification", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_results_of_one_head_are_found(kind: str, graph: str, tmp_path: Path) -> None:
