@@ -41,8 +41,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SharedLoop:
-    """What the engines of a process share: the fast lanes, to which explain lanes yield, and the event loop's turns."""
+class Shared:
+    """State that all engines of a process share.
+
+    Attributes:
+        fast_lanes: They take priority over explain lanes, whichever model they belong to.
+        turns: How late the event loop is.
+    """
 
     fast_lanes: list[FastLane] = field(default_factory=list)
     turns: LoopTurns = field(default_factory=LoopTurns)
@@ -51,7 +56,7 @@ class SharedLoop:
 class Engine:
     """A loaded model with its limits, its lanes, and threads for work outside of inference.
 
-    Construct it on the event loop that uses it. Its fast lane joins those of `loop`.
+    Construct it on the event loop that uses it. Its fast lane is added to those in `shared`.
 
     Attributes:
         explain_lane: None if the artifact has no graph for it.
@@ -66,11 +71,11 @@ class Engine:
         settings: Settings,
         metrics: Metrics,
         option: ModelOption | None = None,
-        loop: SharedLoop | None = None,
+        shared: Shared | None = None,
     ) -> None:
         option = option or settings.served_models[0]
-        loop = loop or SharedLoop()
-        self._fast_lanes = loop.fast_lanes
+        shared = shared or Shared()
+        self._fast_lanes = shared.fast_lanes
         self.manifest = model.artifact.manifest
         self.name = option.name or self.manifest.name
         self.tokenizer = model.tokenizer
@@ -81,7 +86,7 @@ class Engine:
         self.info = describe_model(model, self.limits, self.name, option.aliases)
         self.max_batch_tokens = model.backend.max_batch_tokens
         fast = Admission(model.backend, settings.max_queue_ms, settings.max_queue_tokens)
-        self._host = HostQueue(PREPARATION_THREADS, loop.turns)
+        self._host = HostQueue(PREPARATION_THREADS, shared.turns)
         self.fast_lane: FastLane = Lane(model.backend, fast, LaneObserver(metrics, FAST_LANE, self.name), self._host)
         self._fast_lanes.append(self.fast_lane)
         self.explain_lane: ExplainLane | None = None
@@ -241,12 +246,12 @@ class Models:
     """One engine per served model, at least one. The first one serves requests that name no model.
 
     Attributes:
-        loop: What all engines share, for new ones.
+        shared: The state that all engines share, for new ones.
         generation: Changes with the models.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self.loop = SharedLoop()
+        self.shared = Shared()
         self._retiring: set[Engine] = set()
         self._engines: tuple[Engine, ...] = ()
         self.generation = 0

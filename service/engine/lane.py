@@ -111,16 +111,18 @@ class LaneObserver:
         if truncated:
             self._truncated_inputs.inc(truncated)
 
-    def watch(self, gauge: Gauge, lane: "Lane[Any, Any]", read: Callable[["Lane[Any, Any]"], float]) -> None:
-        """Read a gauge from the lane when it is scraped. A gauge keeps no lane alive, which would keep its backend.
+    def watch(
+        self, gauge: Gauge, lane: "Lane[Any, Any]", read: Callable[["Lane[Any, Any]"], float], deleted: float = 0.0
+    ) -> None:
+        """Read a gauge from the lane at each scrape, without keeping the lane and its backend alive.
 
-        If its model is replaced by one of the same name without such a lane, the gauge has the value of an idle lane.
+        The gauge is `deleted` once the lane is: its model was replaced by one of the same name without such a lane.
         """
-        reference, idle = weakref.ref(lane), read(lane)
+        reference = weakref.ref(lane)
 
         def value() -> float:
             lane = reference()
-            return idle if lane is None else read(lane)
+            return deleted if lane is None else read(lane)
 
         gauge.labels(self.lane, self.model).set_function(value)
 
@@ -295,7 +297,7 @@ class Lane(Generic[TaskT, Result]):
         watch(metrics.queue_size, self, lambda lane: lane.queue.size)
         watch(metrics.queue_tokens, self, lambda lane: lane.queue.tokens)
         watch(metrics.queue_utilization, self, lambda lane: lane.utilization)
-        watch(metrics.lane_up, self, lambda lane: lane.healthy)
+        watch(metrics.lane_up, self, lambda lane: lane.healthy, 1.0)  # a deleted lane has not failed
         watch(metrics.stalled_batches, self, lambda lane: lane.watchdog.stalled)
         self._threads = [
             threading.Thread(target=self._work, name=f"attendant-{self.name}-{number}", daemon=True)

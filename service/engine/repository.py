@@ -406,7 +406,7 @@ class ModelRepository:
         for entry, model in opened:
             if isinstance(model, LoadedModel):
                 option = entry.option(model.artifact.root)
-                engine = Engine(model, self._settings, self._metrics, option, self._models.loop)
+                engine = Engine(model, self._settings, self._metrics, option, self._models.shared)
                 loaded.append(engine.name)
             else:
                 engine = served[entry.name or ""]

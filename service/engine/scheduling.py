@@ -14,8 +14,8 @@ Batching is dynamic and work-conserving: an idle stream of the backend takes all
 `max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
 beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
 
-Nothing here is thread-safe: the workers hold their lock around every call, except those of `LoopTurns`, `HostQueue` and
-`TokenizerAdmission`, which only the event loop makes.
+Nothing here is thread-safe: workers hold their lock around every call. Only the event loop calls `LoopTurns`,
+`HostQueue` and `TokenizerAdmission`, which need no lock.
 """
 
 import asyncio
@@ -680,7 +680,7 @@ LOOP_TURNS = 4
 
 
 class LoopTurns:
-    """How long the last callbacks have waited for their turn of the event loop, whichever model they belong to."""
+    """The lag of the event loop: how long the last callbacks of any model waited before the loop ran them."""
 
     def __init__(self) -> None:
         self._previous_s = self._turn_s = 0.0  # of consecutive turns

@@ -97,7 +97,7 @@ def test_projections_are_one_product_whose_biases_the_operator_adds(published: P
         }  # fmt: skip
 
 
-def test_a_bert_layer_is_eight_operators(tmp_path: Path) -> None:
+def test_layer_of_bert_fuses_to_eight_operators(tmp_path: Path) -> None:
     """As onnxruntime fuses them: the operators of two layers less those of one. The first `Add` is the reference's."""
     counts = []
     for layers in (1, 2):

@@ -65,7 +65,7 @@ class CudaBackend:
         self._pooling: Pooling | None = manifest.embedding.pooling if pools else None
         weights = sum(manifest.files[name].size for name in graph.weights)
         self.memory = GpuMemory(choice.gpu, weights + self.shapes.offset_bytes)
-        with self._within_memory():
+        with self._within_memory(by_batches=False):
             self._device = self._use(session or self._open(), device)
 
     def _open(self) -> onnxruntime.InferenceSession:
@@ -97,8 +97,8 @@ class CudaBackend:
         return self.shapes.fit(sizes)
 
     @contextmanager
-    def _within_memory(self) -> Iterator[None]:
-        """Raise `ConfigError` if the block exceeds the memory of the GPU."""
+    def _within_memory(self, *, by_batches: bool) -> Iterator[None]:
+        """Raise `ConfigError` if the block exceeds the memory of the GPU. `by_batches`: whether it runs batches."""
         try:
             yield
         except Exception as error:
@@ -107,11 +107,11 @@ class CudaBackend:
             clear_frames(error)
             self.__dict__.pop("_device", None)  # the session
             self.memory.release()
-            raise self.memory.exceeded(by_batches=True) from None
+            raise self.memory.exceeded(by_batches=by_batches) from None
 
     def warm_up(self) -> None:
         """Run every shape, so that no request captures one, and measure the largest."""
-        with self._within_memory():
+        with self._within_memory(by_batches=True):
             for shape in self.shapes.shapes:
                 self._infer(pack_varlen([([0], None)], shape), hidden=False)
         self.memory.measure()

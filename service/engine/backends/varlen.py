@@ -46,14 +46,14 @@ class Shape:
 
     @property
     def input_ranges(self) -> dict[str, tuple[int, int]]:
-        """Where each input starts and ends in the values of a batch; all start at a multiple of 64 values."""
+        """The start and end of each input in `VarlenBatch.values`. All inputs start at a multiple of 64 values."""
         ends = accumulate((self.tokens, self.tokens, self.tokens, self.slots + 1))
         return dict(zip(INPUTS, pairwise((0, *ends)), strict=True))
 
     @property
     def input_size(self) -> int:
-        """The number of values of a batch."""
-        return 3 * self.tokens + self.slots + 1
+        """The length of `VarlenBatch.values`."""
+        return self.input_ranges[INPUTS[-1]][1]
 
     def holds(self, sizes: Sequence[int]) -> bool:
         """Return whether sequences of these sizes fit, padding included."""
@@ -105,8 +105,8 @@ def _round_up(size: int, multiple: int) -> int:
 class VarlenBatch:
     """One run of the graph.
 
-    `values`: its inputs one after another, int32: three tensors (T,) and `cu_seqlens` (B+1,), of which `inputs` are
-    views. `starts` and `sizes`: start and length of each of the N sequences.
+    `values`: all inputs in one array, int32: three of T values, then `cu_seqlens` of B+1. `inputs`: views of it.
+    `starts` and `sizes`: start and length of each of the N sequences.
     """
 
     shape: Shape

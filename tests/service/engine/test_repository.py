@@ -295,7 +295,7 @@ async def test_models_share_the_machine_as_they_come_and_go(serving: Serving) ->
     assert speeds() == [alone]
     assert await serving.write("a=one", "b=two", "c=three", "d=one")
     assert speeds() == [alone / 4] * 4
-    assert len(serving.models.loop.fast_lanes) == 4
+    assert len(serving.models.shared.fast_lanes) == 4
 
 
 async def test_a_busy_loop_is_seen_by_models_without_requests(serving: Serving) -> None:
