@@ -12,6 +12,7 @@ import torch
 import transformers
 from attendant_client.types import EncodeRequest
 
+from model.artifact.tokenizer import TokenizerInput
 from model.export.export import export
 from service.config import Settings
 from service.engine.engine import Engine
@@ -105,8 +106,13 @@ async def longest_step(engine: Engine, request: EncodeRequest) -> float:
     return longest
 
 
-async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(harness: ServiceHarness) -> None:
+async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(
+    harness: ServiceHarness, long_model: LoadedModel
+) -> None:
     request = encode_request(TEXT, truncation="right")
     await run(harness.engine, request)
+    started = time.thread_time()
+    long_model.tokenizer.encode([TokenizerInput(TEXT)])
+    tokenization = time.thread_time() - started
     # The garbage collector may run in any step; tokenization on the event loop would be in each of the three runs.
-    assert min([await longest_step(harness.engine, request) for _ in range(3)]) < 0.002
+    assert min([await longest_step(harness.engine, request) for _ in range(3)]) < tokenization / 2

@@ -84,10 +84,10 @@ def test_invalid_shapes_are_rejected(shape: list[int], kind: type[ServiceError],
 def test_largest_tensors_are_converted_in_less_than_a_second() -> None:
     """1,048,576 ids are 8 MiB, the largest message. Converting them holds the GIL."""
     count = 2**20
-    started = time.perf_counter()
+    started = time.thread_time()
     integers_of(tensor([256, count // 256], bytes(8 * count)))
     integers_of(tensor([256, count // 256], items=[1] * count))
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_outputs_are_little_endian() -> None:

@@ -28,10 +28,10 @@ async def test_round_trip(coding: str, size: int) -> None:
 @pytest.mark.parametrize("coding", CODINGS)
 def test_bomb_costs_no_more_than_the_limit(coding: str) -> None:
     bomb = COMPRESS[coding](bytes(32 * LIMIT))
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(RequestTooLarge, match=f"limit {LIMIT} bytes"):
         inflate(bomb, coding, LIMIT)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.1
     assert len(inflate(COMPRESS[coding](bytes(LIMIT)), coding, LIMIT)) == LIMIT
 
 
