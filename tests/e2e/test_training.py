@@ -24,8 +24,11 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "training.md").read_tex
 PROGRAMS = {".venv/bin/attendant-model": "model", ".venv/bin/attendant": "service"}
 
 
-def run_block(name: str, directory: Path, default_artifact: Path) -> dict[str, Any]:
-    """Run a block's commands with an example, in `directory`; return the JSON printed by `attendant evaluate`."""
+def run_block(name: str, directory: Path, default_artifact: Path, parts: str = "") -> dict[str, Any]:
+    """Run a block's commands with an example, in `directory`; return the JSON printed by `attendant evaluate`.
+
+    `parts`: options of the encoder of `masked.toml`.
+    """
     (block,) = [block for block in BLOCKS if f"example {name}" in block]
     output = ""
     for command in block.replace("\\\n", "").strip().splitlines():
@@ -41,6 +44,9 @@ def run_block(name: str, directory: Path, default_artifact: Path) -> dict[str, A
         )  # fmt: skip
         assert completed.returncode == 0, completed.stderr
         output = completed.stdout
+        if arguments[0] == "example" and parts:
+            config = directory / arguments[-1] / "masked.toml"
+            config.write_text(config.read_text().replace("[model]\n", f"[model]\n{parts}"))
     result: dict[str, Any] = json.loads(output)
     return result
 
@@ -69,6 +75,20 @@ def check_attribution(attribution: dict[str, Any]) -> None:
         assert methods[name]["low"] > 4 * chance, name
     assert values["projection_rollout"] > values["probs_rollout"]
     assert values["projection_last_layer"] > values["similarity_contributions"] + 0.2
+
+
+def test_pre_norm_rotary_encoder_keeps_the_ranking_of_the_documentation(tmp_path: Path, default_artifact: Path) -> None:
+    """In this encoder, the last layer alone does not show the deciding word; see docs/maps.md."""
+    parts = 'positions = "rotary"\nblock = "pre"\n'
+    evaluation = run_block("ambiguous-words", tmp_path, default_artifact, parts)
+    config = json.loads((tmp_path / "runs" / "words" / "words" / "model" / "config.json").read_text())
+    assert (config["model_type"], config["block"]) == ("attendant", "pre")
+    assert evaluation["word_in_context"]["contextual"]["accuracy"]["value"] >= 0.95
+    methods, chance = evaluation["attribution"]["methods"], evaluation["attribution"]["chance"]
+    print({name: round(method["value"], 3) for name, method in methods.items()})
+    for name in ("projection_rollout", "projection_mean_of_layers", "block_norm_rollout"):
+        assert methods[name]["low"] > 4 * chance, name
+        assert methods[name]["value"] > methods["probs_last_layer"]["value"] + 0.4, name
 
 
 def check_model_card(info: dict[str, Any]) -> None:

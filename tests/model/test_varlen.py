@@ -226,7 +226,7 @@ def test_any_encoder_equals_its_varlen_encoder(encoder: Encoder, lengths: list[i
 
 
 @pytest.mark.slow
-@settings(max_examples=max(1, EXAMPLES // 25))  # an export takes seconds
+@settings(max_examples=max(1, EXAMPLES // 10))  # an export takes seconds
 @given(encoders(), st.lists(BATCHES, min_size=1, max_size=3), UNATTENDED)
 def test_any_encoder_equals_its_graph(encoder: Encoder, batches: list[list[int]], unattended: list[int]) -> None:
     module = exact_varlen(encoder, "mean", has_unattended=bool(unattended))

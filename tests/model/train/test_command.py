@@ -174,12 +174,12 @@ def test_signal_writes_a_checkpoint(document: Document, tmp_path: Path, number: 
     assert read_step(tmp_path) > 0
 
 
-KILLS = 4
+KILLS = 6
 
 
 @pytest.mark.slow
 def test_killed_run_ends_with_the_same_weights(document: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Sends SIGKILL four times, one to six seconds after the start, i.e. during imports or training."""
+    """Sends SIGKILL six times, one to six seconds after the start, i.e. during imports or training."""
     document["run"] |= {"steps": 1500, "checkpoint_steps": 7, "validation_steps": 1000}
     (tmp_path / "config.toml").write_text(to_toml(document))
     command = [sys.executable, "-m", "model", "train", str(tmp_path / "config.toml"), "-o"]

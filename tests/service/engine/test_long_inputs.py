@@ -115,4 +115,4 @@ async def test_tokenization_of_a_long_text_does_not_block_the_event_loop(
     long_model.tokenizer.encode([TokenizerInput(TEXT)])
     tokenization = time.thread_time() - started
     # The garbage collector may run in any step; tokenization on the event loop would be in each of the three runs.
-    assert min([await longest_step(harness.engine, request) for _ in range(3)]) < tokenization / 2
+    assert min([await longest_step(harness.engine, request) for _ in range(3)]) < tokenization / 8
