@@ -14,6 +14,7 @@ from attendant_client.types import (
     Effect,
     HeadReduce,
     LabelEffect,
+    LayerOutput,
     LayerReduce,
     MapDtype,
     MapLayerReduce,
@@ -152,6 +153,8 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
 
 @st.composite
 def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
+    if draw(st.sampled_from([False] * 3 + [True])):
+        return draw(layer_output_bodies(facts))
     unit = draw(optional(st.sampled_from(get_args(UnitKind))))
     drawn = draw(
         body(
@@ -172,6 +175,28 @@ def attend_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
         )
     )
     return drawn if unit is ... else drawn | {"unit": unit}
+
+
+@st.composite
+def layer_output_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
+    """Generate attend requests with `outputs`. A few have an option of maps, which is an error."""
+    options = draw(
+        body(
+            inputs=inputs(facts, spans=False),
+            layers=optional(draw_layers(facts, 1)),
+            heads=optional(st.lists(st.integers(0, facts.num_attention_heads), min_size=1, max_size=3, unique=True)),
+            rows=optional(st.lists(st.sampled_from([0, 0, 1, 1, 2, 500, -1]), min_size=1, max_size=3)),
+            kind=st.sampled_from([...] * 20 + ["norm"]),
+            unit=st.sampled_from([...] * 20 + ["word"]),
+            top_k=st.sampled_from([...] * 20 + [3]),
+            decimals=optional(st.integers(0, 10)),
+            truncation=st.sampled_from([..., "error", "right", "left", "auto"]),
+            encoding_format=optional(st.sampled_from(["float", "base64"])),
+            dtype=optional(st.sampled_from(get_args(MapDtype))),
+        )
+    )
+    outputs = st.lists(st.sampled_from(get_args(LayerOutput)), min_size=1, max_size=4)
+    return {**options, "outputs": draw(outputs)}
 
 
 @st.composite

@@ -165,7 +165,9 @@ def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) 
     if by_head and layer_reduce != "rollout":
         count *= len(request.get("heads", range(facts.num_attention_heads)))
     for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
-        assert len(result["maps"]) == count
+        assert len(result["maps"]) == (0 if "outputs" in request else count)
+        if "outputs" in request:
+            _check_layer_outputs(result, request, layer_count, facts)
         units, rows, columns = result["units"], result["rows"], result["columns"]
         for unit in units:
             text = input_texts(item)[unit["segment"]]
@@ -174,6 +176,29 @@ def check_attend(request: dict[str, Any], response: dict[str, Any], facts: Any) 
         assert set(rows) | set(columns) <= set(range(len(units)))
         for attention_map in result["maps"]:
             _check_map(attention_map, request, len(rows), len(columns), kind, special)
+
+
+def _check_layer_outputs(result: Any, request: Any, layers: int, facts: Any) -> None:
+    dtype, outputs = request.get("dtype", "float32"), result["layer_outputs"]
+    assert len(outputs) == layers
+    heads = [*request.get("heads", range(facts.num_attention_heads))]
+    tokens, rows = len(result["units"]), len(result["rows"])
+    assert result["rows"] == [*request.get("rows", range(tokens))]
+    for layer in outputs:
+        assert set(layer) == {"layer", "heads_of", *request["outputs"]}
+        assert layer["heads_of"] == heads
+        arrays = {name: to_array(layer[name], dtype) for name in request["outputs"]}
+        for name, array in arrays.items():
+            assert_finite(array)
+            length = tokens if name in ("keys", "values") else rows
+            per_head = name in ("queries", "keys", "values", "scores", "weights", "heads")
+            assert array.shape[:-1] == ((len(heads), length) if per_head else (length,))
+            if name in ("scores", "weights"):
+                assert array.shape[-1] == tokens
+            elif not per_head:
+                assert array.shape[-1] == facts.hidden_size
+        if "weights" in arrays and "decimals" not in request:
+            np.testing.assert_allclose(arrays["weights"].astype(float).sum(axis=-1), 1, atol=5e-3)
 
 
 def _check_map(attention_map: Any, request: Any, rows: int, columns: int, kind: str, special: str) -> None:
@@ -376,10 +401,17 @@ def compare_encode(request: Body, body: Any, result: Any, tolerance: float) -> N
 
 
 def compare_attend(request: Body, body: Any, result: Any) -> None:
-    header, maps = result[0].header, [message.map for message in result[1:]]
+    header, maps = result[0].header, [message.map for message in result[1:] if message.HasField("map")]
     assert [info.map_count for info in header.inputs] == [len(item["maps"]) for item in body["results"]]
     expected_maps = [attention_map for item in body["results"] for attention_map in item["maps"]]
     dtype = request.get("dtype", "float32")
+    layers = [message.layer_outputs for message in result[1:] if message.HasField("layer_outputs")]
+    expected_layers = [layer for item in body["results"] for layer in item.get("layer_outputs", ())]
+    for actual, expected in zip(layers, expected_layers, strict=True):
+        assert (actual.layer, list(actual.heads_of)) == (expected["layer"], expected["heads_of"])
+        for name in request["outputs"]:
+            left, right = tensor_to_array(getattr(actual, name)), to_array(expected[name], dtype)
+            np.testing.assert_allclose(left.astype(float), right.astype(float), atol=2e-2, rtol=2e-2)
     for actual, expected in zip(maps, expected_maps, strict=True):
         assert list(actual.empty_rows) == expected["empty_rows"]
         if actual.HasField("matrix"):

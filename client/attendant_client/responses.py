@@ -13,7 +13,7 @@ from google.rpc.status_pb2 import Status
 from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS
-from attendant_client.types import AttendResponse, AttendResult, AttentionMap, Unit, Usage
+from attendant_client.types import AttendResponse, AttendResult, AttentionMap, LayerOutputs, Unit, Usage
 from attendant_client.wire import enum_names, from_json, from_message
 
 MODELS_PATH = "/v1/models"
@@ -50,8 +50,12 @@ def decode_messages(operation: str, messages: Sequence[Message]) -> Any:
 def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
     header = messages[0].header
     maps: list[list[AttentionMap]] = [[] for _ in header.inputs]
+    layers: list[list[LayerOutputs]] = [[] for _ in header.inputs]
     for message in messages[1:]:
-        maps[message.map.input_index].append(from_message(AttentionMap, message.map))
+        if message.HasField("map"):
+            maps[message.map.input_index].append(from_message(AttentionMap, message.map))
+        else:
+            layers[message.layer_outputs.input_index].append(from_message(LayerOutputs, message.layer_outputs))
     results = [
         AttendResult(
             item.truncated,
@@ -59,8 +63,9 @@ def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
             list(item.rows),
             list(item.columns),
             item_maps,
+            item_layers or None,
         )
-        for item, item_maps in zip(header.inputs, maps, strict=True)
+        for item, item_maps, item_layers in zip(header.inputs, maps, layers, strict=True)
     ]
     precision: Any = enum_names(header.DESCRIPTOR.fields_by_name["precision"].enum_type)[header.precision]
     return AttendResponse(header.model, precision, results, from_message(Usage, header.usage))

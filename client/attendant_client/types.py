@@ -92,6 +92,10 @@ EncodingFormat = Literal["float", "base64"]
 HeadReduce = Literal["none", "mean", "max", "sum"]
 Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 LabelEffect = Literal["none", "occlusion"]
+LayerOutput = Literal[
+    "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
+    "feed_forward", "output",
+]  # fmt: skip
 LayerReduce = Literal["concat", "mean", "stack"]
 MapDtype = Literal["float32", "float16", "sqrt_uint8"]
 MapLayerReduce = Literal["none", "mean", "rollout"]
@@ -366,6 +370,14 @@ class AttendRequest:
     truncation: InputTruncation = "error"
     encoding_format: ArrayFormat = "float"
     dtype: Annotated[MapDtype, "Element type. sqrt_uint8 requires values from 0 to 1 and base64."] = "float32"
+    outputs: Annotated[
+        Sequence[LayerOutput],
+        AtMost("layer_outputs"),
+        "Steps inside the layers to return in place of maps; docs/maps.md defines them.",
+    ] = ()
+    rows: Annotated[
+        Sequence[int] | Literal["all"], AtMost("rows"), "Tokens to return `outputs` for, from 0, or `all`."
+    ] = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,15 +405,40 @@ class AttentionMap:
     empty_rows: Annotated[list[int], "Rows of zeros: all their mass was on units that are not columns."]
 
 
+LayerRows = Annotated[Array, Encoding((2,), "sqrt_uint8")]
+HeadRows = Annotated[Array, Encoding((3,), "sqrt_uint8")]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutputs:
+    """The requested steps inside one layer, for R tokens and H heads of size d, in a text of T tokens."""
+
+    layer: Annotated[int, "Layer, 1 to L."]
+    heads_of: Annotated[list[int], "The head of each item of the arrays with H items."]
+    input: Annotated[LayerRows | None, "Hidden states that the layer reads, (R, D)."] = None
+    normalized: Annotated[LayerRows | None, "What queries, keys and values are computed from, (R, D)."] = None
+    queries: Annotated[HeadRows | None, "Queries, (H, R, d)."] = None
+    keys: Annotated[HeadRows | None, "Keys of all tokens, (H, T, d)."] = None
+    values: Annotated[HeadRows | None, "Values of all tokens, (H, T, d)."] = None
+    scores: Annotated[HeadRows | None, "Scaled dot products with position bias, before the mask, (H, R, T)."] = None
+    weights: Annotated[HeadRows | None, "Attention weights, (H, R, T). Rows sum to 1."] = None
+    heads: Annotated[HeadRows | None, "Weighted sums of the values, (H, R, d)."] = None
+    projected: Annotated[LayerRows | None, "What attention adds to the residual stream, (R, D)."] = None
+    residual: Annotated[LayerRows | None, "Residual stream after attention, (R, D)."] = None
+    feed_forward: Annotated[LayerRows | None, "What the feed-forward network adds to it, (R, D)."] = None
+    output: Annotated[LayerRows | None, "Hidden states that the layer returns, (R, D)."] = None
+
+
 @dataclass(frozen=True, slots=True)
 class AttendResult:
-    """The maps of one input."""
+    """The maps of one input, or the steps inside its layers."""
 
     truncated: Truncated
     units: Annotated[list[Unit], "Tokens, words or spans."]
     rows: Annotated[list[int], "Index in `units` of each row."]
     columns: Annotated[list[int], "Index in `units` of each column."]
     maps: list[AttentionMap]
+    layer_outputs: Annotated[list[LayerOutputs] | None, "One per layer, if `outputs` is set."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -1035,6 +1072,8 @@ class AttendOptions(TypedDict, total=False):
     top_k: int
     truncation: Truncation
     dtype: MapDtype
+    outputs: Sequence[LayerOutput]
+    rows: Sequence[int] | Literal["all"]
 
 
 class CompareOptions(TypedDict, total=False):

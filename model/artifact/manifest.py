@@ -310,6 +310,13 @@ class Absent(Record):
     remedy: str
 
 
+class StepsRecord(Record):
+    """The graph of every step of one layer. `weights` are its inputs besides the layer's input, positions and rows."""
+
+    graph: str
+    weights: dict[str, TensorRecord]
+
+
 class LayerRecord(Record):
     """The graph and the weights for the attention maps of one layer.
 
@@ -324,6 +331,8 @@ class LayerRecord(Record):
     output_bias: TensorRecord | None
     norm: TensorRecord
     norm_bias: TensorRecord | None
+    steps: StepsRecord | None = None
+    """None in artifacts of earlier versions."""
 
 
 class LayersRecord(Record):

@@ -287,13 +287,30 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the hidden state (R, T, D)."""
-        if self.kind == "post":
-            x = self.attention_norm(x + self.attention(x, inputs))
-            x = self.feed_forward_norm(x + self.feed_forward(x))
-        elif self.kind == "pre":
-            x = x + self.attention(self.attention_norm(x), inputs)
-            x = x + self.feed_forward(self.feed_forward_norm(x))
-        else:
-            x = x + self.attention_output_norm(self.attention(self.attention_norm(x), inputs))
-            x = x + self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(x)))
+        _, x = self.add_attention(x, self.attention(self.read(x), inputs))
+        _, x = self.add_feed_forward(x)
         return x
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return what queries, keys and values are made from: the residual stream, normalized in some blocks."""
+        return self.attention_norm(x) if self.norm_before_attention else x
+
+    def add_attention(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the term that attention adds to the residual stream `x`, and the stream after it.
+
+        `attended` is the output of the attention.
+        """
+        if self.kind == "post":
+            return attended, self.attention_norm(x + attended)
+        term = self.attention_output_norm(attended) if self.kind == "sandwich" else attended
+        return term, x + term
+
+    def add_feed_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the term that the feed-forward network adds to the residual stream `x`, and the stream after it."""
+        if self.kind == "post":
+            term = self.feed_forward(x)
+            return term, self.feed_forward_norm(x + term)
+        term = self.feed_forward(self.feed_forward_norm(x))
+        if self.kind == "sandwich":
+            term = self.feed_forward_output_norm(term)
+        return term, x + term

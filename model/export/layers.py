@@ -1,13 +1,19 @@
-"""What attention maps are computed from: one graph per kind of layer, with its weights as inputs, and their records."""
+"""Graphs of single layers, with the weights as inputs, and their records.
+
+For each kind of layer, one graph computes what attention maps are made from, and one every step from the input of the
+layer to its output.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from model.artifact.manifest import KINDS, Kind, LayerRecord, LayersRecord, ParityRecord
+from model.artifact.manifest import KINDS, Kind, LayerRecord, LayersRecord, ParityRecord, StepsRecord, TensorRecord
 from model.encoder.attention import attention_mask
 from model.encoder.config import EncoderConfig
 from model.encoder.encoder import Encoder
@@ -18,41 +24,92 @@ from model.export.parity import compare
 OUTPUTS = ("scores", "probs", "values")
 
 
-class _ScoresAndValues(nn.Module):
-    """The parts of a layer from its input to the scores and values of its attention."""
+class LayerGraphs(NamedTuple):
+    """The names of the graphs of a layer."""
+
+    attention: str
+    steps: str
+
+
+class _Positions(nn.Module):
+    """What the attention of a layer needs besides its weights, in one sequence with `position_ids` (1, T)."""
 
     def __init__(self, encoder: Encoder, index: int) -> None:
         super().__init__()
-        block, layer = encoder.blocks[index], encoder.config.layers[index]
-        assert isinstance(block, Block)
+        layer = encoder.config.layers[index]
         self.causal, self.window = encoder.config.causal, layer.window
-        self.norm = block.attention_norm if block.norm_before_attention else nn.Identity()
-        self.attention = block.attention
         self.bias = encoder.positions.bias
         self.rotary = encoder.positions.find_rotary(layer)
 
-    def forward(self, hidden_state: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        mask = attention_mask(position_ids * 0, position_ids, causal=self.causal, window=self.window)
+    def mask(self, position_ids: Tensor) -> Tensor:
+        """Return the additive mask, (1, 1, T, T)."""
+        return attention_mask(position_ids * 0, position_ids, causal=self.causal, window=self.window)
+
+    def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the cosines and sines of rotary positions, if the model has them."""
+        return None if self.rotary is None else self.rotary(position_ids)
+
+
+class _Attention(_Positions):
+    """The parts of a layer from its input to the scores and values of its attention."""
+
+    def __init__(self, encoder: Encoder, index: int) -> None:
+        super().__init__(encoder, index)
+        block = _block(encoder, index)
+        self.norm = block.attention_norm if block.norm_before_attention else nn.Identity()
+        self.attention = block.attention
+
+    def forward(self, hidden_state: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        mask = self.mask(position_ids)
         if self.bias is not None:
             mask = mask + self.bias(position_ids)
-        rotation = None if self.rotary is None else self.rotary(position_ids)
-        q, k, v = self.attention.project(self.norm(hidden_state), rotation)
-        return self.attention.scores(q, k, mask), v
+        q, k, v = self.attention.project(self.norm(hidden_state), self.rotation(position_ids))
+        scores = self.attention.scores(q, k, mask)[0]
+        return scores, torch.softmax(scores, dim=-1), v[0]
 
 
-class LayerAttention(nn.Module):
-    """Scores, probabilities and values of one layer in one sequence.
+class _Steps(_Positions):
+    """The parts of a layer from its input to its output."""
+
+    def __init__(self, encoder: Encoder, index: int) -> None:
+        super().__init__(encoder, index)
+        self.block = _block(encoder, index)
+
+    def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+        attention, normalized = self.block.attention, self.block.read(hidden_state)
+        q, k, v = attention.project(normalized, self.rotation(position_ids))
+        x, normalized, q = hidden_state[:, rows], normalized[:, rows], q[:, :, rows]
+        bias = q.new_zeros(()) if self.bias is None else self.bias(position_ids)[:, :, rows]
+        scores = attention.scores(q, k, bias)
+        weights = torch.softmax(scores + self.mask(position_ids)[:, :, rows], dim=-1)
+        heads = weights @ v
+        projected, residual = self.block.add_attention(x, attention.output(heads.transpose(1, 2).flatten(2)))
+        feed_forward, output = self.block.add_feed_forward(residual)
+        steps = (normalized, q, k, v, scores, weights, heads, projected, residual, feed_forward, output)
+        return tuple(step[0] for step in steps)
+
+
+def _block(encoder: Encoder, index: int) -> Block:
+    block = encoder.blocks[index]
+    assert isinstance(block, Block)
+    return block
+
+
+class LayerFunction(nn.Module):
+    """A function of one sequence and of the weights of a layer.
 
     Layers with the same options compute the same function of their weights, so one graph serves them all. Linear
     weights are (in, out), as in exported graphs.
     """
 
-    def __init__(self, encoder: Encoder, index: int) -> None:
+    outputs: tuple[str, ...]
+
+    def __init__(self, parts: nn.Module, unused: tuple[str, ...] = ()) -> None:
+        """Weights whose names begin with one of `unused` are not inputs."""
         super().__init__()
-        self._parts = _ScoresAndValues(encoder, index)
-        self._linear = {
-            f"{name}.weight" for name, module in self._parts.named_modules() if isinstance(module, nn.Linear)
-        }
+        self._parts = parts
+        self._linear = {f"{name}.weight" for name, module in parts.named_modules() if isinstance(module, nn.Linear)}
+        self._unused = unused
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of the layer and its tables of positions, by name."""
@@ -60,64 +117,110 @@ class LayerAttention(nn.Module):
         return {
             name: tensor.T if name in self._linear else tensor
             for name, tensor in tensors.items()
-            if not name.startswith("attention.output.")
+            if not name.startswith(self._unused)
         }
 
-    def forward(self, hidden_state: Tensor, position_ids: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def call(self, inputs: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs with the weights of a layer with the same options, in the order of `weights()`."""
+        state = {
+            name: tensor.T if name in self._linear else tensor
+            for name, tensor in zip(self.weights(), weights, strict=True)
+        }
+        outputs: tuple[Tensor, ...] = functional_call(self._parts, state, inputs)
+        return outputs
+
+
+class LayerAttention(LayerFunction):
+    """Scores, probabilities and values of one layer in one sequence."""
+
+    outputs = ("scores", "probs", "values")
+
+    def __init__(self, encoder: Encoder, index: int) -> None:
+        super().__init__(_Attention(encoder, index), ("attention.output.",))
+
+    def forward(self, hidden_state: Tensor, position_ids: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return scores and probs (H, T, T), and values (H, T, d).
 
         Args:
             hidden_state: The input of the layer, (1, T, D).
             position_ids: 0 to T-1, (1, T).
-            weights: The weights of a layer with the same options, in the order of `weights()`.
+            weights: See `call`.
         """
-        state = {
-            name: tensor.T if name in self._linear else tensor
-            for name, tensor in zip(self.weights(), weights, strict=True)
-        }
-        scores, values = functional_call(self._parts, state, (hidden_state, position_ids))
-        return scores[0], torch.softmax(scores[0], dim=-1), values[0]
+        return self.call((hidden_state, position_ids), weights)
+
+
+class LayerSteps(LayerFunction):
+    """Every step of one layer for R tokens of one sequence."""
+
+    outputs = (
+        "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
+        "feed_forward", "output",
+    )  # fmt: skip
+
+    def __init__(self, encoder: Encoder, index: int) -> None:
+        super().__init__(_Steps(encoder, index))
+
+    def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the steps in their order. docs/maps.md, "Inside a layer", defines them.
+
+        Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
+        `rows` (R) has the indices of the tokens; the other arguments are as in `LayerAttention`.
+        """
+        return self.call((hidden_state, position_ids, rows), weights)
 
 
 TOKENS = 16
 MEASURED_TOKENS = 3 * TOKENS + 1
 TOLERANCE = 1e-5
-"""Maximum difference of attention probabilities."""
+"""Maximum difference of attention probabilities, and of the outputs of a layer relative to the largest one."""
 
 
-def write_layer_graphs(encoder: Encoder, graphs: GraphSet) -> list[str]:
-    """Write a graph for each distinct `LayerConfig` of an encoder; return the name of each layer's graph."""
+def write_layer_graphs(encoder: Encoder, graphs: GraphSet) -> list[LayerGraphs]:
+    """Write the graphs of each distinct `LayerConfig` of an encoder; return the names of each layer's graphs."""
     layers = encoder.config.layers
     kinds = list(dict.fromkeys(layers))
+    names = []
     for number, kind in enumerate(kinds):
-        name = f"layer_{number}"
-        module = LayerAttention(encoder, layers.index(kind)).eval()
-        weights = {key: tensor.contiguous() for key, tensor in module.weights().items()}
-        examples = {
-            "hidden_state": torch.zeros(1, TOKENS, encoder.config.hidden_size),
-            "position_ids": torch.zeros(1, TOKENS, dtype=torch.int64),
-            **weights,
-        }
-        axes = {"hidden_state": {1: "T"}, "position_ids": {1: "T"}}
-        signature = GraphSignature(examples, axes, OUTPUTS, variadic=len(weights))
-        write_graph(module, graphs.path(name), None, signature)
-        tokens = min(MEASURED_TOKENS, encoder.config.max_position_embeddings)
-        graphs.add(name, _measure(module, graphs.path(name), tokens))
-    return [f"layer_{kinds.index(layer)}" for layer in layers]
+        index = layers.index(kind)
+        names.append(LayerGraphs(f"layer_{number}", f"steps_{number}"))
+        _write(LayerAttention(encoder, index), names[-1].attention, graphs, encoder.config)
+        _write(LayerSteps(encoder, index), names[-1].steps, graphs, encoder.config)
+    return [names[kinds.index(layer)] for layer in layers]
 
 
-def _measure(module: LayerAttention, graph: Path, tokens: int) -> ParityRecord:
-    """Compare the attention probabilities of a graph with torch on `tokens` random hidden states."""
-    session = open_session(graph)
+def _write(module: LayerFunction, name: str, graphs: GraphSet, config: EncoderConfig) -> None:
+    module.eval()
+    weights = {key: tensor.contiguous() for key, tensor in module.weights().items()}
+    inputs = _inputs(module, TOKENS, config)
+    axes = {"hidden_state": {1: "T"}, "position_ids": {1: "T"}, "rows": {0: "R"}}
+    axes = {key: names for key, names in axes.items() if key in inputs}
+    write_graph(
+        module, graphs.path(name), None, GraphSignature({**inputs, **weights}, axes, module.outputs, len(weights))
+    )
+    tokens = min(MEASURED_TOKENS, config.max_position_embeddings)
+    graphs.add(name, _measure(module, graphs.path(name), _inputs(module, tokens, config)))
+
+
+def _inputs(module: LayerFunction, tokens: int, config: EncoderConfig) -> dict[str, Tensor]:
+    """Return random inputs of a layer besides its weights. The rows are all tokens except the last, in reverse."""
+    inputs = {
+        "hidden_state": torch.randn(1, tokens, config.hidden_size, generator=torch.Generator().manual_seed(0)),
+        "position_ids": torch.arange(tokens)[None],
+    }
+    return {**inputs, "rows": torch.arange(tokens - 1).flip(0)} if isinstance(module, LayerSteps) else inputs
+
+
+def _measure(module: LayerFunction, graph: Path, inputs: dict[str, Tensor]) -> ParityRecord:
+    """Compare the probabilities or the output of a layer with torch."""
+    session, name = open_session(graph), "probs" if isinstance(module, LayerAttention) else "output"
     weights = [tensor.detach().contiguous() for tensor in module.weights().values()]
-    width = session.get_inputs()[0].shape[2]
-    hidden = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
-    inputs = [hidden, torch.arange(tokens)[None], *weights]
+    values = [*inputs.values(), *weights]
     with torch.inference_mode():
-        _, expected, _ = module(*inputs)
+        expected = module(*values)[module.outputs.index(name)].numpy()
     names = [value.name for value in session.get_inputs()]
-    (probs,) = session.run(["probs"], {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
-    return compare([(expected.numpy(), probs)], TOLERANCE)
+    (actual,) = session.run([name], {name: value.numpy() for name, value in zip(names, values, strict=True)})
+    scale = max(1.0, float(np.abs(expected).max()))
+    return compare([(expected / scale, actual / scale)], TOLERANCE)
 
 
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
@@ -129,17 +232,22 @@ def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if not (masked and kind == "scores"))
 
 
-def describe_layers(encoder: Encoder, graphs: Sequence[str], store: WeightStore) -> LayersRecord:
-    """Return the records that attention maps need; `graphs` names each layer's graph."""
+def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: WeightStore) -> LayersRecord:
+    """Return the records of the layers, with the graphs of each."""
     config = encoder.config
     layers = []
-    for index, (graph, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
+
+    def find_weights(function: LayerFunction) -> dict[str, TensorRecord]:
+        return {name: store.find(tensor) for name, tensor in function.weights().items()}
+
+    for index, (names, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
         assert isinstance(block, Block)
         output, norm = block.attention.output, block.mixed_norm
         layers.append(
             LayerRecord(
-                graph=graph,
-                weights={name: store.find(tensor) for name, tensor in LayerAttention(encoder, index).weights().items()},
+                graph=names.attention,
+                weights=find_weights(LayerAttention(encoder, index)),
+                steps=StepsRecord(graph=names.steps, weights=find_weights(LayerSteps(encoder, index))),
                 output=store.find(output.weight.T),
                 output_bias=store.find_optional(output.bias),
                 norm=store.find(norm.weight),

@@ -94,10 +94,24 @@ class ArtifactLayer:
 
     def attend(self, hidden: Floats, outputs: Sequence[AttentionOutput]) -> Mapping[AttentionOutput, Floats]:
         """Run the graph of the layer; see `Layer`."""
-        inputs = {"hidden_state": np.ascontiguousarray(hidden)[None], "position_ids": np.arange(len(hidden))[None]}
-        inputs |= {name: self._read(tensor) for name, tensor in self._record.weights.items()}
-        results = self._session(self._record.graph).run(list(outputs), inputs)
+        results = self._run(self._record.graph, self._record.weights, hidden, outputs)
         return dict(zip(outputs, results, strict=True))
+
+    def steps(self, hidden: Floats, rows: NDArray[np.int64], outputs: Sequence[str]) -> Mapping[str, Floats]:
+        """Return steps inside the layer for some rows of its input; docs/maps.md, "Inside a layer", defines them."""
+        record = self._record.steps
+        assert record is not None
+        results = self._run(record.graph, record.weights, hidden, outputs, rows=rows)
+        return dict(zip(outputs, results, strict=True))
+
+    def _run(
+        self, graph: str, weights: Mapping[str, TensorRecord], hidden: Floats, outputs: Sequence[str],
+        **inputs: NDArray[Any],
+    ) -> list[Floats]:  # fmt: skip
+        inputs |= {"hidden_state": np.ascontiguousarray(hidden)[None], "position_ids": np.arange(len(hidden))[None]}
+        inputs |= {name: self._read(tensor) for name, tensor in weights.items()}
+        results: list[Floats] = self._session(graph).run(list(outputs), inputs)
+        return results
 
     def _read(self, tensor: TensorRecord) -> Floats:
         values: Floats = self._map(tensor)[:]

@@ -39,6 +39,7 @@ from service.operations.inputs import (
     tokenizer_inputs,
     total_bytes,
 )
+from service.operations.layer_outputs import LayerOutputsTask, check_layer_outputs, check_rows, check_step_size
 from service.operations.maps import AttentionMapSpec, TokenMaps, check_explain_size, token_maps
 from service.operations.units import Units, find_units
 from service.spelling import Change, Remedy, join, named, use_range
@@ -57,6 +58,7 @@ MAP_BYTES = 256
 JSON_INDEX_BYTES = 6
 BINARY_INDEX_BYTES = 3
 SUGGESTED_TOP_K = 10
+SMALLER_STEPS = Remedy("Request fewer outputs, layers, heads or rows")
 
 
 async def attend(engine: Engine, request: AttendRequest, call: Call) -> AttendResponse:
@@ -88,6 +90,7 @@ def check_attend(request: AttendRequest, call: Call, manifest: Manifest) -> Atte
     heads = range(manifest.architecture.num_attention_heads) if request.heads == "all" else request.heads
     _check_heads(heads, manifest.architecture.num_attention_heads - 1)
     spec = AttentionMapSpec(request.kind, layers, tuple(heads), request.head_reduce, request.layer_reduce)
+    check_layer_outputs(request, manifest)
     _check_reduction(request)
     _check_units(request)
     if request.kind == "scores":
@@ -201,15 +204,28 @@ def _check_precision(request: AttendRequest, call: Call, spec: AttentionMapSpec)
         )  # fmt: skip
 
 
-def prepare(engine: Engine, request: AttendRequest, call: Call, spec: AttentionMapSpec) -> "list[AttendTask]":
+def prepare(
+    engine: Engine, request: AttendRequest, call: Call, spec: AttentionMapSpec
+) -> "list[AttendTask] | list[LayerOutputsTask]":
     """Tokenize the inputs and find their units; return one task per input."""
-    tasks, options = [], replace(request, inputs=())
+    tasks: list[AttendTask] = []
+    steps: list[LayerOutputsTask] = []
+    options = replace(request, inputs=())
     tokenized = engine.tokenizer.encode(tokenizer_inputs(request.inputs))
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path)
         units = find_units(item, kept, engine.tokenizer.token_texts(kept), request, path)
-        tasks.append(AttendTask(kept, units, spec, options, call))
+        if request.outputs:
+            rows = check_rows(request, kept, path)
+            steps.append(LayerOutputsTask(kept, units, rows, spec.layers, spec.heads, options, call))
+        else:
+            tasks.append(AttendTask(kept, units, spec, options, call))
+    if steps:
+        check_step_size(engine, steps)
+        sizes = [task.response_bytes(engine.manifest) for task in steps]
+        engine.check_response_size(total_bytes(sizes, padded=call.padded), len(steps), lambda: SMALLER_STEPS)
+        return steps
     check_explain_size(engine, [len(task.tokens) for task in tasks], maps=True)
     limit = engine.limits.max_response_bytes
     engine.check_response_size(maps_bytes(tasks), len(tasks), lambda: suggest_smaller_maps(tasks, limit))

@@ -12,6 +12,7 @@ from attendant_client.types import (
     Dtype,
     Input,
     LabelEffect,
+    LayerOutput,
     Limits,
     MapDtype,
     ModelInfo,
@@ -156,6 +157,8 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
         "layers": max(info.num_hidden_layers + 1 for info in infos),
         "heads": max(info.num_attention_heads for info in infos),
         "outputs": len(get_args(Output)),
+        "layer_outputs": len(get_args(LayerOutput)),
+        "rows": max(info.max_input_tokens for info in infos),
         "targets": MAX_TARGETS,
     }
 

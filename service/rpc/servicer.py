@@ -65,7 +65,7 @@ class EncoderServicer:
         return response
 
     async def attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
-        """Yield the header, then one message per map. The maps of a layer are freed once its messages exist."""
+        """Yield the header, then one message per map or layer. Each is freed once its message exists."""
         engine = self._lifecycle.models.find(request.model or None)
         response: AttendResponse = await self._run("attend", engine, request, context)
         header = pb.AttendHeader(inputs=await convert(_describe_input, response.results))
@@ -74,6 +74,9 @@ class EncoderServicer:
             result.maps.reverse()
             while result.maps:
                 yield pb.AttendResponse(map=to_message(result.maps.pop(), pb.AttentionMap(input_index=index)))
+            for outputs in result.layer_outputs or ():
+                layer = to_message(outputs, pb.LayerOutputs(input_index=index))
+                yield pb.AttendResponse(layer_outputs=layer)
 
     async def encode_stream(
         self, request_iterator: AsyncIterator[pb.EncodeStreamRequest | Rejected], context: Context

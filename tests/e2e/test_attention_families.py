@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input
+from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input, LayerOutput
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizerInput
+from model.checkpoint import load_checkpoint
 from model.export.export import export
 from model.source.hub import locate
 from service.config import Settings
@@ -178,6 +179,49 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
         for result in results:
             (rollout,) = result.maps
             assert np.abs(values(rollout.matrix).sum(axis=1) + values(rollout.excluded_mass) - 1).max() <= TOLERANCE
+
+
+async def test_steps_recombine_for_every_family(family: ModelWithOracle, publish: Publish) -> None:
+    """Each step follows from the ones before it, and the last one is the next hidden state of transformers."""
+    encoder = load_checkpoint(Path(family.oracle.config.name_or_path)).encoder
+    results = await attend(family.model, *TINY_TEXTS, outputs=get_args(LayerOutput))
+    maps = await attend(family.model, *TINY_TEXTS)
+    for source, result, mapped in zip(TINY_TEXTS, results, maps, strict=True):
+        hidden = family.expected(source)[1]
+        probs = stack_maps(mapped, family.model)
+        assert result.layer_outputs is not None
+        for index, steps in enumerate(result.layer_outputs):
+            step = {name: values(getattr(steps, name)) for name in get_args(LayerOutput)}
+            check_steps(step, encoder.blocks[index], hidden[index], probs[index])
+            last = index + 1 == len(encoder.blocks)
+            check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
+
+
+def check_close(actual: Floats, expected: Floats) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * max(5, np.abs(expected).max()))
+
+
+def apply(module: Any, x: Floats) -> Floats:
+    with torch.inference_mode():
+        result: Floats = module(torch.from_numpy(x)).numpy()
+    return result
+
+
+def check_steps(step: dict[str, Floats], block: Any, hidden: Floats, probs: Floats) -> None:
+    """Check the steps of one layer, with its block in torch and the hidden states that it reads."""
+    check_close(step["input"], hidden)
+    check_close(step["weights"], probs)
+    check_close(step["weights"] @ step["values"], step["heads"])
+    allowed = np.where(step["weights"] > 0, step["scores"], -np.inf)
+    powers = np.exp(allowed - allowed.max(axis=-1, keepdims=True))
+    check_close(powers / powers.sum(axis=-1, keepdims=True), step["weights"])
+    joined = step["heads"].swapaxes(0, 1).reshape(len(step["input"]), -1)
+    attended = apply(block.attention.output, joined)
+    post, sandwich = block.kind == "post", block.kind == "sandwich"
+    check_close(apply(block.attention_output_norm, attended) if sandwich else attended, step["projected"])
+    added, fed = step["input"] + step["projected"], step["residual"] + step["feed_forward"]
+    check_close(apply(block.attention_norm, added) if post else added, step["residual"])
+    check_close(apply(block.feed_forward_norm, fed) if post else fed, step["output"])
 
 
 async def test_maps_do_not_depend_on_batch_composition(default: ModelWithOracle) -> None:

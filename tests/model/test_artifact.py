@@ -21,6 +21,7 @@ FILES = (
     "manifest.json",
     "manifest.sha256",
     "other.bin",
+    "steps_0.onnx",
     "tokenizer.json",
     "weights.bin",
 )

@@ -87,6 +87,22 @@ class AttentionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ATTENTION_KIND_BLOCK_NORM: _ClassVar[AttentionKind]
     ATTENTION_KIND_PROJECTION: _ClassVar[AttentionKind]
 
+class LayerOutput(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LAYER_OUTPUT_UNSPECIFIED: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_INPUT: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_NORMALIZED: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_QUERIES: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_KEYS: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_VALUES: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_SCORES: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_WEIGHTS: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_HEADS: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_PROJECTED: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_RESIDUAL: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_FEED_FORWARD: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_OUTPUT: _ClassVar[LayerOutput]
+
 class HeadReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     HEAD_REDUCE_UNSPECIFIED: _ClassVar[HeadReduce]
@@ -229,6 +245,19 @@ ATTENTION_KIND_SCORES: AttentionKind
 ATTENTION_KIND_NORM: AttentionKind
 ATTENTION_KIND_BLOCK_NORM: AttentionKind
 ATTENTION_KIND_PROJECTION: AttentionKind
+LAYER_OUTPUT_UNSPECIFIED: LayerOutput
+LAYER_OUTPUT_INPUT: LayerOutput
+LAYER_OUTPUT_NORMALIZED: LayerOutput
+LAYER_OUTPUT_QUERIES: LayerOutput
+LAYER_OUTPUT_KEYS: LayerOutput
+LAYER_OUTPUT_VALUES: LayerOutput
+LAYER_OUTPUT_SCORES: LayerOutput
+LAYER_OUTPUT_WEIGHTS: LayerOutput
+LAYER_OUTPUT_HEADS: LayerOutput
+LAYER_OUTPUT_PROJECTED: LayerOutput
+LAYER_OUTPUT_RESIDUAL: LayerOutput
+LAYER_OUTPUT_FEED_FORWARD: LayerOutput
+LAYER_OUTPUT_OUTPUT: LayerOutput
 HEAD_REDUCE_UNSPECIFIED: HeadReduce
 HEAD_REDUCE_NONE: HeadReduce
 HEAD_REDUCE_MEAN: HeadReduce
@@ -416,7 +445,7 @@ class EncodeStreamResponse(_message.Message):
     def __init__(self, id: _Optional[str] = ..., response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("model", "inputs", "truncation", "kind", "layers", "heads", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k", "dtype")
+    __slots__ = ("model", "inputs", "truncation", "kind", "layers", "heads", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k", "dtype", "outputs", "rows")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATION_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +460,8 @@ class AttendRequest(_message.Message):
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
     truncation: Truncation
@@ -445,15 +476,19 @@ class AttendRequest(_message.Message):
     top_p: float
     top_k: int
     dtype: Dtype
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., kind: _Optional[_Union[AttentionKind, str]] = ..., layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ..., head_reduce: _Optional[_Union[HeadReduce, str]] = ..., layer_reduce: _Optional[_Union[MapLayerReduce, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., special_tokens: _Optional[_Union[SpecialTokens, str]] = ..., segments: _Optional[_Union[Segments, str]] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
+    outputs: _containers.RepeatedScalarFieldContainer[LayerOutput]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., kind: _Optional[_Union[AttentionKind, str]] = ..., layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ..., head_reduce: _Optional[_Union[HeadReduce, str]] = ..., layer_reduce: _Optional[_Union[MapLayerReduce, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., special_tokens: _Optional[_Union[SpecialTokens, str]] = ..., segments: _Optional[_Union[Segments, str]] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., outputs: _Optional[_Iterable[_Union[LayerOutput, str]]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("header", "map")
+    __slots__ = ("header", "map", "layer_outputs")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     MAP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     header: AttendHeader
     map: AttentionMap
-    def __init__(self, header: _Optional[_Union[AttendHeader, _Mapping]] = ..., map: _Optional[_Union[AttentionMap, _Mapping]] = ...) -> None: ...
+    layer_outputs: LayerOutputs
+    def __init__(self, header: _Optional[_Union[AttendHeader, _Mapping]] = ..., map: _Optional[_Union[AttentionMap, _Mapping]] = ..., layer_outputs: _Optional[_Union[LayerOutputs, _Mapping]] = ...) -> None: ...
 
 class AttendHeader(_message.Message):
     __slots__ = ("model", "precision", "inputs", "usage")
@@ -516,6 +551,40 @@ class AttentionMap(_message.Message):
     bias_share: _containers.RepeatedScalarFieldContainer[float]
     empty_rows: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseMatrix, _Mapping]] = ..., excluded_mass: _Optional[_Iterable[float]] = ..., bias_share: _Optional[_Iterable[float]] = ..., empty_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LayerOutputs(_message.Message):
+    __slots__ = ("input_index", "layer", "heads_of", "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output")
+    INPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    HEADS_OF_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZED_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    PROJECTED_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
+    FEED_FORWARD_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    input_index: int
+    layer: int
+    heads_of: _containers.RepeatedScalarFieldContainer[int]
+    input: Tensor
+    normalized: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scores: Tensor
+    weights: Tensor
+    heads: Tensor
+    projected: Tensor
+    residual: Tensor
+    feed_forward: Tensor
+    output: Tensor
+    def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., heads_of: _Optional[_Iterable[int]] = ..., input: _Optional[_Union[Tensor, _Mapping]] = ..., normalized: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Union[Tensor, _Mapping]] = ..., keys: _Optional[_Union[Tensor, _Mapping]] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., heads: _Optional[_Union[Tensor, _Mapping]] = ..., projected: _Optional[_Union[Tensor, _Mapping]] = ..., residual: _Optional[_Union[Tensor, _Mapping]] = ..., feed_forward: _Optional[_Union[Tensor, _Mapping]] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class SparseMatrix(_message.Message):
     __slots__ = ("indptr", "indices", "values", "dropped_mass")

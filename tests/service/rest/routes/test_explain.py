@@ -51,6 +51,52 @@ async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) 
     assert np.shape([attention_map["matrix"] for attention_map in maps]) == (72, 11, 11)
 
 
+async def test_outputs_are_the_steps_inside_the_layers(harness: ServiceHarness) -> None:
+    """Queries, keys and values of two heads, for two tokens, in place of maps."""
+    names = ["queries", "keys", "values", "scores", "weights", "heads"]
+    result = await attend(harness, outputs=names, layers=[-1, 2], heads=[3, 0], rows=[8, 2])
+    assert (result["rows"], result["columns"], result["maps"]) == ([8, 2], [*range(11)], [])
+    maps = (await attend(harness, layers=[6, 2], heads=[3, 0]))["maps"]
+    for index, layer in enumerate(result["layer_outputs"]):
+        assert (layer["layer"], layer["heads_of"]) == ((6, 2)[index], [3, 0])
+        assert set(layer) == {"layer", "heads_of", *names}
+        step = {name: np.array(layer[name]) for name in names}
+        np.testing.assert_allclose(step["queries"] @ step["keys"].swapaxes(1, 2) / 32**0.5, step["scores"], atol=1e-5)
+        powers = np.exp(step["scores"])
+        np.testing.assert_allclose(powers / powers.sum(axis=-1, keepdims=True), step["weights"], atol=1e-6)
+        np.testing.assert_allclose(step["weights"] @ step["values"], step["heads"], atol=1e-6)
+        for head in (0, 1):
+            whole = np.array(maps[2 * index + head]["matrix"])
+            np.testing.assert_allclose(step["weights"][head], whole[[8, 2]], atol=1e-6)
+    encoded = await attend(harness, outputs=["output"], rows=[8], encoding_format="base64", dtype="float16")
+    assert tensor(encoded["layer_outputs"][0]["output"]).shape == (1, 384)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "norm"}, "kind: not supported with outputs. Leave it out."),
+        ({"unit": "word"}, "unit: not supported with outputs. Leave it out."),
+        ({"top_k": 3}, "top_k: not supported with outputs. Leave it out."),
+        ({"layer_reduce": "mean"}, "layer_reduce: not supported with outputs. Leave it out."),
+        ({"rows": [11]}, "rows[0]: out of range for inputs[0] (11). Use 0 to 10."),
+        ({"rows": [1, 1]}, "rows: contains the same item twice. Remove one."),
+        ({"rows": []}, "rows: empty. Leave it out or name at least one."),
+        ({"outputs": []}, "rows: set, but outputs is empty. Leave it out, or set outputs."),
+        (
+            {"dtype": "sqrt_uint8", "encoding_format": "base64"},
+            'dtype: "sqrt_uint8" is not supported with outputs. Use "float16".',
+        ),
+    ],
+)
+async def test_outputs_reject_options_of_maps_and_invalid_rows(
+    harness: ServiceHarness, fields: dict[str, Any], message: str
+) -> None:
+    body = {"inputs": CASHED, "outputs": ["queries"], "rows": [0], **fields}
+    response = await harness.post("/v1/attend", body)
+    assert (response.status_code, response.json()["error"]["message"]) == (422, message)
+
+
 async def test_check_and_cashed_contribute_most_to_bank(harness: ServiceHarness) -> None:
     result = await attend(harness, kind="projection", layer_reduce="rollout", unit="word", special_tokens="drop")
     names = [unit["text"] for unit in result["units"]]
