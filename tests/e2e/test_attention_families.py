@@ -56,9 +56,10 @@ SENTENCES = (
 
 @dataclass
 class ModelWithOracle:
-    """A loaded model, and the same weights in transformers."""
+    """A loaded model, and the same weights as published and in transformers."""
 
     model: LoadedModel
+    published: Path
     oracle: Any
 
     def expected(self, source: TokenizerInput) -> tuple[Floats, Floats]:
@@ -75,7 +76,7 @@ class ModelWithOracle:
 def load_with_oracle(published: Path, artifact: Path) -> ModelWithOracle:
     """Load an artifact in float32 on every lane, so that all layers have the same precision."""
     oracle = transformers.AutoModel.from_pretrained(oracle_directory(published), attn_implementation="eager").eval()
-    return ModelWithOracle(load_anew(Settings(model_dir=artifact, precision="float32")), oracle)
+    return ModelWithOracle(load_anew(Settings(model_dir=artifact, precision="float32")), published, oracle)
 
 
 @pytest.fixture(scope="module", params=[*BERT_FAMILIES, "causal-bert", "causal-roberta", *FAMILY_CASES])
@@ -181,9 +182,9 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
             assert np.abs(values(rollout.matrix).sum(axis=1) + values(rollout.excluded_mass) - 1).max() <= TOLERANCE
 
 
-async def test_steps_recombine_for_every_family(family: ModelWithOracle, publish: Publish) -> None:
+async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None:
     """Each step follows from the ones before it, and the last one is the next hidden state of transformers."""
-    encoder = load_checkpoint(Path(family.oracle.config.name_or_path)).encoder
+    encoder = load_checkpoint(family.published).encoder
     results = await attend(family.model, *TINY_TEXTS, outputs=get_args(LayerOutput))
     maps = await attend(family.model, *TINY_TEXTS)
     for source, result, mapped in zip(TINY_TEXTS, results, maps, strict=True):
