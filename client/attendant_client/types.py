@@ -86,6 +86,7 @@ Offsets = tuple[int, int]
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Attention = Literal["bidirectional", "causal"]
+BlockKind = Literal["post", "pre", "sandwich"]
 Dtype = Literal["float32", "float16", "int8", "ubinary"]
 Effect = Literal["none", "leave_one_out", "occlusion"]
 EncodingFormat = Literal["float", "base64"]
@@ -99,12 +100,14 @@ LayerOutput = Literal[
 LayerReduce = Literal["concat", "mean", "stack"]
 MapDtype = Literal["float32", "float16", "sqrt_uint8"]
 MapLayerReduce = Literal["none", "mean", "rollout"]
+NormKind = Literal["layer_norm", "rms_norm"]
 Operation = Literal[
     "encode", "attend", "compare", "similarity", "rerank", "classify", "token_classify", "fill_mask", "tokenize"
 ]  # fmt: skip
 Output = Literal["pooled", "tokens", "words", "spans", "static", "sparse", "multi_vector"]
 Pairs = Literal["all", "zip"]
 Pooling = Literal["mean", "cls", "max", "last"]
+PositionKind = Literal["table", "rotary", "relative"]
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 Provider = Literal["openvino", "cpu", "cuda"]
 Role = Literal["query", "document"]
@@ -974,6 +977,28 @@ class MultiVectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerForm:
+    """What the layers of a model consist of.
+
+    `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
+    `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores that
+    depends on the distance. `segments`: embeddings of segments are added. `embedding_norm`: the sum of embeddings is
+    normalized. `attention_scale` is the factor of the dot products.
+    """
+
+    block: BlockKind
+    norm: NormKind
+    positions: list[PositionKind]
+    segments: bool
+    embedding_norm: bool
+    head_size: int
+    num_key_value_heads: int
+    attention_scale: float
+    intermediate_size: int
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SparseInfo:
     """The sparse vectors of a model such as SPLADE.
 
@@ -1029,6 +1054,8 @@ class ModelInfo:
     sparse: SparseInfo | None
     attention: Attention
     attention_kinds: list[Kind]
+    layer_outputs: list[LayerOutput]
+    layer_form: LayerForm | None
     limits: Limits
     similarity: VectorSimilarity
     training: TrainingRecord | None

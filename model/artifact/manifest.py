@@ -269,6 +269,7 @@ def _decode(values: str, dtype: str) -> NDArray[Any]:
 FORMAT_VERSION = 8
 
 Attention = Literal["bidirectional", "causal"]
+PositionKind = Literal["table", "rotary", "relative"]
 Pooling = Literal["mean", "cls", "max", "last"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max", "last")
 ONE_TOKEN_POOLINGS: tuple[Pooling, ...] = ("cls", "last")
@@ -335,6 +336,25 @@ class LayerRecord(Record):
     """None in artifacts of earlier versions."""
 
 
+class FormRecord(Record):
+    """What the layers of an encoder consist of, as far as their layer graphs do not show it.
+
+    `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
+    `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores.
+    `segments`: embeddings of segments are added to those of tokens. `embedding_norm`: their sum is normalized.
+    """
+
+    block: Literal["post", "pre", "sandwich"]
+    positions: tuple[PositionKind, ...]
+    segments: bool
+    embedding_norm: bool
+    head_size: Size
+    num_key_value_heads: Size
+    attention_scale: FiniteFloat
+    intermediate_size: Size
+    gated: bool
+
+
 class LayersRecord(Record):
     """The graphs and weights for attention maps, first layer first.
 
@@ -346,6 +366,8 @@ class LayersRecord(Record):
     norm_eps: FiniteFloat
     residual_in_norm: bool
     layers: tuple[LayerRecord, ...]
+    form: FormRecord | None = None
+    """None in artifacts of earlier versions."""
 
 
 class DenseRecord(Record):

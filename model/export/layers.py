@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from model.artifact.manifest import KINDS, Kind, LayerRecord, LayersRecord, ParityRecord, StepsRecord, TensorRecord
+from model.artifact.manifest import (
+    KINDS,
+    FormRecord,
+    Kind,
+    LayerRecord,
+    LayersRecord,
+    ParityRecord,
+    PositionKind,
+    StepsRecord,
+    TensorRecord,
+)
 from model.encoder.attention import attention_mask
 from model.encoder.config import EncoderConfig
 from model.encoder.encoder import Encoder
@@ -259,4 +269,25 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
         norm_eps=config.norm_eps,
         residual_in_norm=config.block != "sandwich",
         layers=tuple(layers),
+        form=describe_form(config),
+    )
+
+
+def describe_form(config: EncoderConfig) -> FormRecord:
+    """Return the record of what the layers consist of."""
+    used: dict[PositionKind, bool] = {
+        "table": config.position_table,
+        "rotary": any(layer.rotary is not None for layer in config.layers),
+        "relative": config.relative_bias,
+    }
+    return FormRecord(
+        block=config.block,
+        positions=tuple(kind for kind, is_used in used.items() if is_used),
+        segments=config.type_vocab_size > 0,
+        embedding_norm=config.embedding_norm,
+        head_size=config.head_size,
+        num_key_value_heads=config.num_key_value_heads,
+        attention_scale=config.attention_scale,
+        intermediate_size=config.intermediate_size,
+        gated=config.gated,
     )

@@ -7,6 +7,8 @@ from typing import get_args
 from attendant_client.types import (
     DataFileRecord,
     EvaluationRecord,
+    LayerForm,
+    LayerOutput,
     Limits,
     ModelInfo,
     MultiVectorInfo,
@@ -19,7 +21,7 @@ from attendant_client.types import (
     TrainingRecord,
 )
 
-from model.artifact.manifest import ExplainRecord, Manifest, TensorRecord
+from model.artifact.manifest import ExplainRecord, LayersRecord, Manifest, TensorRecord
 from service import __version__
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -77,6 +79,8 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         sparse=None if manifest.sparse is None else SparseInfo(manifest.sparse.similarity, manifest.sparse.max_active),
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
+        layer_outputs=layer_outputs_of(manifest),
+        layer_form=describe_form(manifest),
         limits=limits,
         similarity=head.similarity,
         training=describe_training(manifest),
@@ -147,6 +151,21 @@ def operations_of(manifest: Manifest) -> list[Operation]:
     if manifest.masked_lm is None:
         missing.add("fill_mask")
     return [operation for operation in OPERATIONS if operation not in missing]
+
+
+def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
+    """Return the steps inside layers that a model returns; artifacts of earlier versions have no graphs for them."""
+    layers = manifest.layers
+    has_steps = isinstance(layers, LayersRecord) and layers.layers[0].steps is not None
+    return list(get_args(LayerOutput)) if has_steps else []
+
+
+def describe_form(manifest: Manifest) -> LayerForm | None:
+    """Return what the layers of a model consist of."""
+    layers = manifest.layers
+    if not isinstance(layers, LayersRecord) or layers.form is None:
+        return None
+    return LayerForm(norm=layers.norm, **layers.form.model_dump() | {"positions": list(layers.form.positions)})
 
 
 def outputs_of(manifest: Manifest) -> list[Output]:

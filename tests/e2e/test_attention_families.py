@@ -12,6 +12,7 @@ import transformers
 from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input, LayerOutput
 from numpy.typing import NDArray
 
+from model.artifact.manifest import FormRecord, LayersRecord
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.export.export import export
@@ -185,6 +186,9 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
 async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None:
     """Each step follows from the ones before it, and the last one is the next hidden state of transformers."""
     encoder = load_checkpoint(family.published).encoder
+    layers = family.model.artifact.manifest.layers
+    assert isinstance(layers, LayersRecord)
+    assert layers.form is not None
     results = await attend(family.model, *TINY_TEXTS, outputs=get_args(LayerOutput))
     maps = await attend(family.model, *TINY_TEXTS)
     for source, result, mapped in zip(TINY_TEXTS, results, maps, strict=True):
@@ -193,7 +197,7 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
         assert result.layer_outputs is not None
         for index, steps in enumerate(result.layer_outputs):
             step = {name: values(getattr(steps, name)) for name in get_args(LayerOutput)}
-            check_steps(step, encoder.blocks[index], hidden[index], probs[index])
+            check_steps(step, encoder.blocks[index], layers.form, hidden[index], probs[index])
             last = index + 1 == len(encoder.blocks)
             check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
 
@@ -208,9 +212,12 @@ def apply(module: Any, x: Floats) -> Floats:
     return result
 
 
-def check_steps(step: dict[str, Floats], block: Any, hidden: Floats, probs: Floats) -> None:
-    """Check the steps of one layer, with its block in torch and the hidden states that it reads."""
+def check_steps(step: dict[str, Floats], block: Any, form: FormRecord, hidden: Floats, probs: Floats) -> None:
+    """Check the steps of one layer, with its block in torch, its form, and the hidden states that it reads."""
     check_close(step["input"], hidden)
+    assert step["queries"].shape[-1] == form.head_size
+    if "relative" not in form.positions:
+        check_close(step["queries"] @ step["keys"].swapaxes(1, 2) * form.attention_scale, step["scores"])
     check_close(step["weights"], probs)
     check_close(step["weights"] @ step["values"], step["heads"])
     allowed = np.where(step["weights"] > 0, step["scores"], -np.inf)
@@ -218,7 +225,7 @@ def check_steps(step: dict[str, Floats], block: Any, hidden: Floats, probs: Floa
     check_close(powers / powers.sum(axis=-1, keepdims=True), step["weights"])
     joined = step["heads"].swapaxes(0, 1).reshape(len(step["input"]), -1)
     attended = apply(block.attention.output, joined)
-    post, sandwich = block.kind == "post", block.kind == "sandwich"
+    post, sandwich = form.block == "post", form.block == "sandwich"
     check_close(apply(block.attention_output_norm, attended) if sandwich else attended, step["projected"])
     added, fed = step["input"] + step["projected"], step["residual"] + step["feed_forward"]
     check_close(apply(block.attention_norm, added) if post else added, step["residual"])

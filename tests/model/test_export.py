@@ -79,7 +79,7 @@ def test_manifest_of_causal_model(source: Path, exported: Path, tmp_path: Path) 
     assert bidirectional.attention_kinds == ("probs", "scores", "norm", "block_norm", "projection")
     assert causal.attention_kinds == ("probs", "norm", "block_norm", "projection")
     changed = [name for name in causal.files if causal.files[name] != bidirectional.files[name]]
-    assert changed == ["explain.onnx", "fast.onnx", "layer_0.onnx"]
+    assert changed == ["explain.onnx", "fast.onnx", "layer_0.onnx", "steps_0.onnx"]
     assert causal.heads == (bidirectional.embedding.model_copy(update={"pooling": "last"}),)
     same: dict[str, object] = {"architecture": None, "explain": None, "files": {}, "heads": ()}
     assert causal.model_copy(update=same) == bidirectional.model_copy(update=same)

@@ -59,7 +59,7 @@ def test_artifact_contains_int8_graph_and_unchanged_files(published: Path, expor
     assert artifact.manifest.files["int8.bin"].size < artifact.manifest.files[WEIGHTS].size
     report = artifact.read_report()
     assert report is not None
-    assert set(report.graphs) == {"fast", "explain", "layer_0", "int8"}
+    assert set(report.graphs) == {"fast", "explain", "layer_0", "steps_0", "int8"}
     # The last digits of measurements depend on the machine.
     (tmp_path / "out" / "report.json").unlink()
     assert Artifact.open(tmp_path / "out").digest == artifact.digest

@@ -85,12 +85,13 @@ def sentence_transformers_model(published: Path, directory: Path) -> SentenceTra
 def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(exported)]) == 0
     out, err = capsys.readouterr()
-    first, *settings, fast, explain, layer, golden = out.splitlines()
+    first, *settings, fast, explain, layer, steps, golden = out.splitlines()
     assert golden == "  golden.json: 32 texts, embedding"
-    assert first == f"{exported}: tiny-bert, 5 files, sha256:{Artifact.open(exported).digest}"
+    assert first == f"{exported}: tiny-bert, 6 files, sha256:{Artifact.open(exported).digest}"
     parity = r"max difference from torch \d\.\d\de-0\d \(limit \de-04, 8 batches\)"
     assert re.fullmatch(rf"  graph fast, float32: {parity}\n  graph explain, float32: {parity}", f"{fast}\n{explain}")
     assert layer.startswith("  graph layer_0, float32: max difference from torch ")
+    assert steps.startswith("  graph steps_0, float32: max difference from torch ")
     assert settings == [
         "  pooling: mean (assumed)",
         "  normalization: no (assumed)",
@@ -104,7 +105,7 @@ def test_verify_prints_digest_and_parity(exported: Path, capsys: pytest.CaptureF
 def test_verify_prints_training_and_evaluations(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_records(artifact)
     assert main(["verify", str(artifact)]) == 0
-    assert capsys.readouterr().out.splitlines()[10:] == [
+    assert capsys.readouterr().out.splitlines()[11:] == [
         "  training: masked language modeling, 2,000 steps, 32,768,000 tokens of corpus.txt (52,428,800 bytes), "
         "notes.jsonl (1,234 bytes), from all-MiniLM-L6-v2, teacher all-mpnet-base-v2, bfloat16, seed 7, "
         "validation loss 2.7183",

@@ -87,6 +87,26 @@ class AttentionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ATTENTION_KIND_BLOCK_NORM: _ClassVar[AttentionKind]
     ATTENTION_KIND_PROJECTION: _ClassVar[AttentionKind]
 
+class BlockKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_KIND_UNSPECIFIED: _ClassVar[BlockKind]
+    BLOCK_KIND_POST: _ClassVar[BlockKind]
+    BLOCK_KIND_PRE: _ClassVar[BlockKind]
+    BLOCK_KIND_SANDWICH: _ClassVar[BlockKind]
+
+class NormKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NORM_KIND_UNSPECIFIED: _ClassVar[NormKind]
+    NORM_KIND_LAYER_NORM: _ClassVar[NormKind]
+    NORM_KIND_RMS_NORM: _ClassVar[NormKind]
+
+class PositionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POSITION_KIND_UNSPECIFIED: _ClassVar[PositionKind]
+    POSITION_KIND_TABLE: _ClassVar[PositionKind]
+    POSITION_KIND_ROTARY: _ClassVar[PositionKind]
+    POSITION_KIND_RELATIVE: _ClassVar[PositionKind]
+
 class LayerOutput(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LAYER_OUTPUT_UNSPECIFIED: _ClassVar[LayerOutput]
@@ -245,6 +265,17 @@ ATTENTION_KIND_SCORES: AttentionKind
 ATTENTION_KIND_NORM: AttentionKind
 ATTENTION_KIND_BLOCK_NORM: AttentionKind
 ATTENTION_KIND_PROJECTION: AttentionKind
+BLOCK_KIND_UNSPECIFIED: BlockKind
+BLOCK_KIND_POST: BlockKind
+BLOCK_KIND_PRE: BlockKind
+BLOCK_KIND_SANDWICH: BlockKind
+NORM_KIND_UNSPECIFIED: NormKind
+NORM_KIND_LAYER_NORM: NormKind
+NORM_KIND_RMS_NORM: NormKind
+POSITION_KIND_UNSPECIFIED: PositionKind
+POSITION_KIND_TABLE: PositionKind
+POSITION_KIND_ROTARY: PositionKind
+POSITION_KIND_RELATIVE: PositionKind
 LAYER_OUTPUT_UNSPECIFIED: LayerOutput
 LAYER_OUTPUT_INPUT: LayerOutput
 LAYER_OUTPUT_NORMALIZED: LayerOutput
@@ -1137,7 +1168,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "gpu_memory_bytes", "length_buckets", "layers", "attention_kinds", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector", "sparse", "truncation_side", "role_max_tokens")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "gpu_memory_bytes", "length_buckets", "layers", "attention_kinds", "layer_outputs", "layer_form", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector", "sparse", "truncation_side", "role_max_tokens")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1177,6 +1208,8 @@ class Model(_message.Message):
     LENGTH_BUCKETS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_KINDS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FORM_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -1217,6 +1250,8 @@ class Model(_message.Message):
     length_buckets: _containers.RepeatedScalarFieldContainer[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     attention_kinds: _containers.RepeatedScalarFieldContainer[AttentionKind]
+    layer_outputs: _containers.RepeatedScalarFieldContainer[LayerOutput]
+    layer_form: LayerForm
     limits: Limits
     version: str
     similarity: SimilarityFunction
@@ -1232,7 +1267,31 @@ class Model(_message.Message):
     sparse: SparseInfo
     truncation_side: Truncation
     role_max_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ..., sparse: _Optional[_Union[SparseInfo, _Mapping]] = ..., truncation_side: _Optional[_Union[Truncation, str]] = ..., role_max_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., layer_outputs: _Optional[_Iterable[_Union[LayerOutput, str]]] = ..., layer_form: _Optional[_Union[LayerForm, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ..., sparse: _Optional[_Union[SparseInfo, _Mapping]] = ..., truncation_side: _Optional[_Union[Truncation, str]] = ..., role_max_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LayerForm(_message.Message):
+    __slots__ = ("block", "norm", "positions", "segments", "embedding_norm", "head_size", "num_key_value_heads", "attention_scale", "intermediate_size", "gated")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_NORM_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEY_VALUE_HEADS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_SCALE_FIELD_NUMBER: _ClassVar[int]
+    INTERMEDIATE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GATED_FIELD_NUMBER: _ClassVar[int]
+    block: BlockKind
+    norm: NormKind
+    positions: _containers.RepeatedScalarFieldContainer[PositionKind]
+    segments: bool
+    embedding_norm: bool
+    head_size: int
+    num_key_value_heads: int
+    attention_scale: float
+    intermediate_size: int
+    gated: bool
+    def __init__(self, block: _Optional[_Union[BlockKind, str]] = ..., norm: _Optional[_Union[NormKind, str]] = ..., positions: _Optional[_Iterable[_Union[PositionKind, str]]] = ..., segments: _Optional[bool] = ..., embedding_norm: _Optional[bool] = ..., head_size: _Optional[int] = ..., num_key_value_heads: _Optional[int] = ..., attention_scale: _Optional[float] = ..., intermediate_size: _Optional[int] = ..., gated: _Optional[bool] = ...) -> None: ...
 
 class SparseInfo(_message.Message):
     __slots__ = ("similarity", "max_active")

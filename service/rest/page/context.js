@@ -25,8 +25,9 @@ export class ContextView {
   /**
    * @param {import("./notices.js").Notices} notices
    * @param {() => void} onChange called when the state changes
+   * @param {(place: Partial<import("./walkthrough.js").WalkState>) => void} onFollow called for a place of the walkthrough
    */
-  constructor(notices, onChange) {
+  constructor(notices, onChange, onFollow) {
     this.onChange = onChange;
     this.notices = notices;
     this.sentences = createExample(EXAMPLES[0], 0);
@@ -72,6 +73,7 @@ export class ContextView {
       onSettings: (change) => this.#set(change),
       onOpen: (id) => { this.open = id; this.#update(0); },
       onToggle: () => this.#update(0),
+      onFollow: (place) => onFollow({ ...place, second: this.sentences.find(({ id }) => id !== this.open)?.text ?? "" }),
       query,
     });
     this.mapQuery = query("v1/attend", ["#map", "#sentences"], {

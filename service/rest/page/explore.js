@@ -20,9 +20,9 @@ export class Explore {
   /**
    * @param {HTMLDetailsElement} root
    * @param {{onSettings: (change: Partial<import("./settings.js").Settings>) => void, onOpen: (id: number) => void,
-   *          onToggle: () => void, query: import("./query.js").MakeQuery}} listeners
+   *          onToggle: () => void, onFollow: (place: Partial<import("./walkthrough.js").WalkState>) => void, query: import("./query.js").MakeQuery}} listeners
    */
-  constructor(root, { onSettings, onOpen, onToggle, query }) {
+  constructor(root, { onSettings, onOpen, onToggle, onFollow, query }) {
     this.root = root;
     this.onOpen = onOpen;
     this.expanded = ""; // long sentence whose thumbnails the user requested
@@ -33,7 +33,7 @@ export class Explore {
     this.pickers = new Pickers(this.find("#pickers"), onSettings);
     this.opener = element("div", { className: "pickers" });
     this.matrixBox = element("div", {});
-    this.matrix = new Matrix(this.matrixBox);
+    this.matrix = new Matrix(this.matrixBox, (row) => this.map && onFollow(this.#placeOf(this.map, row)));
     this.request = new RequestPanel();
     this.save = downloads("map", () => this.#saved());
     this.find("#map .body").append(this.opener, this.matrixBox, this.save, this.request.root);
@@ -107,6 +107,17 @@ export class Explore {
 
   #mark() {
     if (this.marked) this.multiples.mark(this.marked.layer, this.marked.head);
+  }
+
+  /** Return the place in the walkthrough of a row of the map: its token, and its layer and head if the map is of one head. */
+  #placeOf(/** @type {import("./attention.js").AttentionMap} */ map, /** @type {number} */ row) {
+    const { start, segment } = map.units[map.rows[row]];
+    const [input] = map.request.inputs;
+    const isOfHead = map.request.layer_reduce === "none" && map.request.head_reduce === "none" && map.request.heads?.length === 1;
+    return {
+      ...(typeof input === "string" ? { text: input, pair: null } : { text: input.text, pair: input.pair }),
+      start, segment, layer: map.layer ?? 1, head: isOfHead ? map.request.heads[0] : null, step: 7,
+    };
   }
 
   /** Return the map as a figure and as rows of numbers. */

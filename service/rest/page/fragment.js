@@ -4,6 +4,8 @@ import { createExample, exampleOf, EXAMPLES } from "./examples.js";
 import { SCORINGS } from "./scorings.js";
 import { SENSES } from "./senses.js";
 import { DEFAULTS, VALUES } from "./settings.js";
+import { STEPS } from "./steps.js";
+import { OPENING } from "./walkthrough.js";
 
 /**
  * The state of the page in the fragment of its URL, which browsers do not send to the server. Only differences from the
@@ -12,25 +14,26 @@ import { DEFAULTS, VALUES } from "./settings.js";
  * @typedef {{sentences: import("./choice.js").Sentence[], open: number, settings: import("./settings.js").Settings,
  *            measure: string, explore: boolean}} ContextState
  * @typedef {{query: string, documents: string[], shown: number, tint: string, score: string | null}} SimilarityState
- * @typedef {{tab: string, model: string | null, context: ContextState, similarity: SimilarityState | null}} State
+ * @typedef {{tab: string, model: string | null, context: ContextState, similarity: SimilarityState | null,
+ *            walk: import("./walkthrough.js").WalkState}} State
  */
 
 const VERSION = "1";
-export const TABS = ["context", "similarity"];
+export const TABS = ["context", "similarity", "attention"];
 export const TINTS = ["sum", "effect"];
 export const MOST_DOCUMENTS = 8;
 const MOST_SENTENCES = 64;
 const MOST_CHARACTERS = 16_384;
 const MOST_LAYERS = 512;
 const LONGEST = 30_000; // characters of a fragment
-const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint|score)$/;
+const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint|score|walk(text|pair|second|start|segment|layer|head|step))$/;
 const NUMBER = /^\d{1,6}$/;
 
 /** An error in a link. */
 export class LinkError extends Error {}
 
 /** Return the fragment of a state without "#", "" for the opening state, or null if it is too long. */
-export function encode(/** @type {State} */ { tab, model, context, similarity }) {
+export function encode(/** @type {State} */ { tab, model, context, similarity, walk }) {
   const form = new URLSearchParams();
   if (tab !== TABS[0]) form.set("tab", tab);
   if (model !== null) form.set("model", model);
@@ -54,6 +57,9 @@ export function encode(/** @type {State} */ { tab, model, context, similarity })
     if (similarity.shown) form.set("shown", String(similarity.shown));
     if (similarity.tint !== TINTS[0]) form.set("tint", similarity.tint);
     if (similarity.score) form.set("score", similarity.score);
+  }
+  for (const [name, value] of Object.entries(walk)) {
+    if (value !== OPENING[name] && value !== null) form.set(`walk${name}`, String(value));
   }
   const text = form.toString();
   return text.length > LONGEST ? null : text && `v=${VERSION}&${text}`;
@@ -101,6 +107,7 @@ export function decode(/** @type {string} */ fragment) {
       explore: choice(form, "explore", ["0", "1"], !own && example.explore ? "1" : "0") === "1",
     },
     similarity: form.has("q") ? readSimilarity(form) : null,
+    walk: readWalk(form),
   };
 }
 
@@ -149,6 +156,15 @@ function readSimilarity(/** @type {URLSearchParams} */ form) {
     tint: choice(form, "tint", TINTS, TINTS[0]),
     score: form.has("score") ? choice(form, "score", Object.keys(SCORINGS), "") : null,
   };
+}
+
+/** @returns {import("./walkthrough.js").WalkState} */
+function readWalk(/** @type {URLSearchParams} */ form) {
+  const state = { ...OPENING };
+  for (const name of ["text", "pair", "second"]) if (form.has(`walk${name}`)) state[name] = text(form.get(`walk${name}`));
+  const largest = { start: MOST_CHARACTERS, segment: 1, layer: MOST_LAYERS, head: MOST_LAYERS, step: STEPS.length - 1 };
+  for (const [name, most] of Object.entries(largest)) state[name] = number(form, `walk${name}`, most) ?? state[name];
+  return state;
 }
 
 function text(/** @type {string | null} */ value) {

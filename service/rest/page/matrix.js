@@ -1,6 +1,6 @@
 import { applyTint } from "./attention.js";
 import { paint } from "./canvas.js";
-import { element, scroller } from "./element.js";
+import { button, element, scroller } from "./element.js";
 import { bdi, joinWords, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { rove } from "./roving.js";
@@ -11,8 +11,13 @@ const NARROW_UNITS = 14;
 
 /** The map of a sentence as a table, or for a long sentence as an image with a table of one row. */
 export class Matrix {
-  constructor(/** @type {HTMLElement} */ root) {
+  /**
+   * @param {HTMLElement} root
+   * @param {(row: number) => void} onCell called when the user selects a cell
+   */
+  constructor(root, onCell) {
     this.root = root;
+    this.onCell = onCell;
     this.readout = element("p", { className: "readout" });
     this.shown = {};
   }
@@ -27,7 +32,7 @@ export class Matrix {
     if (this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
     const focusedCell = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
     this.shown = { map, chosen, title };
-    this.readout.textContent = "Point at a cell, tap it, or move to it with the arrow keys to read its value.";
+    this.readout.textContent = "Point at a cell, tap it, or move to it with the arrow keys to read its value. Click it, or press Enter, to follow it step by step.";
     if (map.isInput) this.root.replaceChildren(element("p", { className: "quiet" }, "Layer 0 has no map: no words are mixed yet."));
     else if (map.units.length > TABLE_UNITS) this.root.replaceChildren(...this.#picture(map, Math.max(0, chosen), title));
     else this.root.replaceChildren(this.#table(map, chosen, title), this.readout);
@@ -63,10 +68,18 @@ export class Matrix {
   #cell(map, row, column) {
     const value = map.matrix[row][column];
     const description = describeCell(map, row, column);
-    const inspect = () => { this.readout.textContent = description; };
+    const inspect = () => this.readout.replaceChildren(`${description}. `, button("Follow it step by step", () => this.onCell(row), { className: "plain" }));
     const cell = element(
       "td",
-      { title: description, "aria-label": description, data: { place: `${row}:${column}` }, on: { focus: inspect, pointerenter: inspect } },
+      {
+        title: description, "aria-label": description, data: { place: `${row}:${column}` },
+        on: {
+          focus: inspect, pointerenter: inspect,
+          // A tap reads the value; the button after it opens the walkthrough.
+          click: (/** @type {PointerEvent} */ { pointerType }) => { if (pointerType === "mouse") this.onCell(row); },
+          keydown: (/** @type {KeyboardEvent} */ { key }) => { if (key === "Enter") this.onCell(row); },
+        },
+      },
       formatNumber(value),
     );
     if (map.isIncluded(row, column)) applyTint(cell, value, map.largest);

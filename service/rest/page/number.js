@@ -20,14 +20,24 @@ export function formatBytes(/** @type {number} */ bytes) {
   return `${value} ${UNITS[place]}`;
 }
 
-/** Decode a little-endian float16 tensor from base64. */
-export function decodeTensor(/** @type {{shape: number[], dtype: string, data: string}} */ tensor) {
-  const bytes = Uint8Array.from(atob(tensor.data), (character) => character.charCodeAt(0));
+/**
+ * Decode a little-endian tensor of float16 or float32 from base64, as arrays of arrays.
+ *
+ * @param {{shape: number[], dtype: string, data: string}} tensor
+ * @returns {any}
+ */
+export function decodeTensor({ shape, dtype, data }) {
+  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
   const view = new DataView(bytes.buffer);
-  const [rows, columns] = tensor.shape;
-  return Array.from({ length: rows }, (_, row) =>
-    Array.from({ length: columns }, (_, column) => half(view.getUint16(2 * (row * columns + column), true))),
-  );
+  const read = dtype === "float32"
+    ? (/** @type {number} */ place) => view.getFloat32(4 * place, true)
+    : (/** @type {number} */ place) => half(view.getUint16(2 * place, true));
+  const nest = (/** @type {number} */ axis, /** @type {number} */ start) => {
+    if (axis === shape.length) return read(start);
+    const stride = shape.slice(axis + 1).reduce((product, size) => product * size, 1);
+    return Array.from({ length: shape[axis] }, (_, index) => nest(axis + 1, start + index * stride));
+  };
+  return nest(0, 0);
 }
 
 /** Decode an IEEE 754 binary16 number: sign, 5 exponent bits, 10 fraction bits. */

@@ -7,11 +7,12 @@ import { Notices } from "./notices.js";
 import { Share } from "./share.js";
 import { SimilarityView } from "./similarity.js";
 import { Tabs } from "./tabs.js";
+import { Walkthrough } from "./walkthrough.js";
 
 const INVALID = 422; // a retry does not help
 const OPENING = "v=1"; // the fragment of the opening state
 
-/** The page: two tabs, the notices, and the link to the current state. */
+/** The page: three tabs, the notices, and the link to the current state. */
 class Page {
   constructor() {
     /** @type {any[]} the served models, the default model first */
@@ -24,8 +25,9 @@ class Page {
       this.notices.set("link", null);
       this.share.update();
     };
-    this.context = new ContextView(this.notices, onChange);
+    this.context = new ContextView(this.notices, onChange, (place) => this.#follow(place));
     this.similarity = new SimilarityView(find("#similarity"), this.notices, onChange);
+    this.walkthrough = new Walkthrough(find("#attention"), this.notices, onChange);
     this.tabs = new Tabs(find("#tabs"), () => this.#selectTab());
     // Not location.hash: the page may have written its state to the URL after the change.
     addEventListener("hashchange", ({ newURL }) => this.#restore(new URL(newURL).hash));
@@ -39,8 +41,18 @@ class Page {
 
   #selectTab() {
     this.similarity.setActive(this.tabs.selected === "similarity");
+    this.walkthrough.setActive(this.tabs.selected === "attention");
     this.context.player.stop();
     this.share.update();
+  }
+
+  /** Open the tab that follows a token, at its place. */
+  #follow(/** @type {Partial<import("./walkthrough.js").WalkState>} */ place) {
+    this.walkthrough.open(place);
+    this.tabs.select("attention");
+    this.#selectTab();
+    find("#tabs").scrollIntoView();
+    find("#tab-attention").focus();
   }
 
   async #loadModels() {
@@ -68,6 +80,7 @@ class Page {
     showModel(find("#about"), model);
     this.context.setModel(model);
     this.similarity.setModel(model);
+    this.walkthrough.setModel(model);
   }
 
   /** Show the name and sizes of the model, and a control if several models are served. */
@@ -89,23 +102,25 @@ class Page {
     if (!this.context.model) this.#loadModels();
     this.context.start();
     this.similarity.start();
+    this.walkthrough.start();
   }
 
   /** @returns {import("./fragment.js").State} */
   #state() {
-    return { tab: this.tabs.selected, model: this.model, context: this.context.state, similarity: this.similarity.state };
+    return { tab: this.tabs.selected, model: this.model, context: this.context.state, similarity: this.similarity.state, walk: this.walkthrough.state };
   }
 
   /** Show the state of the link, or the opening state and a notice if the link is not valid. */
   #restore(/** @type {string} */ hash) {
     try {
-      const { tab, model, context, similarity } = decode(hash.slice(1) || OPENING);
+      const { tab, model, context, similarity, walk } = decode(hash.slice(1) || OPENING);
       this.notices.set("link", null);
       this.model = model;
       selectModel(model);
       if (this.models.length) this.#useModel(model);
       this.context.restore(context);
       this.similarity.restore(similarity);
+      this.walkthrough.restore(walk);
       this.tabs.select(tab);
       this.#selectTab();
     } catch (error) {
