@@ -121,13 +121,13 @@ def test_numbers_disappear_when_their_request_fails(driver: PageDriver) -> None:
     driver.choose(kind="norm")
     for selector in (".strip .value", "#map td", "#map .request", ".multiples button"):
         assert visible(driver, selector) == 0, selector
-    assert visible(driver, "#layers td") > 0  # the comparison does not depend on the map kind
+    assert visible(driver, "#claim .chart") > 0  # the comparison does not depend on the map kind
     driver.type(1, "He sat at the bank.")
-    assert visible(driver, "#comparison td, #comparison .chart") == 0
+    assert visible(driver, "#comparison summary, #claim .chart") == 0
     driver.page.unroute("**/v1/*")
     driver.page.get_by_role("button", name="Try again").click()
     driver.settle()
-    for selector in (".strip .value", "#map td", ".multiples button", "#layers td"):
+    for selector in (".strip .value", "#map td", ".multiples button", "#claim .chart:not(.plane)", "#claim .plane"):
         assert visible(driver, selector) > 0, selector
 
 
@@ -137,7 +137,7 @@ def test_only_the_failed_sentence_loses_its_map(driver: PageDriver) -> None:
     assert visible(driver, ".sentence:nth-child(1) .value") == 7
     assert driver.page.locator(".sentence:nth-child(1).stale").count() == 0
     assert visible(driver, ".sentence:nth-child(2) .strip") == 0
-    assert visible(driver, "#comparison td") == 0
+    assert visible(driver, "#comparison summary, #claim .chart") == 0
     driver.choose(open="1")
     assert visible(driver, "#map td, .multiples button") == 0
 
@@ -150,7 +150,8 @@ def test_words_maps_and_grid_disappear_when_the_text_is_cleared(driver: PageDriv
         "#map td",
         "#map .request",
         ".multiples button",
-        "#comparison td",
+        "#comparison summary",
+        "#claim .chart",
     ):
         assert visible(driver, selector) == 0, selector
     assert visible(driver, ".sentence:nth-child(2) .strip") == 1

@@ -81,6 +81,7 @@ def test_layer_slider_works_with_the_keyboard(opened: Firefox) -> None:
 
 def test_curves_appear_on_hover(opened: Firefox) -> None:
     word = "document.querySelector('.strip [aria-pressed=true]').getBoundingClientRect()"
+    opened.run("document.querySelector('.strip').scrollIntoView({ block: 'center' })")
     x, y = opened.run(f"(({{ x, y }}) => [x, y])({word})")
     move = {"type": "pointerMove", "x": round(x) + 5, "y": round(y) + 5}
     opened.perform({"type": "pointer", "id": "mouse", "actions": [move]})

@@ -73,7 +73,7 @@ def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDr
 def test_page_works_with_touch(new_driver: NewDriver) -> None:
     """A tap selects a word and shows its contributions, as the page's text explains."""
     driver = new_driver(viewport={"width": 400, "height": 850}, has_touch=True, is_mobile=True).open()
-    assert "or tap it" in driver.page.locator(".lead").first.inner_text()
+    assert "or tap it" in driver.page.locator("#hint").inner_text()
     driver.page.get_by_role("group", name="Words of sentence 1").get_by_role("button", name="cashed").tap()
     driver.settle()
     assert driver.line(1).startswith("Contributions to cashed:")

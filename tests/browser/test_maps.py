@@ -389,7 +389,7 @@ def check_layer(driver: PageDriver, rest: httpx.Client, layer: int) -> None:
     assert driver.page.evaluate(MARK) == str(layer)
     similarity = format_number(compared(driver, rest)["layers"][layer]["cosine"][0][1])
     assert f"After {layer} layer{'s' if layer > 1 else ''}, their similarity is {similarity}" in driver.finding()
-    assert driver.page.locator("#layers tr.chosen th").inner_text() == str(layer)
+    assert driver.page.locator("#layers tr.chosen th").text_content() == str(layer)
     assert f"layers 1 to {layer}" in driver.page.locator("#combine option").first.inner_text()
 
 
@@ -506,7 +506,7 @@ def test_keyboard_reaches_a_cell(driver: PageDriver) -> None:
         driver.page.keyboard.press(key)
     # The last column is the excluded mass, and the one before it the full stop.
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:7"
-    assert driver.focused() == driver.page.locator("#map .readout").inner_text()
+    assert driver.page.locator("#map .readout").inner_text() == f"{driver.focused()}. Follow it step by step"
     assert driver.focused().startswith("He attends to . with weight 0.")
     driver.page.keyboard.press("Control+Home")
     assert driver.page.evaluate("document.activeElement.dataset.place") == "0:0"
@@ -571,7 +571,6 @@ def test_tabs_follow_the_aria_pattern(opened: PageDriver) -> None:
     assert states == ["false", "true"]
     assert opened.page.locator("#similarity").is_visible()
     assert not opened.page.locator("#context").is_visible()
-    opened.page.keyboard.press("Tab")
     opened.page.keyboard.press("Tab")
     assert opened.page.evaluate("document.activeElement.id") == "score"
     opened.tab_to("[role=tab]")

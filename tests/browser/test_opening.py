@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.browser.conftest import NewDriver
@@ -62,11 +63,13 @@ def test_finding_states_the_similarities_of_the_response(first_screen: PageDrive
     first_screen.page.get_by_text("only because the positions differ").wait_for()
 
 
-def test_finding_is_on_the_first_screen(first_screen: PageDriver) -> None:
-    """The window is 1280 x 900 pixels and has not been scrolled."""
-    box = first_screen.page.locator("#finding").bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] < 900
+@pytest.mark.parametrize("width", [400, 1280])
+def test_finding_and_chart_are_on_the_first_screen(new_driver: NewDriver, width: int) -> None:
+    driver = new_driver(viewport={"width": width, "height": 800}).open()
+    for selector in ("#finding", "#claim .chart:not(.plane)"):
+        box = driver.page.locator(selector).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < 800, selector
 
 
 def test_expert_part_is_folded_and_sends_no_requests(first_screen: PageDriver) -> None:
@@ -122,3 +125,29 @@ def test_content_security_policy_is_enforced(new_driver: NewDriver) -> None:
     """The browser must block an inline script, an inline style and a request to another origin."""
     driver = new_driver().open()
     assert driver.page.evaluate(POLICY_VIOLATIONS) == [True, ["connect-src", "script-src-elem", "style-src-attr"]]
+
+
+def test_picture_shows_the_occurrences_in_two_dimensions(opened: PageDriver, rest: httpx.Client) -> None:
+    """The principal components of the last layer, by numpy, keep the same share of the squared distances."""
+    (request,) = opened.sent_bodies("/v1/compare")
+    inputs = [{"text": item["text"], "spans": [item["span"]]} for item in request["occurrences"]]
+    body = {"inputs": inputs, "outputs": ["spans"], "layers": "all", "layer_reduce": "stack"}
+    results = rest.post("/v1/encode", json=body).json()["results"]
+    vectors = np.array([result["span_vectors"] for result in results])[:, :, 0].swapaxes(0, 1)  # (L+1, N, D)
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    vectors -= vectors.mean(axis=1, keepdims=True)
+    axes = np.linalg.svd(vectors[-1])[2][:2]
+    for layer in (6, 3, 1):
+        opened.slide(layer)
+        kept = ((vectors[layer] @ axes.T) ** 2).sum() / (vectors[layer] ** 2).sum()
+        note = opened.page.locator("#claim .figure p").last.inner_text()
+        share = int(note.partition("keeps ")[2].partition("%")[0])
+        assert share == pytest.approx(100 * kept, abs=1), layer
+    opened.slide(6)
+    opened.page.wait_for_function("() => document.getAnimations().every(({ playState }) => playState !== 'running')")
+    boxes = [point.bounding_box() for point in opened.page.locator(".plane .point").all()]
+    drawn = np.array([[box["x"], box["y"]] for box in boxes if box])
+    expected = vectors[-1] @ axes.T
+    distances = [np.linalg.norm(points[:, None] - points, axis=-1) for points in (drawn, expected)]
+    ratio = distances[0].max() / distances[1].max()
+    assert np.abs(distances[0] - ratio * distances[1]).max() < 3  # pixels

@@ -1,7 +1,7 @@
 import { svg } from "./element.js";
 import { formatNumber } from "./number.js";
 
-const HEIGHT = 300;
+const HEIGHT = 240;
 const LINE = 18;
 const BELOW = 22;
 const TICKS = 8;

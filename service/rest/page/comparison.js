@@ -5,6 +5,7 @@ import { element, scroller, select } from "./element.js";
 import { finding, noteOnLayer0 } from "./finding.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
+import { Plane } from "./plane.js";
 import { RequestPanel } from "./request.js";
 import { GROUPS, meanOf, pairsOf } from "./senses.js";
 import { wordsOf } from "./words.js";
@@ -23,13 +24,15 @@ const ONLY_UNKNOWN = "in context";
 /** Similarity of the vectors of one word in several sentences, per layer, with that of the dictionary entries. */
 export class Comparison {
   /**
-   * @param {HTMLElement} root
-   * @param {HTMLElement} findingRoot
+   * @param {{finding: HTMLElement, figures: HTMLElement, numbers: HTMLElement}} places of the sentence, the chart with the
+   *   picture of the occurrences, and the numbers
    * @param {() => void} onChange called when the user changes the measure
    */
-  constructor(root, findingRoot, onChange) {
-    this.root = root;
+  constructor({ finding: findingRoot, figures, numbers: numbersRoot }, onChange) {
+    this.root = numbersRoot;
     this.finding = findingRoot;
+    this.figures = figures;
+    this.plane = new Plane();
     this.onChange = onChange;
     this.measure = "cosine";
     /** @type {number | null} the layer of the slider, null for the last */
@@ -45,10 +48,12 @@ export class Comparison {
     this.details = element("details", { className: "fold", id: "pair-details" },
       element("summary", {}, "Similarity of each pair, and contributions to each occurrence"));
     this.pairs = element("div", {});
+    this.values = element("div", {});
+    this.table = element("details", { className: "more", id: "values" }, element("summary", {}, "Values of the chart"), this.values);
     this.details.append(this.pairs);
     new ResizeObserver(([{ contentRect }]) => {
       if (Math.abs(contentRect.width - this.width) > 8 && this.response) this.#draw();
-    }).observe(root);
+    }).observe(figures);
   }
 
   /** @param {any} response of POST /v1/compare */
@@ -59,9 +64,17 @@ export class Comparison {
     this.#draw();
   }
 
+  /** Show the vectors of the occurrences, by layer and occurrence, in the picture. */
+  showVectors(/** @type {number[][][]} */ vectors) {
+    this.plane.setVectors(vectors);
+    this.redraw();
+  }
+
   /** Show why there is no comparison. */
   showMessage(/** @type {(string | Node)[]} */ ...message) {
     this.response = null;
+    this.figures.replaceChildren();
+    this.plane.clear();
     this.finding.replaceChildren(element("span", { className: "quiet" }, ...message));
     this.root.replaceChildren();
   }
@@ -101,7 +114,7 @@ export class Comparison {
   #draw() {
     const { occurrences, layers, static: staticSimilarity } = this.response;
     const focused = this.root.contains(document.activeElement) ? document.activeElement?.id : "";
-    this.width = this.root.clientWidth;
+    this.width = this.figures.clientWidth;
     const place = Math.min(this.layer ?? layers.length - 1, layers.length - 1);
     const pairs = pairsOf(this.senses);
     const groups = GROUPS.map((group) => ({ group, pairs: pairs.filter((pair) => pair.group === group) }))
@@ -133,13 +146,15 @@ export class Comparison {
     );
     this.rows = [["layer", "dictionary entries", ...curves.map(({ title }) => title)],
       ...layers.map(({ layer }, index) => [layer, staticMean, ...curves.map(({ values }) => values[index])])];
+    this.figures.replaceChildren(
+      element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" }, "The vertical axis does not start at 0.")),
+      this.plane.root,
+    );
+    this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
+    this.values.replaceChildren(numbers(layers, means, curves, staticMean, place));
     this.root.replaceChildren(
-      this.note,
-      element("div", { className: "beside" },
-        element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" },
-          `${noteOnLayer0(meanOf(pairs, layers[0][this.measure]), staticMean)} The vertical axis does not start at 0.`)),
-        element("div", {}, numbers(layers, means, curves, staticMean, place), this.#measures(), this.save)),
-      this.request.root, this.details,
+      this.note, element("p", { className: "quiet" }, noteOnLayer0(meanOf(pairs, layers[0][this.measure]), staticMean)),
+      element("div", { className: "pickers" }, this.#measures()), this.save, this.table, this.request.root, this.details,
     );
     this.pairs.replaceChildren(
       ...(many ? this.#table(pairs, layers[place]) : []),

@@ -8,6 +8,7 @@ import { find } from "./element.js";
 import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
 import { truncate } from "./faults.js";
+import { decodeTensor } from "./number.js";
 import { LayerPlayer } from "./player.js";
 import { queryMaker } from "./query.js";
 import { senseOf } from "./senses.js";
@@ -16,6 +17,7 @@ import { compatible, DEFAULTS, hasMaps, mapRequest } from "./settings.js";
 
 const MOST_SENTENCES = 64;
 const TOP_CONTRIBUTORS = 5;
+const MOST_POINTS = 16; // occurrences in the picture
 const TYPING_MS = 350;
 const CHOOSING_MS = 80;
 const NOT_COMPUTED = "Not computed. See the message at the top of the page.";
@@ -57,7 +59,8 @@ export class ContextView {
       onTruncate: (id) => this.#truncate(id),
     });
     this.player = new LayerPlayer(find("#player"), (layer) => this.#set({ layer }, 0));
-    this.comparison = new Comparison(find("#comparison .body"), find("#finding"), () => this.onChange());
+    this.comparison = new Comparison(
+      { finding: find("#finding"), figures: find("#claim .body"), numbers: find("#comparison") }, () => this.onChange());
     const keyOf = (item) => JSON.stringify(item.span ? item.text : item);
     const query = queryMaker(notices, {
       nameOf: (item) => {
@@ -81,9 +84,12 @@ export class ContextView {
       onResponse: (response, request) => this.#receive(response, request),
       onFailure: (failed) => { this.failed = failed; if (failed) this.#render(); },
     });
-    this.compareQuery = query("v1/compare", ["#comparison"], {
+    this.compareQuery = query("v1/compare", ["#claim"], {
       onResponse: (response, request) => this.comparison.show(response, request),
       onFailure: (failed) => failed && this.comparison.showMessage(NOT_COMPUTED),
+    });
+    this.vectorsQuery = query("v1/encode", ["#claim .body"], {
+      onResponse: (response) => this.comparison.showVectors(byLayer(response)), onFailure: (failed) => failed && this.comparison.plane.clear(),
     });
     find("#add").addEventListener("click", () => this.#add());
     find("#clear").addEventListener("click", () => this.#clear());
@@ -139,6 +145,12 @@ export class ContextView {
     const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
+    const inPicture = enough && occurrences.length <= MOST_POINTS && this.model?.outputs.includes("spans");
+    this.vectorsQuery.request(inPicture ? {
+      inputs: occurrences.map(({ text, span }) => ({ text, spans: [span] })),
+      outputs: ["spans"], layers: "all", layer_reduce: "stack", encoding_format: "base64", dtype: "float16",
+    } : null, delay);
+    if (!inPicture) this.comparison.plane.clear();
     const { notes, message } = describeCoverage({
       model: this.model, sentences: this.sentences, filled, single, selected,
       isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
@@ -299,4 +311,10 @@ export class ContextView {
     this.#update(0);
     this.#reread();
   }
+}
+
+/** Return the vectors of the span of each input, by layer and input. */
+function byLayer(response) {
+  const vectors = response.results.map(({ span_vectors: spans }) => decodeTensor(spans));
+  return vectors[0].map((_, layer) => vectors.map((layers) => layers[layer][0]));
 }
