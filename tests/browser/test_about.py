@@ -113,7 +113,7 @@ def test_kinds_follow_the_model(fresh: PageDriver) -> None:
     fresh.page.route("**/v1/attend", reject_scores)
     fresh.open_texts("The bank lends.", "A river bank.", explore=True, kind="scores")
     options = fresh.page.locator("#kind option").evaluate_all("(all) => all.map(({ value }) => value)")
-    assert options == ["projection", "probs", "norm", "block_norm"]
+    assert options == ["probs", "projection", "norm", "block_norm"]
     assert fresh.page.locator("#kind").input_value() == "probs"
     assert fresh.sent_bodies()[-1]["kind"] == "probs"
     assert fresh.page.locator("#notices > *").count() == 0

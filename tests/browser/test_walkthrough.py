@@ -14,7 +14,8 @@ from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 
 STEPS = 13
-DRAWN = """() => document.querySelector("#walk-title") && !document.querySelector("#attention [aria-busy=true]")"""
+DRAWN = """() => document.querySelector("#walk-title")?.textContent
+    && !document.querySelector("#attention [aria-busy=true]")"""
 NUMBERS = """(selector) => [...document.querySelectorAll(selector)].map((row) => [...row.querySelectorAll(".number")]
     .map((number) => number.textContent))"""
 CHECK = "He cashed a check at the bank."
@@ -37,7 +38,7 @@ def go(driver: PageDriver, step: int) -> PageDriver:
     return driver
 
 
-def numbers(driver: PageDriver, selector: str = ".drawing .walk tbody tr") -> list[list[str]]:
+def numbers(driver: PageDriver, selector: str = ".drawing .walk:not(.finder .walk) tbody tr") -> list[list[str]]:
     rows: list[list[str]] = driver.page.evaluate(NUMBERS, selector)
     return rows
 
@@ -116,7 +117,7 @@ def test_word_moves_apart_from_itself(window: PageDriver, rest: httpx.Client) ->
     cosines = [format_number(layer["cosine"][0][1]) for layer in layers]
     driver = show(window.reset(), step=1)
     driver.page.wait_for_function("() => document.querySelectorAll('.drawing tr').length === 4")
-    assert said(driver).endswith("In both sentences it is identical: 1.000. As input of the first layer: 1.000.")
+    assert said(driver).endswith("The similarity of the two entries is 1.000, that of the inputs of layer 1 1.000.")
     go(driver, 13)
     for layer in range(1, 6):
         driver.page.locator(".say", has_text=f"It is {cosines[layer]} now, and {cosines[-1]} at the end.").wait_for()
@@ -192,7 +193,7 @@ def test_pair_can_be_followed(window: PageDriver) -> None:
 def test_long_text_lists_the_tokens_with_the_largest_weights(window: PageDriver) -> None:
     text = " ".join(f"word {number}" for number in range(60))
     driver = show(window.reset(), text=text, second="", start=0, step=7)
-    rows = driver.page.locator(".drawing tbody tr").all_inner_texts()
+    rows = driver.page.locator(".drawing > div").first.locator("tbody tr").all_inner_texts()
     assert len(rows) == 32 + 2
     assert "more tokens, with weights that sum to" in rows[-2]
     listed = sum(float(row[-1]) for row in numbers(driver)[:-2])
@@ -201,16 +202,16 @@ def test_long_text_lists_the_tokens_with_the_largest_weights(window: PageDriver)
 
 def test_errors_and_missing_words_are_explained(window: PageDriver) -> None:
     driver = show(window.reset(), text="money bank grows", second="Nothing of it.", step=12)
-    assert "Enter a second sentence that contains the word" in said(driver)
+    assert "Enter a second sentence that contains the token" in said(driver)
     driver.page.locator("#walk-text").fill("")
     driver.page.get_by_text("Type a sentence.").wait_for()
     driver.page.locator("#walk-text").fill("bank " * 400)
-    fault = driver.page.locator("#attention .fault")
+    fault = driver.page.locator("#attention .fault:visible")
     fault.wait_for()
     assert "256" in fault.inner_text()
     driver.page.locator("#walk-text").fill("bank")
     driver.page.wait_for_function(DRAWN)
-    assert fault.is_hidden()
+    assert fault.count() == 0
 
 
 def test_models_without_the_graphs_are_explained(new_driver: NewDriver) -> None:
@@ -229,11 +230,133 @@ def test_models_without_the_graphs_are_explained(new_driver: NewDriver) -> None:
     assert not any("outputs" in body for body in driver.sent_bodies())
 
 
-def test_terms_lead_to_the_glossary(window: PageDriver) -> None:
+def test_terms_show_their_meaning(window: PageDriver) -> None:
     driver = show(window.reset(), step=3)
     driver.page.get_by_role("button", name="key", exact=True).click()
-    assert driver.page.locator("#glossary").get_attribute("open") is not None
+    assert driver.page.locator(".meaning").inner_text().startswith("key: The vector (k) by which")
     assert driver.focused() == "key"
+    go(driver, 5)
+    assert driver.page.locator(".meaning").inner_text() == ""
+
+
+def test_search_finds_the_heads_with_the_largest_weights(window: PageDriver, rest: httpx.Client) -> None:
+    text = "The dog ran away because it was afraid."
+    maps = rest.post("/v1/attend", json={"inputs": [text]}).json()["results"][0]["maps"]
+    ranked = sorted(maps, key=lambda found: -found["matrix"][6][2])
+    others = [row for row in range(1, 10) if row not in (2, 6)]
+    driver = show(window.reset(), text=text, second="", start=25, step=7)
+    driver.page.get_by_label("In which heads does it attend most to").select_option("dog")
+    found = numbers(driver, ".finder tbody tr")
+    assert found == [
+        [
+            format_number(item["matrix"][6][2]),
+            format_number(sum(item["matrix"][row][2] for row in others) / len(others)),
+        ]
+        for item in ranked[:5]
+    ]
+    best = ranked[0]
+    driver.page.get_by_role("button", name=f"layer {best['layer']}, head {best['head']}", exact=True).click()
+    driver.page.wait_for_function(DRAWN)
+    assert driver.page.locator("#walk-layer").input_value() == str(best["layer"])
+    assert driver.page.locator("#walk-head").input_value() == str(best["head"])
+    assert f"that of dog: {format_number(best['matrix'][6][2])}" in said(driver)
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+def test_failure_of_the_numbers_is_shown_and_can_be_repaired(new_driver: NewDriver, status: int) -> None:
+    driver = new_driver()
+    failing = [True]
+
+    def answer(route: Any) -> None:
+        body = json.loads(route.request.post_data)
+        if failing[0] and "outputs" in body:
+            route.fulfill(status=status, json={"error": {"message": "Nothing today."}}, headers={"retry-after": "1"})
+        else:
+            route.continue_()
+
+    driver.page.route("**/v1/attend", answer)
+    driver.page.goto(f"{driver.base}/#v=1&tab=attention&walkstep=7")
+    driver.page.locator("#notices .card").wait_for()
+    driver.page.get_by_text("Not computed. See the message at the top of the page.").wait_for()
+    failing[0] = False
+    if status == 401:
+        driver.page.get_by_label("API key").fill("any")
+        driver.page.get_by_role("button", name="Use this key").click()
+    elif status != 503:  # the page retries by itself
+        driver.page.get_by_role("button", name="Try again").click()
+    driver.page.locator(".drawing tbody tr").first.wait_for()
+    assert driver.page.locator("#notices .card").count() == 0
+
+
+def test_pending_step_has_its_title_and_no_old_numbers(new_driver: NewDriver) -> None:
+    driver = show(new_driver(), step=7)
+    holding = [True]
+    driver.page.route("**/v1/attend", lambda route: None if holding[0] else route.continue_())
+    driver.page.locator("#walk-layer").select_option("4")
+    driver.page.locator("#walk-step.stale").wait_for()  # the numbers of layer 1, dimmed
+    driver.page.get_by_role("button", name="Next").click()
+    assert driver.page.locator("#walk-title").inner_text() == "9. The values are mixed"
+    assert driver.page.locator(".drawing").is_hidden()
+    assert driver.page.locator("#walk-step").get_attribute("aria-busy") == "true"
+    holding[0] = False
+    driver.page.locator("#walk-layer").select_option("5")  # aborts the requests that are held
+    driver.page.locator(".drawing tbody tr").first.wait_for()
+    assert driver.page.locator("#walk-layer").input_value() == "5"
+
+
+def test_second_sentence_that_is_too_long_does_not_stop_the_steps(window: PageDriver) -> None:
+    driver = show(window.reset(), step=7)
+    driver.page.locator("#walk-second").fill("river bank flows " * 120)
+    fault = driver.page.locator("#attention .fault:visible")
+    fault.wait_for()
+    assert fault.inner_text().startswith("The second sentence: too long (")
+    go(driver, 9)
+    assert len(numbers(driver)) == 6
+    fault.get_by_role("button").click()
+    driver.page.get_by_text("Compared with bank").wait_for()
+    assert driver.page.locator("#walk-second").input_value().startswith("river bank flows river")
+
+
+def test_text_can_be_cleared_and_typed_again(window: PageDriver) -> None:
+    driver = show(window.reset(), text="money bank grows", start=0, step=7)
+    rows = numbers(driver)
+    driver.page.locator("#walk-text").fill("")
+    driver.page.get_by_text("Type a sentence.").wait_for()
+    assert driver.page.locator("#attention .units button").count() == 0
+    driver.page.locator("#walk-text").fill("\u200b")
+    driver.page.get_by_text("The sentence has no tokens of its own.").wait_for()
+    driver.page.locator("#walk-text").fill("money bank grows")
+    driver.page.locator(".drawing tbody tr").first.wait_for()
+    assert numbers(driver) == rows
+
+
+def test_word_is_followed_through_edits(window: PageDriver) -> None:
+    driver = show(window.reset(), start=6)
+    for text in ("the money bank grows", "unbelievable bank", "👩‍👩‍👧 money bank", "שלום bank"):
+        driver.page.locator("#walk-text").fill(text)
+        driver.page.wait_for_function(DRAWN)
+        driver.page.wait_for_function(f"() => {json.dumps(text)}.includes(document.querySelector('#walk-text').value)")
+        driver.page.locator("#attention .units [aria-pressed=true]", has_text="bank").wait_for()
+
+
+@pytest.mark.parametrize("part", ["layer=0", "layer=99", "start=9999", "head=99"])
+def test_values_out_of_range_are_replaced(window: PageDriver, part: str) -> None:
+    driver = show(window.reset(), step=7, **dict([part.split("=")]))
+    assert len(numbers(driver)) == 6
+    assert driver.errors == []
+
+
+def test_focus_stays_on_a_control_that_redraws_the_step(window: PageDriver) -> None:
+    driver = show(window.reset(), step=9)
+    driver.page.get_by_role("button", name="head 3").focus()
+    driver.page.keyboard.press("Enter")
+    driver.page.wait_for_function(DRAWN)
+    assert driver.focused() == "head 3"
+    driver.page.keyboard.press("ArrowRight")
+    driver.page.wait_for_function("() => document.querySelector('#walk-title').textContent.startsWith('11.')")
+    assert driver.page.evaluate("document.activeElement.id") == "walk-step"
+    driver.page.keyboard.press("ArrowRight")
+    driver.page.wait_for_function("() => document.querySelector('#walk-title').textContent.startsWith('12.')")
 
 
 @pytest.mark.slow

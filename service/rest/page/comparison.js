@@ -1,3 +1,4 @@
+import { withModel } from "./api.js";
 import { applyTint } from "./attention.js";
 import { lineChart } from "./chart.js";
 import { downloads } from "./download.js";
@@ -64,9 +65,10 @@ export class Comparison {
     this.#draw();
   }
 
-  /** Show the vectors of the occurrences, by layer and occurrence, in the picture. */
-  showVectors(/** @type {number[][][]} */ vectors) {
+  /** Show the vectors of the occurrences, by layer and occurrence, in the picture. `key`: see `vectorsKey`. */
+  showVectors(/** @type {number[][][]} */ vectors, /** @type {string} */ key) {
     this.plane.setVectors(vectors);
+    this.vectorsOf = key;
     this.redraw();
   }
 
@@ -150,6 +152,7 @@ export class Comparison {
       element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" }, "The vertical axis does not start at 0.")),
       this.plane.root,
     );
+    if (this.vectorsOf !== vectorsKey(this.sent.occurrences)) this.plane.clear();
     this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
     this.values.replaceChildren(numbers(layers, means, curves, staticMean, place));
     this.root.replaceChildren(
@@ -198,6 +201,11 @@ export class Comparison {
       element("tbody", {}, ...rows));
     return [scroller("Pairwise similarity", table)];
   }
+}
+
+/** Return what the vectors of occurrences are requested with. */
+export function vectorsKey(/** @type {{text: string, span: [number, number]}[]} */ occurrences) {
+  return JSON.stringify(withModel({ inputs: occurrences.map(({ text, span }) => ({ text, spans: [span] })) }));
 }
 
 /** Create the table of the values in the chart. */

@@ -1,3 +1,4 @@
+import { withModel } from "./api.js";
 import { AttentionMap } from "./attention.js";
 import {
   createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
@@ -89,7 +90,7 @@ export class ContextView {
       onFailure: (failed) => failed && this.comparison.showMessage(NOT_COMPUTED),
     });
     this.vectorsQuery = query("v1/encode", ["#claim .body"], {
-      onResponse: (response) => this.comparison.showVectors(byLayer(response)), onFailure: (failed) => failed && this.comparison.plane.clear(),
+      onResponse: (response, { inputs }) => this.comparison.showVectors(byLayer(response), JSON.stringify(withModel({ inputs }))), onFailure: (failed) => failed && this.comparison.plane.clear(),
     });
     find("#add").addEventListener("click", () => this.#add());
     find("#clear").addEventListener("click", () => this.#clear());
@@ -148,7 +149,7 @@ export class ContextView {
     const inPicture = enough && occurrences.length <= MOST_POINTS && this.model?.outputs.includes("spans");
     this.vectorsQuery.request(inPicture ? {
       inputs: occurrences.map(({ text, span }) => ({ text, spans: [span] })),
-      outputs: ["spans"], layers: "all", layer_reduce: "stack", encoding_format: "base64", dtype: "float16",
+      prompt: "", outputs: ["spans"], layers: "all", layer_reduce: "stack", encoding_format: "base64", dtype: "float16",
     } : null, delay);
     if (!inPicture) this.comparison.plane.clear();
     const { notes, message } = describeCoverage({

@@ -3,6 +3,7 @@ import { downloads } from "./download.js";
 import { element, select } from "./element.js";
 import { heatmapFigure } from "./figure.js";
 import { rolesOf } from "./heads.js";
+import { Lines } from "./lines.js";
 import { mapRows, Matrix } from "./matrix.js";
 import { Multiples } from "./multiples.js";
 import { isolated } from "./naming.js";
@@ -34,6 +35,7 @@ export class Explore {
     this.opener = element("div", { className: "pickers" });
     this.matrixBox = element("div", {});
     this.matrix = new Matrix(this.matrixBox, (row) => this.map && onFollow(this.#placeOf(this.map, row)));
+    this.lines = new Lines(this.matrixBox, (row) => this.map && onFollow(this.#placeOf(this.map, row)));
     this.request = new RequestPanel();
     this.save = downloads("map", () => this.#saved());
     this.find("#map .body").append(this.opener, this.matrixBox, this.save, this.request.root);
@@ -97,7 +99,8 @@ export class Explore {
     this.matrixBox.hidden = this.request.root.hidden = map === null;
     this.save.hidden = map === null || map.isInput;
     this.find("#scale").textContent = map?.scale ?? "";
-    if (map) this.matrix.show(map, chosen, this.title);
+    if (map && settings.view === "lines" && map.units.length <= LONG_WORDS) this.lines.show(map, chosen, this.title);
+    else if (map) this.matrix.show(map, chosen, this.title);
     this.marked = headReason(settings) === "" && settings.combine === "none" && hasHeads(settings.kind)
       ? { layer: Math.max(1, settings.layer ?? model?.num_hidden_layers ?? 0), head: Number(settings.head) }
       : { layer: null, head: null };

@@ -1,6 +1,6 @@
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const PARTS = /\s+|\\[a-z]+|[A-Za-zαμσγβ]+|\d+(?:[.,]\d+)*|./gu;
-const NAMES = { text: "mtext", cdot: "⋅", odot: "⊙", infty: "∞", sum: "∑", dots: "…" };
+const NAMES = { cdot: "⋅", odot: "⊙", infty: "∞", sum: "∑", dots: "…" };
 
 /**
  * Return a formula as MathML, from a small part of LaTeX: names of letters, numbers, operators, {groups}, _ and ^ for one

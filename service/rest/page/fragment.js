@@ -26,7 +26,7 @@ const MOST_SENTENCES = 64;
 const MOST_CHARACTERS = 16_384;
 const MOST_LAYERS = 512;
 const LONGEST = 30_000; // characters of a fragment
-const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|q|d|shown|tint|score|walk(text|pair|second|start|segment|layer|head|step))$/;
+const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|view|q|d|shown|tint|score|walk(text|pair|second|start|segment|layer|head|step))$/;
 const NUMBER = /^\d{1,6}$/;
 
 /** An error in a link. */

@@ -7,7 +7,7 @@ import { rove } from "./roving.js";
 import { KINDS, RELATIONS } from "./settings.js";
 
 const TABLE_UNITS = 64;
-const NARROW_UNITS = 14;
+const NARROW_UNITS = 12;
 
 /** The map of a sentence as a table, or for a long sentence as an image with a table of one row. */
 export class Matrix {
@@ -29,7 +29,8 @@ export class Matrix {
    */
   show(map, chosen, title) {
     // Do not rebuild an unchanged table: this would lose the pointer and the focus.
-    if (this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
+    const isShown = this.root.querySelector(".matrix") !== null;
+    if (isShown && this.shown.map === map && this.shown.chosen === chosen && this.shown.title === title) return;
     const focusedCell = this.root.contains(document.activeElement) ? document.activeElement?.getAttribute("data-place") : null;
     this.shown = { map, chosen, title };
     this.readout.textContent = "Point at a cell, tap it, or move to it with the arrow keys to read its value. Click it, or press Enter, to follow it step by step.";

@@ -32,7 +32,8 @@ export class Pickers {
       element(
         "div",
         { className: "pickers" },
-        this.#units(settings),
+        this.#radios("Unit", "unit", { word: "Words", token: "Tokens" }, settings.unit),
+        this.#radios("Map", "view", { table: "Table", lines: "Lines" }, settings.view),
         select("Kind", kinds(model), settings.kind, (kind) => this.onChange({ kind }), {
           id: "kind", describedBy: "kind-meaning",
         }),
@@ -60,20 +61,20 @@ export class Pickers {
     if (focused) document.getElementById(focused)?.focus();
   }
 
-  #units(/** @type {import("./settings.js").Settings} */ settings) {
-    const names = { word: "Words", token: "Tokens" };
-    const radios = Object.entries(names).map(([unit, name]) =>
+  /** Create radio buttons for a setting. */
+  #radios(/** @type {string} */ title, /** @type {"unit" | "view"} */ name, /** @type {Record<string, string>} */ values, /** @type {string} */ chosen) {
+    const radios = Object.entries(values).map(([value, text]) =>
       element(
         "label",
         {},
         element("input", {
-          id: `unit-${unit}`, type: "radio", name: "unit", value: unit, checked: settings.unit === unit,
-          on: { change: () => this.onChange({ unit }) },
+          id: `${name}-${value}`, type: "radio", name, value, checked: chosen === value,
+          on: { change: () => this.onChange({ [name]: value }) },
         }),
-        name,
+        text,
       ),
     );
-    return element("fieldset", { className: "picker" }, element("legend", {}, "Unit"),
+    return element("fieldset", { className: "picker" }, element("legend", {}, title),
       element("div", { className: "segments" }, ...radios));
   }
 

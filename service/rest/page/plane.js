@@ -128,7 +128,7 @@ function fit(/** @type {[number, number][]} */ places) {
     return { middle: (Math.min(...values) + Math.max(...values)) / 2, extent: Math.max(...values) - Math.min(...values) };
   });
   const [x, y] = ranges;
-  const scale = Math.min((WIDTH - 2 * MARGIN) / (x.extent || 1), (HEIGHT - 2 * MARGIN) / (y.extent || 1));
+  const scale = Math.min((WIDTH - 2 * MARGIN) / Math.max(x.extent, 1e-6), (HEIGHT - 2 * MARGIN) / Math.max(y.extent, 1e-6));
   return (/** @type {[number, number]} */ [a, b]) => [
     (WIDTH / 2 + scale * (a - x.middle)).toFixed(1), (HEIGHT / 2 - scale * (b - y.middle)).toFixed(1),
   ];

@@ -77,7 +77,8 @@ export class Query {
  */
 
 /**
- * Return a function that creates queries. They mark places of the page as busy, and report their errors in the notices.
+ * Return a function that creates queries. They mark places of the page as busy, and report their errors in the notices. The
+ * first place names the query, and exists only once.
  *
  * @param {import("./notices.js").Notices} notices
  * @param {{nameOf: (item: any, list: string) => string, onTooLong: (item: any, list: string, error: any) => void}} inputs
@@ -86,9 +87,17 @@ export class Query {
  * @returns {MakeQuery}
  */
 export function queryMaker(notices, { nameOf, onTooLong }) {
+  /** @type {Map<string, Set<string>>} pending queries by place, each by its first place */
+  const pending = new Map();
   return (route, places, { onResponse, onFailure = () => {}, onBusy = () => {} }) => new Query(route, {
     onBusy: (busy) => {
-      for (const place of places) document.querySelector(place)?.setAttribute("aria-busy", String(busy));
+      for (const place of places) {
+        const queries = pending.get(place) ?? new Set();
+        pending.set(place, queries);
+        if (busy) queries.add(places[0]);
+        else queries.delete(places[0]);
+        document.querySelector(place)?.setAttribute("aria-busy", String(queries.size > 0));
+      }
       onBusy(busy);
     },
     onResponse,

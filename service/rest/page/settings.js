@@ -3,7 +3,7 @@
  * L, or null for the last layer. `combine` states which layers a map covers.
  *
  * @typedef {{unit: string, kind: string, combine: string, layer: number | null, head: string, special: string,
- *            segments: string, self: boolean}} Settings
+ *            segments: string, self: boolean, view: string}} Settings
  * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[], operations: string[]}} Model
  */
 
@@ -14,7 +14,7 @@
  */
 export const DEFAULTS = {
   unit: "word", kind: "projection", combine: "rollout", layer: null, head: "mean", special: "drop", segments: "all",
-  self: false,
+  self: false, view: "table",
 };
 
 /** The supported values of each setting with fixed values. */
@@ -24,6 +24,7 @@ export const VALUES = {
   combine: ["rollout", "mean", "none"],
   special: ["drop", "renormalize", "keep"],
   segments: ["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"],
+  view: ["table", "lines"],
 };
 
 /**
@@ -50,17 +51,17 @@ export const RELATIONS = {
 };
 
 export const KINDS = {
-  projection: {
-    name: "projection: share of the vector",
-    meaning: "The share that each word contributes to a word's new vector. Negative shares point away from that vector.",
-    rolled: "The share that each word contributes to a word's vector through all layers, computed from absolute values.",
-    relation: "contribution",
-  },
   probs: {
     name: "probs: attention weights",
     meaning: "The attention weights: how much each word attends to each other word.",
     rolled: "The mean attention weights of the heads, with half of the weight of each layer on the residual connection.",
     relation: "attention",
+  },
+  projection: {
+    name: "projection: share of the vector",
+    meaning: "The share that each word contributes to a word's new vector. Negative shares point away from that vector.",
+    rolled: "The share that each word contributes to a word's vector through all layers, computed from absolute values.",
+    relation: "contribution",
   },
   scores: {
     name: "scores: before the softmax",

@@ -1,5 +1,5 @@
 import { lineChart } from "./chart.js";
-import { button, element, scroller } from "./element.js";
+import { button, element, scroller, select } from "./element.js";
 import { ROLES } from "./heads.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatCount, formatNumber } from "./number.js";
@@ -19,20 +19,27 @@ import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.j
  * @property {Outputs} outputs
  * @property {string[]} roles the name of what each head does, or ""
  * @property {{static: number[][], input: number[][]} | null} embeddings of the token and of that in the other sentence
- * @property {string | null} other the same token in the other sentence, or null without one
+ * @property {string | null} other the same token in the second sentence, or null without one
+ * @property {boolean} hasSecond whether there is a second sentence
+ * @property {boolean} isPair whether the text is a pair
  * @property {number[] | null} journey the similarity to it, by layer
  * @property {{causal: boolean, unscaled: boolean}} switches
  * @property {(name: "causal" | "unscaled", value: boolean) => void} onSwitch
  * @property {(name: string, text?: string) => Node} term
- * @property {(head: number) => void} onHead
- * @property {(layer: number) => void} onLayer
+ * @property {{layer: number, head: number, matrix: number[][]}[]} maps the attention weights of the text in all heads
+ * @property {number} target the token that the search for heads looks for
+ * @property {(place: number) => void} onTarget
+ * @property {(place: {layer?: number, head?: number, step?: number}) => void} onPlace
  *
  * @typedef {(string | Node)[]} Text
- * @typedef {{title: string, draw: (scene: Scene) => {say: Text, formulas?: string[], figure: Node[], why: Text}}} Step
+ * @typedef {{title: string, draw: (scene: Scene) => {say: Text, formulas: string[], symbols: string, figure: (Node | string)[], why: Text}}} Step
  */
 
 const MOST_ROWS = 32;
 const CHART_WIDTH = 640;
+const IDENTICAL = 0.9995; // similarity from which two vectors are the same, except for rounding
+const FOUND_HEADS = 5;
+const UNDERFLOW = 80; // difference of scores from which a weight can be 0 in float32
 const SINK = 0.5; // weight on special tokens from which a note explains it
 
 /** @type {Step[]} */
@@ -40,60 +47,65 @@ export const STEPS = [
   {
     title: "The text becomes tokens",
     draw: ({ model, tokens, row, term }) => ({
-      say: ["The tokenizer splits the text into ", String(tokens.length), " ", term("token", "tokens"), ". Each is a row of a ",
-        term("vocabulary"), " of ", formatCount(model.vocab_size), " tokens. We follow ", named(tokens, row), `, number ${tokens[row].id} of the vocabulary.`],
-      formulas: [`t = (t_1, \\dots, t_T), T = ${tokens.length}, t_{${row + 1}} = ${tokens[row].id}`],
+      say: ["The tokenizer splits the text into ", String(tokens.length), " ", term("token", "tokens"), ", and looks up each in a ",
+        term("vocabulary"), " of ", formatCount(model.vocab_size), ". We follow ", named(tokens, row), `, number ${tokens[row].id}.`],
+      formulas: [`t = (t_1, \\dots, t_T)`, `T = ${tokens.length}`, `t_{${row + 1}} = ${tokens[row].id}`],
+      symbols: "t: the numbers of the tokens. T: how many there are.",
       figure: [element("ol", { className: "tokens", "aria-label": "Tokens with their numbers" }, ...tokens.map((token, place) =>
         element("li", { className: place === row ? "chosen" : "" }, element("span", { className: token.special ? "special" : "" }, bdi(token.text)),
           element("span", { className: "number quiet" }, String(token.id)))))],
-      why: ["A model computes with numbers. The number of a token selects its row in a table of vectors. ",
-        term("special token", "Special tokens"), " are not in the text: the model was trained with them at these places."],
+      why: ["A model computes with numbers. The number of a token selects its entry in the next step. ",
+        term("special token", "Special tokens"), " are not in the text. The model was trained with them at these places."],
     }),
   },
   {
-    title: "Each token gets its vector from a table",
-    draw: ({ model, tokens, row, embeddings, other, term }) => {
-      const form = model.layer_form;
-      const added = form.positions.includes("table");
-      const parts = ["E_{t_i}", ...(added ? ["P_i"] : []), ...(form.segments ? ["S"] : [])].join(" + ");
-      const names = ["this sentence", "the second sentence"];
-      const vectors = (/** @type {string} */ label, /** @type {number[][]} */ list) => list.map((values, place) =>
-        [`${label}, ${names[place]}`, strip(values, { name: `${label} of ${tokens[row].text}, ${names[place]}`, largest: peak(list) })]);
-      const alike = embeddings && embeddings.static.length > 1;
+    title: "Each token gets its dictionary entry",
+    draw: ({ model, tokens, row, embeddings, other, hasSecond, term }) => {
+      const { positions, segments, embedding_norm: isNormalized } = model.layer_form;
+      const added = positions.includes("table");
+      const parts = ["E_{t_i}", ...(added ? ["P_i"] : []), ...(segments ? ["S"] : [])].join(" + ");
+      const names = ["this sentence", "second sentence"];
+      const vectors = (/** @type {string} */ title, /** @type {number[][]} */ list) => list.map((values, place) =>
+        [`${title}, ${names[place]}`, strip(values, { name: `${title} of ${tokens[row].text}, ${names[place]}`, largest: peak(list) })]);
+      const [entries, inputs] = embeddings ? [embeddings.static, embeddings.input].map((list) => (list.length > 1 ? cosine(list[0], list[1]) : null)) : [];
+      const isSame = inputs !== null && inputs !== undefined && inputs > IDENTICAL;
       return {
-        say: ["The ", term("embedding"), " of ", named(tokens, row), ` is row ${tokens[row].id} of a table: ${model.hidden_size} numbers, the same in every sentence. `,
-          ...(!embeddings ? [] : alike ? ["In both sentences it is identical: ", value(cosine(embeddings.static[0], embeddings.static[1])),
-            ". As input of the first layer: ", value(cosine(embeddings.input[0], embeddings.input[1])), "."]
-            : ["The second sentence does not contain it."])],
-        formulas: [`x_i = ${form.embedding_norm ? `\\text{Norm}(${parts})` : parts}`],
-        figure: embeddings ? [rows([...vectors("embedding", embeddings.static), ...vectors("input of layer 1", embeddings.input)])] : [],
-        why: [added ? "A vector for the " : "The embedding does not contain the ", term("position"),
-          added ? " of the token is added, because attention by itself does not see the order of words. At the same position, the same word has the same input."
-            : form.positions.includes("rotary") ? ". This model adds it later: it rotates queries and keys by an angle that grows with the position, so that their dot product depends on the distance of two tokens."
+        say: ["The ", term("embedding"), " of ", named(tokens, row), ` is row ${tokens[row].id} of a table: ${embeddings?.static[0].length ?? model.hidden_size} numbers, the same in every sentence.`,
+          ...(typeof entries === "number" && typeof inputs === "number"
+            ? [" The ", term("cosine similarity", "similarity"), " of the two entries is ", value(entries), ", that of the inputs of layer 1 ", value(inputs), "."]
+            : other === null && hasSecond ? [" The second sentence does not contain this token."] : [])],
+        formulas: [`x_i = ${isNormalized ? `\\text{Norm}(${parts})` : parts}`],
+        symbols: `E: the table of entries${isNormalized ? "" : " (some models multiply them by a number)"}.${added ? " P: a table with a row for each position i." : ""}${segments ? " S: a vector that tells first and second text of a pair apart." : ""}`
+          + `${isNormalized ? " Norm: see step 3." : ""} x: the input of layer 1.`,
+        figure: embeddings ? [rows([...vectors("entry", embeddings.static), ...vectors("input", embeddings.input)])] : [],
+        why: [added ? "A vector for the " : "The entry does not contain the ", term("position"),
+          added ? " is added, because attention by itself does not see the order of words."
+            : positions.includes("rotary") ? ". This model adds it later: it rotates queries and keys by an angle that grows with the position, so that their dot product depends on the distance of two tokens."
               : ". This model adds it later: the scores get a value that depends on the distance of two tokens.",
-          other ? " What differs between the two sentences is all to come." : ""],
+          inputs === null || inputs === undefined ? "" : isSame ? " At the same position, the same word has the same input. What will make the two vectors differ is all to come."
+            : " The two inputs already differ, because the positions differ. Everything else is to come."],
       };
     },
   },
   {
-    title: "The vector is normalized",
+    title: "The layer reads the vector",
     draw: ({ model, tokens, row, layer, outputs: { input, normalized }, term }) => {
-      const isPost = model.layer_form.block === "post";
-      const isRms = model.layer_form.norm === "rms_norm";
-      const largest = peak([input[0], normalized[0]]);
+      const { block, norm: kind } = model.layer_form;
+      const isRms = kind === "rms_norm";
+      const isUnchanged = input[0].every((component, place) => component === normalized[0][place]);
       return {
-        say: isPost
-          ? [`This model normalizes at the end of each part (steps 11 and 12). Layer ${layer} reads the vector of `, named(tokens, row), " as it is."]
-          : [`Layer ${layer} starts with a `, term("layer norm", "norm"), ": it gives the numbers of ", named(tokens, row), " a fixed size. The length changes from ",
-            value(norm(input[0])), " to ", value(norm(normalized[0])), "."],
+        say: block === "post"
+          ? [`Layer ${layer} reads the vector of `, named(tokens, row), " as it is: this model ends each part with a ", term("layer norm", "norm"), " (steps 11 and 12), so the vector is normalized already."]
+          : isUnchanged ? [`Layer ${layer} reads the vector of `, named(tokens, row), " as it is. The other layers begin with a ", term("layer norm", "norm"), "."]
+            : [`Layer ${layer} begins with a `, term("layer norm", "norm"), ", which rescales the numbers of ", named(tokens, row), ". The ", term("length"), " of the vector changes from ",
+              value(norm(input[0])), " to ", value(norm(normalized[0])), "."],
         formulas: [isRms ? "\\text{Norm}(x) = \\frac{x}{\\sqrt{\\text{mean}(x^2)}} \\odot γ" : "\\text{Norm}(x) = \\frac{x - μ}{σ} \\odot γ + β"],
+        symbols: `${isRms ? "" : "μ: the mean of the numbers of x. σ: their standard deviation. "}γ: learned numbers. ${isRms ? "" : "β: learned numbers that some models do not have. "}⊙: number by number.`,
         figure: [rows([
-          [`input of layer ${layer}`, strip(input[0], { name: "input", largest })],
-          [isPost ? "what attention reads" : "normalized", strip(normalized[0], { name: "normalized", largest })],
+          [`input of layer ${layer}`, strip(input[0], { name: "input" }), ["length ", value(norm(input[0]))]],
+          ["what attention reads", strip(normalized[0], { name: "what attention reads" }), ["length ", value(norm(normalized[0]))]],
         ])],
-        why: [isRms ? "The numbers are divided by the root of their mean square, " : "μ is the mean of the numbers, σ their standard deviation. They are rescaled, ",
-          "then multiplied by learned factors γ", isRms ? "." : ", with β added.",
-          " Without norms, vectors would grow from layer to layer, and training deep models would fail."],
+        why: ["Each layer adds to the vectors. Without norms, they would grow from layer to layer, and a model with many layers could hardly be trained."],
       };
     },
   },
@@ -103,18 +115,20 @@ export const STEPS = [
       const { model, tokens, row, layer, head, outputs: { queries, keys, values }, term } = scene;
       const { head_size: size, num_key_value_heads: groups, positions } = model.layer_form;
       const [k, v] = [peak(keys[head]), peak(values[head])];
+      const x = model.layer_form.block === "post" ? "x" : "n"; // what attention reads
       return {
-        say: [`Three matrices of head ${head} in layer ${layer} turn vectors into a `, term("query"), " for ", named(tokens, row), ", and a ", term("key"), " and a ",
-          term("value"), ` for every token: ${size} numbers each.`],
-        formulas: [`q_i = x_i W^Q + b^Q`, `k_j = x_j W^K + b^K`, `v_j = x_j W^V + b^V`,
-          `(1 × ${model.hidden_size}) (${model.hidden_size} × ${size}) = (1 × ${size})`],
-        figure: [rows([[["query of ", named(tokens, row)], strip(queries[head][0], { name: "query" })]]),
+        say: [`Three `, term("matrix", "matrices"), ` of head ${head} turn vectors into a `, term("query"), " for ", named(tokens, row), ", and a ", term("key"), " and a ",
+          term("value"), ` for every token. Each has ${size} numbers.`],
+        formulas: [`q_i = ${x}_i W^Q + b^Q`, `k_j = ${x}_j W^K + b^K`, `v_j = ${x}_j W^V + b^V`],
+        symbols: `W: learned matrices of layer ${layer} and head ${head}, ${model.hidden_size} × ${size} numbers each. b: learned vectors, in models that have them. `
+          + `${x === "n" ? "n: the vectors that attention reads (step 3). " : ""}i: the token that we follow. j: every token.`,
+        figure: [rows([[["query of ", named(tokens, row)], strip(queries[head][0], { name: "query" })]], "Query"),
           perToken(scene, ["key", "value"], (place) => [
             strip(keys[head][place], { name: `key of ${label(tokens, place)}`, largest: k }),
             strip(values[head][place], { name: `value of ${label(tokens, place)}`, largest: v })])],
         why: ["The query is what the token looks for, the key what a token can be found by, the value what it passes on. "
           + "These are different roles, so the model learned a matrix for each.",
-          groups < model.num_attention_heads ? ` In this model, ${model.num_attention_heads / groups} heads of queries share keys and values.` : "",
+          groups < model.num_attention_heads ? ` In this model, ${model.num_attention_heads / groups} heads share keys and values.` : "",
           positions.includes("rotary") ? " Queries and keys are shown after their rotation by position." : ""],
       };
     },
@@ -125,88 +139,97 @@ export const STEPS = [
       const { tokens, row, head, outputs: { queries, keys }, term } = scene;
       const query = queries[head][0];
       const products = keys[head].map((/** @type {number[]} */ key) => key.map((component, place) => component * query[place]));
-      const sums = keys[head].map((/** @type {number[]} */ key) => dot(query, key));
+      const sums = dots(scene);
       const largest = peak(products);
-      const best = sums.indexOf(Math.max(...sums));
+      const hidden = hiddenPlaces(scene);
+      const best = sums.indexOf(Math.max(...sums.filter((_, place) => !hidden.has(place))));
       return {
-        say: ["The ", term("dot product"), " says how well a key fits the query. For ", named(tokens, row), ", the best fit is ",
+        say: ["The ", term("dot product"), " says how well a key fits the query. For ", named(tokens, row), `, the best fit${hidden.size ? " among the tokens that it may attend to" : ""} is `,
           named(tokens, best), " with ", value(sums[best]), "."],
-        formulas: [`q_i \\cdot k_j = \\sum_c q_{i c} k_{j c}`],
-        figure: [perToken(scene, ["products of the components", "sum"], (place) => [
-          strip(products[place], { name: `products with ${label(tokens, place)}`, largest }), value(sums[place])])],
-        why: ["There is no rule of grammar here. Query and key were trained so that the tokens that are useful to each other fit. "
-          + "Blue products raise the sum, orange ones lower it."],
+        formulas: [`q_i \\cdot k_j = \\sum_m q_{i m} k_{j m}`],
+        symbols: `m: the numbers of a vector, from 1 to ${query.length}.`,
+        figure: [perToken(scene, ["sum", "products of the numbers"], (place) => [
+          value(sums[place]), strip(products[place], { name: `products with ${label(tokens, place)}`, largest })])],
+        why: ["There is no rule of grammar here. In training, queries and keys were adjusted until tokens that are useful to each other fit. "
+          + "A single head need not make sense to a reader."],
       };
     },
   },
   {
-    title: "Scores are scaled",
+    title: "The scores are scaled",
     draw: (scene) => {
-      const { model, tokens, head, outputs: { queries, keys, scores }, switches, term } = scene;
+      const { model, head, outputs: { scores }, switches, term } = scene;
       const { head_size: size, attention_scale: scale, positions } = model.layer_form;
-      const sums = keys[head].map((/** @type {number[]} */ key) => dot(queries[head][0], key));
-      const [usual, extreme] = [softmax(scores[head][0]), softmax(sums)];
-      const weights = switches.unscaled ? extreme : usual;
+      const isRelative = positions.includes("relative");
+      const sums = dots(scene);
+      // The bias of the distance is not divided.
+      const unscaled = sums.map((sum, place) => scores[head][0][place] + sum - scale * sum);
+      const hidden = hiddenPlaces(scene);
+      const [usual, extreme] = [scene.outputs.weights[head][0], softmax(unscaled, (place) => !hidden.has(place))];
       const isRoot = Math.abs(scale * Math.sqrt(size) - 1) < 1e-3;
       const divisor = formatNumber(1 / scale);
+      const bias = isRelative ? " + b_{i - j}" : "";
       return {
-        say: ["Each dot product is divided by ", ...(isRoot ? [`the square root of ${size}: `] : []), divisor, " (", term("scaling"), "). Then the largest weight is ",
-          value(Math.max(...usual)), ". Without the division it would be ", value(Math.max(...extreme)), "."],
-        formulas: [`s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${positions.includes("relative") ? " + b_{i - j}" : ""}, d_k = ${size}`],
+        say: Math.abs(scale - 1) < 1e-6 ? ["This model uses the dot products as they are, without ", term("scaling"), "."]
+          : ["Each dot product is divided by ", isRoot ? `the square root of ${size}: ` : "", divisor, " (", term("scaling"), "). With it, the largest weight will be ",
+            value(Math.max(...usual)), ", without it ", value(Math.max(...extreme)), "."],
+        formulas: [switches.unscaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot ? [`d_k = ${size}`] : [])],
+        symbols: `s: the scores. d${"\u2096"}: how many numbers a key has.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
         figure: [
           toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
           perToken(scene, ["dot product", "score", switches.unscaled ? "weight without the division" : "weight (step 8)"], (place) => [
-            value(sums[place]), value(switches.unscaled ? sums[place] : scores[head][0][place]), bar(weights[place])]),
+            value(sums[place]), value(switches.unscaled ? unscaled[place] : scores[head][0][place]), bar(switches.unscaled ? extreme[place] : usual[place])]),
         ],
-        why: [`A dot product is a sum of ${size} products, so its spread grows with the square root of ${size}. `
-          + "Softmax would give nearly all weight to one token, and the others would not learn. The division removes that growth.",
-          positions.includes("relative") ? " This model then adds a learned value for the distance of the two tokens." : ""],
+        why: [`A dot product is a sum of ${size} products. The more there are, the larger it can become: typically as the square root of their number. Large scores make the `,
+          term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores have the same size for any number of products."],
       };
     },
   },
   {
-    title: "Some tokens are masked",
+    title: "A mask may hide tokens",
     draw: (scene) => {
       const { tokens, row, head, outputs: { scores, weights }, model, switches, term } = scene;
       const own = weights[head][0];
-      const hidden = own.filter((/** @type {number} */ weight) => weight === 0).length;
+      const hidden = hiddenPlaces(scene);
+      const later = tokens.length - 1 - row;
       const isCausal = model.attention === "causal";
       const causal = switches.causal && !isCausal;
-      const shown = causal ? softmax(scores[head][0], (place) => place <= row) : own;
+      const shown = causal ? softmax(scores[head][0], (place) => place <= row && !hidden.has(place)) : own;
       return {
         say: isCausal
-          ? ["This model is causal: ", named(tokens, row), " attends to itself and to the tokens before it. ", String(hidden), " later tokens are hidden by the ", term("mask"), "."]
-          : hidden ? ["Layers of this model attend within a window: ", String(hidden), " tokens are too far away from ", named(tokens, row), ", and hidden by the ", term("mask"), "."]
-            : ["Nothing is hidden here: in this model, ", named(tokens, row), " attends to all tokens of its text, before and after it. Other models use a ", term("mask"), "."],
-        formulas: ["s_j = {-\\infty} \\text{ if token } j \\text{ is masked}"],
+          ? ["This model is causal: a ", term("mask"), " hides the ", String(later), " tokens after ", named(tokens, row),
+            hidden.size > later ? `, and in this layer ${hidden.size - later} before it, which are outside of its window.` : "."]
+          : hidden.size ? ["A ", term("mask"), " hides tokens that are too far away from ", named(tokens, row), `: ${hidden.size} of ${tokens.length} are outside of the window of this layer.`]
+            : ["In this layer nothing is hidden: ", named(tokens, row), " attends to all tokens of its text, before and after it. Other models have a ", term("mask"), "."],
+        formulas: ["s_j = {-\\infty} \\text{ if token } j \\text{ is hidden}"],
+        symbols: "A score of minus infinity becomes the weight 0 in step 8.",
         figure: [
-          !isCausal && toggle("Show what a causal mask would do (an explanation, not a result of this model)", switches.causal, (on) => scene.onSwitch("causal", on)),
+          !isCausal && toggle("Show what a causal mask would do. It is an explanation, not a result of this model", switches.causal, (on) => scene.onSwitch("causal", on)),
           perToken(scene, ["score", "visible", causal ? "weight with a causal mask" : "weight (step 8)"], (place) => {
-            const isHidden = shown[place] === 0;
+            const isHidden = hidden.has(place) || (causal && place > row);
             return [isHidden ? "\u2212∞" : value(scores[head][0][place]), isHidden ? "no" : "yes", bar(shown[place])];
           }),
         ].filter((node) => node !== false),
-        why: ["Models that write text predict the next token, so they must not see it. Models that read see the whole text. "
-          + "Where texts are filled up to the same length, the filling is masked too; this server packs texts without filling."],
+        why: ["Models that write text predict the next token, so they must not see it. Models that only read may see the whole text."],
       };
     },
   },
   {
-    title: "Softmax makes weights",
+    title: "Softmax turns scores into weights",
     draw: (scene) => {
       const { tokens, row, head, outputs: { scores, weights }, roles, term } = scene;
       const own = weights[head][0];
       const best = own.indexOf(Math.max(...own));
       const special = own.reduce((sum, weight, place) => (tokens[place].special ? sum + weight : sum), 0);
       return {
-        say: [term("softmax", "Softmax"), " turns scores into shares that sum to 1: the ", term("attention weight", "attention weights"), " of ", named(tokens, row), ". The largest is that of ",
-          named(tokens, best), ": ", value(own[best]), ".",
-          roles[head] ? ` Head ${head} has a pattern: ${roles[head]}.` : ""],
-        formulas: ["α_j = \\frac{e^{s_j}}{\\sum_k e^{s_k}}"],
-        figure: [perToken(scene, ["score", "weight"], (place) => [own[place] === 0 ? "\u2212∞" : value(scores[head][0][place]), bar(own[place])],
-          ["sum", "", bar(0, own.reduce((sum, weight) => sum + weight, 0))])],
-        why: ["Shares can be compared, and their sum does not depend on the length of the text. The exponential function makes all of them positive, and larger scores count more than in proportion.",
-          ...(special > SINK ? [" Special tokens get ", value(special), " here. They are an ", term("attention sink"), ": a head that finds nothing to read rests on them, because the weights must sum to 1."] : [])],
+        say: [term("softmax", "Softmax"), " turns the scores into shares that sum to 1: the ", term("attention weight", "attention weights"), " of ", named(tokens, row), ". The largest is that of ",
+          named(tokens, best), ": ", value(own[best]), ".", roles[head] ? ` On average over all tokens, head ${head} attends ${roles[head]}.` : ""],
+        formulas: ["α_j = \\frac{e^{s_j}}{\\sum_n e^{s_n}}"],
+        symbols: "α: the weights. e: 2.718. n: all tokens.",
+        figure: [perToken(scene, ["score", "weight"], (place) => [hiddenPlaces(scene).has(place) ? "\u2212∞" : value(scores[head][0][place]), bar(own[place])],
+          ["sum", "", bar(0, own.reduce((sum, weight) => sum + weight, 0))]), finder(scene)],
+        why: ["Shares can be compared, and all are positive. A score that is larger by 1 gets 2.718 times the weight.",
+          ...(special > SINK ? [" Special tokens get ", value(special), " here. Many heads put weight on them when no other token fits, because the weights must sum to 1: an ", term("attention sink"), "."] : [])],
       };
     },
   },
@@ -219,33 +242,39 @@ export const STEPS = [
       const largest = peak([...parts, heads[head][0]]);
       const best = lengths.indexOf(Math.max(...lengths));
       return {
-        say: ["Each ", term("value"), " is multiplied by its weight, and all are summed. ", named(tokens, best), " adds the longest vector: ", value(lengths[best]), "."],
+        say: ["Each ", term("value"), " is multiplied by its weight, and all are summed. ", named(tokens, best), " contributes the vector with the largest ", term("length"), ": ", value(lengths[best]), "."],
         formulas: [`\\text{head}_{${head}} = \\sum_j α_j v_j`],
-        figure: [perToken(scene, ["weight", "weighted value", "length"], (place) => [
-          value(weights[head][0][place]), strip(parts[place], { name: `weighted value of ${label(tokens, place)}`, largest }), value(lengths[place])],
-        ["sum", "", strip(heads[head][0], { name: "sum of the weighted values", largest }), value(norm(heads[head][0]))])],
-        why: ["This is where words meet: from now on, the vector of ", named(tokens, row), " contains parts of the other tokens. "
-          + "A weight is not all that counts: a token with a value near zero adds little, however large its weight."],
+        symbols: `head: the output of head ${head} for the token, ${heads[head][0].length} numbers.`,
+        figure: [perToken(scene, ["weight", "length", "weighted value"], (place) => [
+          value(weights[head][0][place]), value(lengths[place]), strip(parts[place], { name: `weighted value of ${label(tokens, place)}`, largest })],
+        ["sum", "", value(norm(heads[head][0])), strip(heads[head][0], { name: "sum of the weighted values", largest })])],
+        why: ["Here words meet: the output of the head for ", named(tokens, row), " is made of parts of all tokens. "
+          + "The weight is not all that counts: a token whose value is near zero adds little, however large its weight."],
       };
     },
   },
   {
     title: "The heads come together",
-    draw: ({ model, layer, head, outputs: { heads, projected }, roles, onHead, term }) => {
+    draw: ({ model, tokens, row, layer, head, outputs: { heads, projected, weights }, roles, onPlace, term }) => {
       const largest = peak(heads.map(([vector]) => vector));
+      const favorite = (/** @type {number[]} */ own) => {
+        const place = own.reduce((best, weight, index) => (!tokens[index].special && index !== row && weight > (own[best] ?? -1) ? index : best), -1);
+        return place < 0 ? "" : [named(tokens, place), " ", value(own[place])];
+      };
       return {
-        say: [`Layer ${layer} has ${model.num_attention_heads} `, term("head", "heads"), ` with ${model.layer_form.head_size} numbers each. Side by side they are `,
-          formatCount(heads.length * heads[0][0].length), ` numbers. The matrix W`, element("sup", {}, "O"), ` turns these into ${model.hidden_size}.`],
-        formulas: [`c = \\text{Concat}(\\text{head}_0, \\dots, \\text{head}_{${heads.length - 1}})`, "\\text{MultiHead} = c W^O + b^O"],
+        say: [`Layer ${layer} has ${model.num_attention_heads} `, term("head", "heads"), ` with ${model.layer_form.head_size} numbers each. Side by side these are `,
+          formatCount(heads.length * heads[0][0].length), ` numbers. Another `, term("matrix"), ` turns them into ${model.hidden_size}.`],
+        formulas: [`\\text{all} = \\text{Concat}(\\text{head}_0, \\dots, \\text{head}_{${heads.length - 1}})`, model.layer_form.block === "sandwich" ? "\\text{MultiHead} = \\text{Norm}(\\text{all } W^O + b^O)" : "\\text{MultiHead} = \\text{all } W^O + b^O"],
+        symbols: "Concat: side by side. W, b: learned (some models have no b).",
         figure: [
           rows(heads.map(([vector], number) => [
-            button(`head ${number}${roles[number] ? `: ${roles[number]}` : ""}`, () => onHead(number), { className: "plain", "aria-pressed": String(number === head) }),
-            strip(vector, { name: `head ${number}`, largest }),
-          ]), "Heads"),
+            button(`head ${number}${roles[number] ? ` (${roles[number]})` : ""}`, () => onPlace({ head: number }), { id: `walk-head-${number}`, className: "plain", "aria-pressed": String(number === head) }),
+            favorite(weights[number][0]), strip(vector, { name: `head ${number}`, largest }),
+          ]), "Heads", ["head", "most attended other word", "output"]),
           rows([["output of the attention", strip(projected[0], { name: "output of the attention" })]]),
         ],
-        why: ["One head has one set of weights. Several heads can look at different tokens at the same time: one at the previous token, another at a word with a related meaning. "
-          + "The last matrix mixes what they found. Select a head to follow it."],
+        why: ["One head has one set of weights. Several heads can attend to different tokens at the same time, one to the previous token, another to a word with a related meaning. "
+          + "Select a head to follow it."],
       };
     },
   },
@@ -255,16 +284,12 @@ export const STEPS = [
       const { block } = model.layer_form;
       const largest = peak([input[0], projected[0], residual[0]]);
       return {
-        say: ["The output of the attention is added to the vector of ", named(tokens, row), ": a ", term("residual connection"), ". Old and new vector have a similarity of ",
-          value(cosine(input[0], residual[0])), "."],
-        formulas: [block === "post" ? "y = \\text{Norm}(x + \\text{MultiHead}(x))" : block === "pre" ? "y = x + \\text{MultiHead}(\\text{Norm}(x))" : "y = x + \\text{Norm}(\\text{MultiHead}(\\text{Norm}(x)))"],
-        figure: [rows([
-          ["vector before", strip(input[0], { name: "vector before", largest }), ["length ", value(norm(input[0]))]],
-          ["+ output of the attention", strip(projected[0], { name: "output of the attention", largest }), ["length ", value(norm(projected[0]))]],
-          [block === "post" ? "= sum, normalized" : "= sum", strip(residual[0], { name: "sum", largest }), ["length ", value(norm(residual[0]))]],
-        ])],
-        why: ["Attention changes a vector, it does not replace it: what earlier layers found is kept. "
-          + "The direct path also lets the error signal of training reach the first layers."],
+        say: ["The output of the attention is added to the vector of ", named(tokens, row), ": a ", term("residual connection"), ". Old and new vector have a ",
+          term("cosine similarity", "similarity"), " of ", value(cosine(input[0], residual[0])), "."],
+        formulas: [block === "post" ? "y = \\text{Norm}(x + \\text{MultiHead}(x))" : "y = x + \\text{MultiHead}(n)"],
+        symbols: `x: the vector before. y: the vector after. ${block === "post" ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions.`,
+        figure: [change(["vector before", input[0]], ["+ output of the attention", projected[0]], [block === "post" ? "= sum, normalized" : "= sum", residual[0]], largest)],
+        why: ["Attention changes a vector, it does not replace it, so that what earlier layers found is kept. Without this sum, models with many layers could hardly be trained."],
       };
     },
   },
@@ -275,47 +300,85 @@ export const STEPS = [
       const largest = peak([residual[0], added[0], output[0]]);
       const network = gated ? "\\text{FFN}(y) = (f(y W_1) \\odot y W_3) W_2" : "\\text{FFN}(y) = f(y W_1 + b_1) W_2 + b_2";
       return {
-        say: ["The ", term("feed-forward network"), " reads the vector of ", named(tokens, row), ` only. From its ${model.hidden_size} numbers it computes ${formatCount(inner)}, `
-          + `from these ${model.hidden_size} again, and adds them.`],
+        say: ["The ", term("feed-forward network"), " reads only the vector of ", named(tokens, row), `. A matrix turns its ${model.hidden_size} numbers into ${formatCount(inner)}, `
+          + `a second one turns these into ${model.hidden_size}, which are added to the vector.`],
         formulas: [network, block === "post" ? "z = \\text{Norm}(y + \\text{FFN}(y))" : block === "pre" ? "z = y + \\text{FFN}(\\text{Norm}(y))" : "z = y + \\text{Norm}(\\text{FFN}(\\text{Norm}(y)))"],
-        figure: [rows([
-          ["vector after attention", strip(residual[0], { name: "vector after attention", largest }), ["length ", value(norm(residual[0]))]],
-          ["+ output of the network", strip(added[0], { name: "output of the network", largest }), ["length ", value(norm(added[0]))]],
-          [block === "post" ? "= sum, normalized" : "= sum", strip(output[0], { name: "output of the layer", largest }), ["length ", value(norm(output[0]))]],
-        ])],
-        why: ["Attention moves information between tokens. The network works on what has arrived: f sets about half of the inner numbers to nearly zero, so that it can react to combinations."],
+        symbols: `W, b: learned${gated ? " (b in models that have them)" : ""}. f: a function that lets positive numbers pass and holds back most negative ones. z: the output of the layer.`,
+        figure: [change(["vector after attention", residual[0]], ["+ output of the network", added[0]], [block === "post" ? "= sum, normalized" : "= sum", output[0]], largest)],
+        why: [`Attention moves information between tokens, the network works on what has arrived in each. Each of its ${formatCount(inner)} inner numbers reacts to a pattern in the vector: f is what makes it react or not.`],
       };
     },
   },
   {
     title: "The next layer continues",
-    draw: ({ model, tokens, row, layer, outputs: { output }, other, journey: values, onLayer, term }) => {
+    draw: ({ model, tokens, row, layer, outputs: { output }, other, journey: values, isPair, onPlace, term }) => {
       const count = model.num_hidden_layers;
       const last = layer === count;
       return {
-        say: [`This is the `, term("hidden state"), " of ", named(tokens, row), ` after layer ${layer} of ${count}. `,
+        say: ["This is the ", term("hidden state"), " of ", named(tokens, row), ` after layer ${layer} of ${count}. `,
           ...(values ? ["Its ", term("cosine similarity", "similarity"), " to ", bdi(other ?? ""), " in the second sentence began at ", value(values[0]), ". It is ",
-            value(values[layer]), " now", last ? "." : [", and ", value(values[count]), " at the end."]].flat()
-            : other ? [] : ["Enter a second sentence that contains the word to see how the two vectors move apart."])],
+            value(values[layer]), " now", last ? (model.layer_form.block === "post" ? "." : ", after a final norm.") : [", and ", value(values[count]), " at the end."]].flat()
+            : isPair ? ["To compare it with a second sentence, remove the second text of the pair."] : other !== null ? [] : ["Enter a second sentence that contains the token to see how the two vectors move apart."])],
         formulas: [last ? "\\text{the last layer}" : `x^{(${layer + 1})} = z^{(${layer})}`],
+        symbols: last ? "" : "The output z of a layer is the input x of the next one.",
         figure: [
           rows([["output of the layer", strip(output[0], { name: "output of the layer" })]]),
           ...(values ? [element("div", { className: "figure" }, lineChart(
             [{ className: "static", values: values.map(() => values[0]), label: "before layer 1" }, { className: "context unknown", values, label: "in context", marked: true }],
             { description: `Similarity to the word in the second sentence: ${values.map((number, place) => `layer ${place} ${formatNumber(number)}`).join(", ")}.`,
               measure: "cosine", width: CHART_WIDTH, layer }))] : []),
-          element("p", { className: "actions" }, button(last ? "Start again at layer 1" : `Follow it through layer ${layer + 1}`, () => onLayer(last ? 1 : layer + 1))),
+          element("p", { className: "actions" }, button(last ? "Start again at layer 1" : `Follow it through layer ${layer + 1}`, () => onPlace(last ? { layer: 1, step: 0 } : { layer: layer + 1, step: 2 }), { id: "walk-on" })),
         ],
-        why: ["Each layer repeats steps 3 to 12 with other weights, and reads vectors that already contain their neighbors. ",
-          "That is how the same entry of the table becomes two different vectors in two sentences."],
+        why: ["Each layer repeats steps 3 to 12 with its own learned numbers, and reads vectors that already contain their neighbors. ",
+          "That is how one dictionary entry becomes two vectors in two sentences. The similarity can also rise again: a layer mixes in whatever its heads attend to."],
       };
     },
   },
 ];
 
-/** Name what a head does, by its measured role, or return "". */
-export function roleName(/** @type {import("./heads.js").Role | undefined} */ role) {
-  return role ? `attends to the ${ROLES[role.role].name}` : "";
+/** Say to what a head attends by its measured role, or return "". */
+export function roleName(/** @type {import("./heads.js").Role | undefined} */ role, /** @type {Token[]} */ tokens) {
+  if (!role) return "";
+  if (role.role === "first") return `mostly to ${tokens[0].text}`;
+  if (role.role === "separator") return `mostly to ${tokens.findLast(({ special }) => special)?.text ?? "the separator"}`;
+  return `mostly to the ${ROLES[role.role].name}`;
+}
+
+/** Return the places that a mask hides: their weight is 0, and not only because their score is so low. */
+function hiddenPlaces(/** @type {Scene} */ { head, outputs: { scores, weights } }) {
+  const own = weights[head][0];
+  const largest = Math.max(...scores[head][0].filter((/** @type {number} */ _, /** @type {number} */ place) => own[place] > 0));
+  return new Set(own.flatMap((/** @type {number} */ weight, /** @type {number} */ place) => (weight === 0 && largest - scores[head][0][place] < UNDERFLOW ? [place] : [])));
+}
+
+/** Return the dot products of the query with all keys. */
+function dots(/** @type {Scene} */ { head, outputs: { queries, keys } }) {
+  return keys[head].map((/** @type {number[]} */ key) => dot(queries[head][0], key));
+}
+
+/** Create a table of a sum of two vectors. */
+function change(/** @type {[string, number[]]} */ before, /** @type {[string, number[]]} */ added, /** @type {[string, number[]]} */ after, /** @type {number} */ largest) {
+  return rows([before, added, after].map(([title, vector]) => [title, ["length ", value(norm(vector))], strip(vector, { name: title.replace(/^[+=] /, ""), largest })]));
+}
+
+/** Create the search for the heads in which the token attends most to another one. */
+function finder({ tokens, row, maps, target, onTarget, onPlace }) {
+  if (!maps.length) return "";
+  const places = tokens.map((_, place) => place).filter((place) => place !== row && !tokens[place].special);
+  if (!places.length) return "";
+  const chosen = places.includes(target) ? target : places[0];
+  const ranked = maps.map(({ layer, head, matrix }) => {
+    const others = tokens.map((_, place) => place).filter((place) => place !== row && place !== chosen && !tokens[place].special);
+    const mean = others.reduce((sum, place) => sum + matrix[place][chosen], 0) / (others.length || 1);
+    return { layer, head, weight: matrix[row][chosen], mean, hasOthers: others.length > 0 };
+  }).toSorted((a, b) => b.weight - a.weight).slice(0, FOUND_HEADS);
+  return element("div", { className: "finder" },
+    select(`In which heads does ${label(tokens, row)} attend most to`, places.map((place) => ({ value: String(place), text: label(tokens, place) })), String(chosen),
+      (place) => onTarget(Number(place)), { id: "walk-target" }),
+    rows(ranked.map(({ layer, head, weight, mean, hasOthers }) => [
+      button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain" }), value(weight),
+      hasOthers ? [value(mean), weight < 2 * mean ? " (other words attend to it too)" : ""] : ""]),
+    "Heads", ["head", "weight", "mean weight from the other words"]));
 }
 
 function value(/** @type {number} */ number) {
@@ -337,10 +400,12 @@ function toggle(/** @type {string} */ text, /** @type {boolean} */ checked, /** 
 }
 
 /** Create a table of vectors with their names. */
-function rows(/** @type {(string | Node | (string | Node)[])[][]} */ cells, name = "Vectors") {
+function rows(/** @type {(string | Node | (string | Node)[])[][]} */ cells, name = "Vectors", /** @type {string[]} */ titles = []) {
   const body = cells.map(([title, ...others]) => element("tr", {}, element("th", { scope: "row" }, ...[title].flat()),
     ...others.map((other) => element("td", {}, ...[other].flat()))));
-  return withNote(scroller(name, element("table", { className: "walk" }, element("tbody", {}, ...body))));
+  return withNote(scroller(name, element("table", { className: "walk" },
+    titles.length ? element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))) : "",
+    element("tbody", {}, ...body))));
 }
 
 /** Add a note to a table if its strips are cut. */
@@ -362,8 +427,8 @@ function perToken({ tokens, row, head, outputs: { weights } }, titles, cellsOf, 
   const ranked = tokens.map((_, place) => place).toSorted((a, b) => Number(b === row) - Number(a === row) || own[b] - own[a]);
   const places = ranked.slice(0, MOST_ROWS).toSorted((a, b) => a - b);
   const rest = ranked.slice(MOST_ROWS);
-  const body = places.map((place) => element("tr", { className: place === row ? "chosen" : "" },
-    element("th", { scope: "row" }, bdi(tokens[place].text)), ...cellsOf(place).map((cell) => element("td", {}, cell))));
+  const body = places.map((place) => element("tr", { className: place === row ? "chosen" : "", "aria-current": place === row ? "true" : null },
+    element("th", { scope: "row" }, bdi(tokens[place].text), ordinal(tokens, place)), ...cellsOf(place).map((cell) => element("td", {}, cell))));
   const more = rest.length && element("tr", {}, element("th", { scope: "row" }, "…"), element("td", { colSpan: titles.length },
     `${rest.length} more tokens, with weights that sum to `, value(rest.reduce((sum, place) => sum + own[place], 0))));
   const sum = total && element("tr", { className: "total" }, element("th", { scope: "row" }, total[0]), ...total.slice(1).map((cell) => element("td", {}, cell)));

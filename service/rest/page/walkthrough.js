@@ -1,4 +1,7 @@
+import { withModel } from "./api.js";
+import { inputOf } from "./choice.js";
 import { button, element, select } from "./element.js";
+import { FieldFault, truncate } from "./faults.js";
 import { formula } from "./formula.js";
 import { Glossary } from "./glossary.js";
 import { rolesOf } from "./heads.js";
@@ -8,17 +11,20 @@ import { queryMaker } from "./query.js";
 import { RequestPanel } from "./request.js";
 import { hasMaps, headNamesRequest } from "./settings.js";
 import { roleName, STEPS } from "./steps.js";
-import { same } from "./words.js";
+import { same, wordsOf } from "./words.js";
 
 const TYPING_MS = 350;
 const NAMED_TOKENS = 96; // longer texts get no names of heads
-const OUTPUTS = ["input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output"];
 const STATIC_STEP = 1;
+const LEGEND = "Blue cells are positive numbers, orange cells negative ones. Stronger colors mean larger numbers. Point at a cell to read its value.";
+const OUTPUTS = ["input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output"];
 const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
 
 /**
  * @typedef {{text: string, pair: string | null, second: string, start: number, segment: number, layer: number, head: number | null,
  *            step: number}} WalkState  `start`: of the followed token, in characters; `head`: null selects one
+ * @typedef {{query: import("./query.js").Query, wanted: string, of: string, values: any, failed: boolean}} Answer  `wanted`: the
+ *   request that the state needs, `of`: the request that the values answer
  */
 
 /** @type {WalkState} */
@@ -42,88 +48,114 @@ export class Walkthrough {
    */
   constructor(root, notices, onChange) {
     this.onChange = onChange;
+    this.notices = notices;
     /** @type {WalkState} */
     this.state = OPENING;
     this.active = false;
     /** @type {any} */
     this.model = null;
     this.switches = { causal: false, unscaled: false };
-    this.forget();
+    this.target = -1; // the token that the search for heads looks for
+    /** @type {Map<string, import("./api.js").ApiError>} why the server rejected an input, by the input */
+    this.rejected = new Map();
 
+    const query = queryMaker(notices, {
+      nameOf: (item) => (keyOf(item) === JSON.stringify(this.#input()) ? "The sentence" : "The second sentence"),
+      onTooLong: (item, list, error) => {
+        this.rejected.set(keyOf(item), error);
+        this.#refresh(0);
+      },
+    });
+    const answer = (/** @type {string} */ route, /** @type {string} */ place, /** @type {(response: any) => any} */ read) => {
+      /** @type {Answer} */
+      const created = {
+        wanted: "", of: "", values: null, failed: false,
+        query: query(route, [place, "#walk-step"], {
+          onResponse: (response, request) => {
+            Object.assign(created, { of: JSON.stringify(withModel(request)), values: read(response), failed: false });
+            this.#refresh(0);
+          },
+          onFailure: (failed) => {
+            created.failed = failed;
+            if (failed) this.#render();
+          },
+        }),
+      };
+      return created;
+    };
+    this.answers = {
+      tokens: answer("v1/tokenize", "#walk-tokens", ({ results }) => results.map(({ tokens }) => tokens)),
+      outputs: answer("v1/attend", "#walk-outputs", ({ results: [{ layer_outputs: [outputs] }] }) =>
+        Object.fromEntries(OUTPUTS.map((name) => [name, decodeTensor(outputs[name])]))),
+      maps: answer("v1/attend", "#walk-maps", (response) => ({
+        roles: rolesOf(response),
+        maps: response.results[0].maps.map(({ layer, head, matrix }) => ({ layer, head, matrix: decodeTensor(matrix) })),
+      })),
+      embeddings: answer("v1/encode", "#walk-embeddings", ({ results }) => ({
+        static: results.map((result) => decodeTensor(result.static_vectors)), input: results.map((result) => decodeTensor(result.token_vectors)),
+      })),
+      journey: answer("v1/compare", "#walk-journey", ({ layers }) => layers.map(({ cosine }) => cosine[0][1])),
+    };
+    this.#build(root);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#render());
+  }
+
+  #build(/** @type {HTMLElement} */ root) {
     this.glossary = new Glossary();
     this.chips = EXAMPLES.map(({ label: name, ...example }) => ({ example, chip: button(name, () => this.open(example), { className: "chip" }) }));
     const field = (/** @type {string} */ id, /** @type {(text: string) => void} */ onText) => {
       const input = element("input", { id, type: "text", autocomplete: "off", spellcheck: false, dir: "auto", on: { input: () => onText(input.value) } });
       return input;
     };
-    this.text = field("walk-text", (text) => this.#edit({ text, start: this.#moved(text) }));
+    this.text = field("walk-text", (text) => this.#edit({ text, start: movedWord(this.state, text) }));
     this.second = field("walk-second", (second) => this.#edit({ second }));
+    this.textFault = new FieldFault([this.text], () => this.#truncate("text"));
+    this.secondFault = new FieldFault([this.second], () => this.#truncate("second"));
     this.pair = element("p", { className: "quiet" });
-    this.fault = element("p", { className: "fault", role: "alert", hidden: true });
     this.tokenBox = element("div", { className: "units", role: "group", "aria-label": "Token to follow" });
+    this.compared = element("p", { className: "quiet" });
     this.pickers = element("div", { className: "inline" });
     this.slider = element("input", {
       id: "step", type: "range", min: "1", max: String(STEPS.length), step: "1", on: { input: () => this.#go(Number(this.slider.value) - 1) },
     });
     this.output = element("output", { htmlFor: "step" });
+    // Not disabled at the ends: a disabled button would lose the focus.
     this.back = button("Back", () => this.#go(this.state.step - 1));
     this.next = button("Next", () => this.#go(this.state.step + 1));
-    this.card = element("section", { id: "walk-step", "aria-labelledby": "walk-title", tabIndex: -1 });
+    this.player = element("div", { id: "walk-player", className: "player" }, this.back, this.next, element("label", { htmlFor: "step" }, "Step"), this.slider, this.output, this.pickers);
+    this.heading = element("h2", { id: "walk-title" });
+    this.say = element("p", { className: "say", "aria-live": "polite" });
+    this.drawing = element("div", { className: "drawing" });
+    this.formulas = element("div", { className: "formulas" });
+    this.symbols = element("p", { className: "quiet" });
+    this.why = element("p", { className: "why" });
+    this.legend = element("p", { className: "quiet legend" }, LEGEND);
+    this.sides = element("div", { className: "sides" }, element("div", {}, this.drawing, this.legend), element("div", {}, this.formulas, this.symbols, this.why));
+    this.card = element("section", { id: "walk-step", "aria-labelledby": "walk-title", tabIndex: -1 },
+      this.heading, this.say, this.glossary.meaning, this.sides);
     this.request = new RequestPanel();
     root.append(
       element("div", { className: "chips", role: "group", "aria-label": "Examples" }, ...this.chips.map(({ chip }) => chip)),
       element("div", { className: "texts" },
-        element("div", { className: "sentence" }, element("label", { htmlFor: "walk-text" }, "Sentence"), this.text, this.pair, this.fault,
-          this.tokenBox),
-        element("div", { className: "sentence" }, element("label", { htmlFor: "walk-second" }, "Second sentence with the word, for steps 2 and 13"), this.second)),
-      element("div", { className: "player", id: "walk-player" }, this.back, this.next, element("label", { htmlFor: "step" }, "Step"), this.slider, this.output,
-        this.pickers),
-      this.card, this.request.root, this.glossary.root,
+        element("div", { className: "sentence" }, element("label", { htmlFor: "walk-text" }, "Sentence"), this.text, this.textFault.root, this.pair,
+          element("p", { className: "quiet" }, "Select the token to follow:"), this.tokenBox),
+        element("div", { className: "sentence" }, element("label", { htmlFor: "walk-second" }, "Second sentence, to compare with in steps 2 and 13"),
+          this.second, this.secondFault.root, this.compared)),
+      this.player, this.card, this.request.root, this.glossary.root,
     );
     root.addEventListener("keydown", (event) => {
       const target = /** @type {HTMLElement} */ (event.target);
-      if (!(event.key in ARROWS) || event.ctrlKey || event.altKey || event.metaKey || target.matches("input, select, textarea, .scroller")) return;
+      if (!(event.key in ARROWS) || event.ctrlKey || event.altKey || event.metaKey || target.matches("input, select, textarea, pre, .scroller")) return;
       event.preventDefault();
       this.#go(this.state.step + ARROWS[event.key]);
     });
-
-    const query = queryMaker(notices, {
-      nameOf: (item) => (item === this.state.second ? "The second sentence" : "The sentence"),
-      onTooLong: (item, list, error) => this.#reject(error),
-    });
-    const onFailure = (/** @type {boolean} */ failed) => { if (failed) this.#render(); };
-    this.tokensQuery = query("v1/tokenize", ["#walk-step"], { onResponse: (response, request) => this.#receiveTokens(response, request), onFailure });
-    this.outputsQuery = query("v1/attend", ["#walk-step"], { onResponse: (response, request) => this.#receiveOutputs(response, request), onFailure });
-    this.rolesQuery = query("v1/attend", ["#walk-player"], {
-      onResponse: (response) => { this.roles = rolesOf(response); this.#render(); }, onFailure: () => {},
-    });
-    this.encodeQuery = query("v1/encode", ["#walk-step"], { onResponse: (response, request) => this.#receiveEmbeddings(response, request), onFailure });
-    this.compareQuery = query("v1/compare", ["#walk-step"], { onResponse: (response, request) => this.#receiveJourney(response, request), onFailure });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#render());
-  }
-
-  /** Forget the results of the current model. */
-  forget() {
-    /** @type {import("./steps.js").Token[]} */
-    this.tokens = [];
-    /** @type {import("./steps.js").Token[]} */
-    this.others = [];
-    this.tokenized = "";
-    // Each result with the request that it answers, `of`.
-    /** @type {any} */
-    this.outputs = null;
-    /** @type {Map<string, import("./heads.js").Role>} */
-    this.roles = new Map();
-    /** @type {any} */
-    this.embeddings = null;
-    /** @type {any} */
-    this.journey = null;
   }
 
   setModel(/** @type {any} */ model) {
     if (this.model && this.model.name !== model.name) {
-      this.forget();
-      this.state = { ...this.state, layer: Math.min(this.state.layer, model.num_hidden_layers), head: null };
+      for (const { query } of Object.values(this.answers)) query.request(null);
+      this.rejected.clear();
+      this.state = { ...this.state, head: null };
     }
     this.model = model;
     this.start();
@@ -139,8 +171,8 @@ export class Walkthrough {
     this.#refresh(0);
   }
 
-  restore(/** @type {WalkState | null} */ state) {
-    this.state = state ?? OPENING;
+  restore(/** @type {WalkState} */ state) {
+    this.state = state;
     this.#refresh(0);
   }
 
@@ -155,16 +187,8 @@ export class Walkthrough {
     this.onChange();
   }
 
-  /** Return the place of the followed token after an edit of the text. */
-  #moved(/** @type {string} */ text) {
-    const { start } = this.state;
-    const [old, characters] = [Array.from(this.state.text), Array.from(text)];
-    const growth = characters.length - old.length;
-    const isBefore = old.slice(start).join("") === characters.slice(start + growth).join("");
-    return isBefore && start + growth >= 0 ? start + growth : start;
-  }
-
   #go(/** @type {number} */ step) {
+    this.glossary.clear();
     this.#edit({ step: Math.max(0, Math.min(STEPS.length - 1, step)) }, 0);
   }
 
@@ -174,118 +198,110 @@ export class Walkthrough {
 
   #input() {
     const { text, pair } = this.state;
-    return pair === null ? text : { text, pair };
+    return inputOf(/** @type {any} */ ({ text, pair }));
   }
 
-  #reject(/** @type {import("./api.js").ApiError} */ error) {
-    this.fault.textContent = error.message;
-    this.fault.hidden = false;
-    this.outputs = null;
-    this.#render();
+  /** Return the second sentence, or "" if it is empty or too long. */
+  get #second() {
+    const { second } = this.state;
+    return second.trim() && !this.rejected.has(JSON.stringify(second)) ? second : "";
   }
 
-  /** Send the requests that the state needs, and render. */
-  #refresh(/** @type {number} */ delay) {
-    if (this.active && this.model && this.#isSupported) {
-      const { text, second } = this.state;
-      const inputs = [...(text.trim() ? [this.#input()] : []), ...(text.trim() && second.trim() ? [second] : [])];
-      this.fault.hidden = true;
-      this.tokensQuery.request(inputs.length ? { inputs } : null, delay);
-      if (!inputs.length) this.forget();
-      if (JSON.stringify(inputs) === this.tokenized) this.#follow(delay);
-    }
-    this.#render();
+  /** Return the answer to the request that the state needs, or null while it is pending. */
+  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "journey"} */ name) {
+    const { wanted, of, values } = this.answers[name];
+    return wanted && wanted === of ? values : null;
   }
 
-  #receiveTokens(response, request) {
-    this.tokenized = JSON.stringify(request.inputs);
-    this.tokens = response.results[0].tokens;
-    this.others = response.results[1]?.tokens ?? [];
-    this.#follow(0);
-    this.#render();
+  get #tokens() {
+    return this.#answer("tokens")?.[0] ?? [];
   }
 
+  get #others() {
+    return this.#answer("tokens")?.[1] ?? [];
+  }
+
+  /** Return the place of the followed token: the one at its start, or the next one. */
   get #row() {
     const { start, segment } = this.state;
-    const inside = this.tokens.findIndex((token) => !token.special && token.segment === segment && token.start <= start && start < token.end);
-    const place = inside >= 0 ? inside : this.tokens.findIndex((token) => !token.special && token.segment === segment && token.start >= start);
-    return place >= 0 ? place : this.tokens.findIndex((token) => !token.special);
+    const tokens = this.#tokens;
+    const find = (/** @type {(token: any) => boolean} */ matches) => tokens.findIndex((token) => !token.special && matches(token));
+    const places = [
+      find((token) => token.segment === segment && token.start <= start && start < token.end),
+      find((token) => token.segment === segment && token.start >= start), find(() => true),
+    ];
+    return places.find((place) => place >= 0) ?? -1;
   }
 
   /** Return the place of the followed token in the other sentence, or -1. */
   get #otherRow() {
-    const token = this.tokens[this.#row];
-    const equal = this.others.findIndex(({ id, special }) => token && !special && id === token.id);
-    return equal >= 0 ? equal : this.others.findIndex((other) => token && !other.special && same(other, token));
+    const token = this.#tokens[this.#row];
+    return this.#others.findIndex(({ id, special }) => token && !special && id === token.id);
   }
 
-  /** Whether the other sentence has the followed token. A word of a pair cannot be compared. */
-  get #isComparable() {
-    return this.#otherRow >= 0 && this.state.pair === null;
+  async #truncate(/** @type {"text" | "second"} */ name) {
+    const input = name === "text" ? this.#input() : this.state.second;
+    const error = this.rejected.get(JSON.stringify(input));
+    if (!error) return;
+    try {
+      const [text, pair] = await truncate(/** @type {any} */ (input), error, { prompt: "" });
+      this.notices.set("truncate", null);
+      this.#edit(name === "second" ? { second: text } : { text, ...(pair === undefined ? {} : { pair }) }, 0);
+    } catch (failure) {
+      this.notices.set("truncate", /** @type {any} */ (failure));
+    }
   }
 
-  #outputsRequest() {
-    return { inputs: [this.#input()], outputs: OUTPUTS, rows: [this.#row], layers: [this.state.layer], encoding_format: "base64" };
-  }
-
-  #encodeRequest() {
-    if (this.state.step !== STATIC_STEP || !this.model.outputs.includes("static")) return null;
-    const inputs = [this.#input(), ...(this.#otherRow >= 0 ? [this.state.second] : [])];
-    return { inputs, outputs: ["static", "tokens"], layers: [0], encoding_format: "base64" };
-  }
-
-  #compareRequest() {
-    if (!this.#isComparable) return null;
-    const occurrence = (/** @type {string} */ text, /** @type {import("./steps.js").Token} */ { start, end }) => ({ text, span: [start, end] });
-    const { text, second } = this.state;
-    return { occurrences: [occurrence(text, this.tokens[this.#row]), occurrence(second, this.others[this.#otherRow])], layers: "all" };
-  }
-
-  #rolesRequest() {
-    const isShort = this.tokens.length <= NAMED_TOKENS && this.others.length <= NAMED_TOKENS;
-    return isShort ? headNamesRequest([this.#input(), ...(this.others.length ? [this.state.second] : [])]) : null;
-  }
-
-  /** Request the results for the followed token. */
-  #follow(/** @type {number} */ delay) {
-    if (this.#row < 0) return;
-    this.outputsQuery.request(this.#outputsRequest(), delay);
-    this.rolesQuery.request(this.#rolesRequest(), delay);
-    this.encodeQuery.request(this.#encodeRequest(), delay);
-    this.compareQuery.request(this.#compareRequest(), delay);
-  }
-
-  #receiveOutputs(response, request) {
-    const [result] = response.results;
-    const values = Object.fromEntries(OUTPUTS.map((name) => [name, decodeTensor(result.layer_outputs[0][name])]));
-    this.outputs = { values, of: JSON.stringify(request) };
-    this.request.show("attend", request);
+  /** Send the requests that the state needs, and render. */
+  #refresh(/** @type {number} */ delay) {
+    if (this.model) this.state = { ...this.state, layer: Math.max(1, Math.min(this.model.num_hidden_layers, this.state.layer)) };
+    if (this.active && this.model && this.#isSupported) this.#send(delay);
     this.#render();
   }
 
-  #receiveEmbeddings(response, request) {
-    const places = [this.#row, this.#otherRow];
-    const vectors = (/** @type {string} */ name) => response.results.map((result, index) => decodeTensor(result[name])[places[index]]);
-    this.embeddings = { values: { static: vectors("static_vectors"), input: vectors("token_vectors") }, of: JSON.stringify([request, places]) };
-    this.#render();
-  }
-
-  #receiveJourney(response, request) {
-    this.journey = { values: response.layers.map(({ cosine }) => cosine[0][1]), of: JSON.stringify(request) };
-    this.#render();
+  #send(/** @type {number} */ delay) {
+    const want = (/** @type {keyof typeof this.answers} */ name, /** @type {object | null} */ request) => {
+      const answer = this.answers[name];
+      answer.wanted = request ? JSON.stringify(withModel(request)) : "";
+      if (!request) answer.failed = false;
+      answer.query.request(request, delay);
+    };
+    const [input, second] = [this.#input(), this.#second];
+    const isUsable = this.state.text.trim() !== "" && !this.rejected.has(JSON.stringify(input));
+    const inputs = [input, ...(second ? [second] : [])];
+    want("tokens", isUsable ? { inputs } : null);
+    const [row, other] = [this.#row, this.#otherRow];
+    if (row < 0) {
+      if (!isUsable || this.#answer("tokens")) for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "journey"])) want(name, null);
+      return;
+    }
+    want("outputs", { inputs: [input], outputs: OUTPUTS, rows: [row], layers: [this.state.layer], encoding_format: "base64" });
+    const isShort = this.#tokens.length <= NAMED_TOKENS && this.#others.length <= NAMED_TOKENS;
+    want("maps", isShort ? headNamesRequest(inputs) : null);
+    const needsStatic = this.state.step === STATIC_STEP && this.model.outputs.includes("static");
+    want("embeddings", needsStatic
+      ? { inputs: [input, ...(other >= 0 ? [second] : [])], outputs: ["static", "tokens"], layers: [0], prompt: "", encoding_format: "base64" } : null);
+    const occurrence = (/** @type {string} */ text, /** @type {any} */ { start, end }) => ({ text, span: [start, end] });
+    want("journey", other >= 0 && typeof input === "string"
+      ? { occurrences: [occurrence(input, this.#tokens[row]), occurrence(second, this.#others[other])], layers: "all" } : null);
   }
 
   /**
    * Return the head of the state, or one that shows something: the largest weight of another token of the text is nearest
    * to a half, so that several tokens count.
    */
-  get #head() {
+  #head(/** @type {any} */ outputs) {
     const { head } = this.state;
     if (head !== null && head < this.model.num_attention_heads) return head;
     const row = this.#row;
-    const best = this.outputs.values.weights.map(([own]) => Math.max(0, ...own.filter((_, place) => place !== row && !this.tokens[place]?.special)));
+    const best = outputs.weights.map(([own]) => Math.max(0, ...own.filter((_, place) => place !== row && !this.#tokens[place]?.special)));
     const distances = best.map((weight) => Math.abs(weight - 0.5));
     return distances.indexOf(Math.min(...distances));
+  }
+
+  #roleNames() {
+    const roles = this.#answer("maps")?.roles;
+    return Array.from({ length: this.model.num_attention_heads }, (_, head) => roleName(roles?.get(`${this.state.layer}.${head}`), this.#tokens));
   }
 
   #render() {
@@ -293,46 +309,68 @@ export class Walkthrough {
     // Assigning an equal value would move the caret.
     if (this.text.value !== text) this.text.value = text;
     if (this.second.value !== second) this.second.value = second;
+    this.textFault.show(this.rejected.get(JSON.stringify(this.#input())), "The sentence");
+    this.secondFault.show(this.rejected.get(JSON.stringify(second)), "The second sentence");
     this.pair.hidden = pair === null;
-    this.pair.replaceChildren("Second text of the pair: ", bdi(pair ?? ""), " ", button("Remove", () => this.#edit({ pair: null, segment: 0 }, 0), { className: "plain" }));
+    this.pair.replaceChildren("Second text of the pair: ", bdi(pair ?? ""), " ", button("Remove", () => {
+      this.#edit({ pair: null, segment: 0 }, 0);
+      this.text.focus();
+    }, { className: "plain" }));
     for (const { example, chip } of this.chips) chip.setAttribute("aria-pressed", String(example.text === text && example.second === second && pair === null));
     this.slider.value = String(step + 1);
     this.slider.setAttribute("aria-valuetext", `${step + 1} of ${STEPS.length}: ${STEPS[step].title}`);
     this.output.textContent = `${step + 1} of ${STEPS.length}`;
-    this.back.disabled = step === 0;
-    this.next.disabled = step === STEPS.length - 1;
-    const isSupported = !this.model || this.#isSupported;
-    for (const part of [this.pickers, this.slider.parentElement]) part?.toggleAttribute("hidden", !isSupported);
-    if (!isSupported) return this.card.replaceChildren(element("p", {}, this.#reason()));
-    if (!this.tokens.length) return this.card.replaceChildren(element("p", { className: "quiet" }, text.trim() ? "" : "Type a sentence."));
+    this.back.setAttribute("aria-disabled", String(step === 0));
+    this.next.setAttribute("aria-disabled", String(step === STEPS.length - 1));
+    this.player.hidden = this.model !== null && !this.#isSupported;
     this.#drawTokens();
-    if (this.outputs?.of !== JSON.stringify(this.#outputsRequest())) return;
-    this.#drawPickers();
-    this.#drawStep();
+    const outputs = this.#answer("outputs");
+    this.request.root.hidden = !outputs;
+    if (outputs && this.#row >= 0 && this.#isSupported) {
+      this.#drawPickers(outputs);
+      this.#drawStep(outputs);
+    } else this.#drawMessage();
+  }
+
+  /** Show why there is no step. While its numbers are pending, the numbers before stay, dimmed. */
+  #drawMessage() {
+    const title = `${this.state.step + 1}. ${STEPS[this.state.step].title}`;
+    const isPending = this.model && this.#isSupported && this.state.text.trim() && this.textFault.root.hidden
+      && !Object.values(this.answers).some(({ failed }) => failed) && !(this.#answer("tokens") && this.#row < 0);
+    this.card.classList.toggle("stale", Boolean(isPending));
+    if (isPending && this.heading.textContent === title) return;
+    this.heading.textContent = title;
+    this.say.replaceChildren(isPending || !this.model ? "" : this.#reason());
+    this.sides.hidden = true;
   }
 
   #reason() {
-    return hasMaps(this.model)
-      ? "An earlier version exported this model, without the graphs of this view. Export it again with attendant-model export."
-      : "This model was exported without explanations, so the server cannot show its attention.";
+    if (!hasMaps(this.model)) return "This model was exported without explanations, so the server cannot show its attention.";
+    if (!this.#isSupported) return "An earlier version exported this model, without the graphs of this view. Export it again with attendant-model export.";
+    if (!this.state.text.trim()) return "Type a sentence.";
+    if (!this.textFault.root.hidden) return "";
+    return this.#answer("tokens") && this.#row < 0 ? "The sentence has no tokens of its own." : "Not computed. See the message at the top of the page.";
   }
 
   #drawTokens() {
-    const row = this.#row;
-    const key = JSON.stringify([this.tokens, row]);
-    if (this.tokenBox.dataset.key === key) return;
+    const [row, other, others] = [this.#row, this.#otherRow, this.#others];
+    this.compared.replaceChildren(...(other >= 0 ? ["Compared with ", element("strong", {}, bdi(others[other].text)), `, token ${other + 1} of ${others.length}.`]
+      : others.length && row >= 0 ? ["It does not contain ", element("strong", {}, bdi(this.#tokens[row].text)), "."] : []));
+    const isPending = !this.#answer("tokens") && this.answers.tokens.wanted !== "" && !this.answers.tokens.failed;
+    const key = JSON.stringify([this.#tokens, row]);
+    if (isPending || this.tokenBox.dataset.key === key) return;
     const hadFocus = this.tokenBox.contains(document.activeElement);
     this.tokenBox.dataset.key = key;
-    this.tokenBox.replaceChildren(...this.tokens.map(({ text, special, start, segment }, place) => element("button", {
+    this.tokenBox.replaceChildren(...this.#tokens.map(({ text, special, start, segment }, place) => element("button", {
       type: "button", className: `unit${special ? " special" : ""}`, disabled: special, "aria-pressed": String(place === row),
       on: { click: () => this.#edit({ start, segment }, 0) },
     }, element("span", { className: "text" }, bdi(text)))));
     if (hadFocus) /** @type {HTMLElement | null} */ (this.tokenBox.querySelector('[aria-pressed="true"]'))?.focus();
   }
 
-  #drawPickers() {
+  #drawPickers(/** @type {any} */ outputs) {
     const { num_hidden_layers: layers, num_attention_heads: heads } = this.model;
-    const [layer, head, names] = [this.state.layer, this.#head, this.#roleNames()];
+    const [layer, head, names] = [this.state.layer, this.#head(outputs), this.#roleNames()];
     const key = JSON.stringify([layers, layer, head, names]);
     if (this.pickers.dataset.key === key) return;
     const focused = this.pickers.contains(document.activeElement) ? document.activeElement?.id : null;
@@ -340,40 +378,54 @@ export class Walkthrough {
     this.pickers.replaceChildren(
       select("Layer", Array.from({ length: layers }, (_, place) => ({ value: String(place + 1), text: `${place + 1} of ${layers}` })), String(layer),
         (value) => this.#edit({ layer: Number(value) }, 0), { id: "walk-layer" }),
-      select("Head", Array.from({ length: heads }, (_, place) => ({ value: String(place), text: `${place}${names[place] ? `: ${names[place]}` : ""}` })), String(head),
+      select("Head, from 0", Array.from({ length: heads }, (_, place) => ({ value: String(place), text: `${place}${names[place] ? `: ${names[place]}` : ""}` })), String(head),
         (value) => this.#edit({ head: Number(value) }, 0), { id: "walk-head" }),
     );
     if (focused) document.getElementById(focused)?.focus();
   }
 
-  #roleNames() {
-    return Array.from({ length: this.model.num_attention_heads }, (_, head) => roleName(this.roles.get(`${this.state.layer}.${head}`)));
-  }
-
-  #drawStep() {
-    const { step, layer } = this.state;
-    const { title, draw } = STEPS[step];
-    const focused = this.card.contains(document.activeElement) ? document.activeElement?.id : null;
-    const places = [this.#row, this.#otherRow];
-    const hasEmbeddings = this.embeddings?.of === JSON.stringify([this.#encodeRequest(), places]);
-    const hasJourney = this.journey?.of === JSON.stringify(this.#compareRequest());
-    const { say, formulas = [], figure, why } = draw({
-      model: this.model, tokens: this.tokens, row: this.#row, layer, head: this.#head, outputs: this.outputs.values,
-      roles: this.#roleNames(), other: this.#isComparable ? this.others[this.#otherRow].text : null,
-      embeddings: hasEmbeddings ? this.embeddings.values : null, journey: hasJourney ? this.journey.values : null, switches: this.switches,
+  #drawStep(/** @type {any} */ outputs) {
+    const { step, layer, pair } = this.state;
+    const [row, other] = [this.#row, this.#otherRow];
+    const embeddings = this.#answer("embeddings");
+    const ofTokens = (/** @type {any[][]} */ [first, second]) => [first[row], ...(second ? [second[other]] : [])];
+    const { say, formulas, symbols, figure, why } = STEPS[step].draw({
+      model: this.model, tokens: this.#tokens, row, layer, head: this.#head(outputs), outputs, roles: this.#roleNames(),
+      other: other >= 0 ? this.#others[other].text : null, hasSecond: this.#others.length > 0, isPair: pair !== null,
+      embeddings: embeddings ? { static: ofTokens(embeddings.static), input: ofTokens(embeddings.input) } : null,
+      journey: this.#answer("journey"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
       onSwitch: (name, value) => { this.switches = { ...this.switches, [name]: value }; this.#render(); },
+      onTarget: (target) => { this.target = target; this.#render(); },
       term: (name, text) => this.glossary.term(name, text),
-      onHead: (head) => this.#edit({ head }, 0),
-      onLayer: (next) => this.#edit({ layer: next, step: next === 1 ? 0 : 2 }, 0),
+      onPlace: (place) => this.#edit(place, 0),
     });
-    this.card.replaceChildren(
-      element("h2", { id: "walk-title" }, `${step + 1}. ${title}`),
-      element("p", { className: "say", "aria-live": "polite" }, ...say),
-      element("div", { className: "sides" },
-        element("div", { className: "drawing" }, ...figure),
-        element("div", {}, element("div", { className: "formulas" }, ...formulas.map(formula)),
-          element("p", { className: "why" }, element("strong", {}, "Why? "), ...why))),
-    );
-    if (focused) document.getElementById(focused)?.focus();
+    const hadFocus = this.card.contains(document.activeElement);
+    const focused = document.activeElement?.id;
+    this.card.classList.remove("stale");
+    this.sides.hidden = false;
+    this.heading.textContent = `${step + 1}. ${STEPS[step].title}`;
+    this.say.replaceChildren(...say);
+    this.drawing.replaceChildren(...figure);
+    this.formulas.replaceChildren(...formulas.map(formula));
+    this.symbols.textContent = symbols;
+    this.why.replaceChildren(element("strong", {}, "Why? "), ...why);
+    this.legend.hidden = !this.drawing.querySelector(".cells");
+    this.request.show("attend", JSON.parse(this.answers.outputs.of));
+    if (hadFocus && !this.card.contains(document.activeElement)) ((focused && document.getElementById(focused)) || this.card).focus();
   }
+}
+
+/** Return the key of an input of a request: the text of an occurrence, or else the input. */
+function keyOf(/** @type {any} */ item) {
+  return JSON.stringify(item.span ? item.text : item);
+}
+
+/** Return the place of the followed word after an edit: the nearest equal word, or else its old place. */
+function movedWord(/** @type {WalkState} */ { text, start, segment }, /** @type {string} */ edited) {
+  if (segment > 0) return start;
+  const word = wordsOf(text).find((other) => other.start <= start && start < other.end);
+  const growth = Array.from(edited).length - Array.from(text).length;
+  const distance = (/** @type {{start: number}} */ other) => Math.min(Math.abs(other.start - start), Math.abs(other.start - start - growth));
+  const equal = word ? wordsOf(edited).filter((other) => same(other, word)).toSorted((a, b) => distance(a) - distance(b))[0] : undefined;
+  return equal && word ? equal.start + start - word.start : start;
 }
