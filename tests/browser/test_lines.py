@@ -57,4 +57,4 @@ def test_map_of_a_long_sentence_fits_its_column(new_driver: NewDriver) -> None:
     assert box.evaluate("(node) => node.scrollWidth - node.clientWidth") <= 0
     cell = driver.page.locator('#map [data-place="2:3"]')
     cell.hover()
-    assert cell.get_attribute("aria-label") in driver.page.locator("#map .readout").inner_text()
+    assert str(cell.get_attribute("aria-label")) in driver.page.locator("#map .readout").inner_text()
