@@ -1,0 +1,94 @@
+"""The page's walkthrough with other architectures: pre-norm with windows, causal with grouped queries, relative bias."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Browser
+
+from model.export.export import export
+from tests.browser.conftest import browser
+from tests.browser.page_driver import PageDriver, format_number
+from tests.browser.test_walkthrough import DRAWN, STEPS, array, go, numbers, said
+from tests.conftest import RunningServer, serving
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.slow
+
+CASES = {"modernbert": "modernbert", "qwen3, windows": "qwen3", "mpnet": "mpnet"}
+TEXT = "The miller counts his boats."
+"""At most 32 tokens, so that the page lists all of them, and longer than the windows."""
+SECOND = "Ein Hund zählt boats."
+
+
+@pytest.fixture(scope="module")
+def models(publish: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of a tiny model of each case."""
+    root = tmp_path_factory.mktemp("models")
+    for kind, name in CASES.items():
+        export(str(publish(kind)), root / name, revision=None, name=name, progress=lambda step: None)
+    with serving(models=",".join(f"{name}={root / name}" for name in CASES.values())) as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", CASES.values())
+def test_steps_of_other_architectures(browser: Browser, models: RunningServer, name: str) -> None:
+    with httpx.Client(base_url=models.rest, timeout=60) as rest:
+        info = next(model for model in rest.get("/v1/models").json()["data"] if model["name"] == name)
+        tokens = rest.post("/v1/tokenize", json={"inputs": [TEXT], "model": name}).json()["results"][0]["tokens"]
+        row = next(place for place, token in enumerate(tokens) if token["start"] <= TEXT.index("boats") < token["end"])
+        assert len(tokens) <= 32
+        body = {
+            "inputs": [TEXT],
+            "outputs": ["queries", "keys", "scores", "weights", "values"],
+            "rows": [row],
+            "model": name,
+        }
+        (result,) = rest.post("/v1/attend", json=body | {"encoding_format": "base64"}).json()["results"]
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    driver = PageDriver(context.new_page(), models.rest)
+    for outputs in result["layer_outputs"][:2]:
+        check_layer(driver, info, row, outputs["layer"], {key: array(outputs[key]) for key in body["outputs"]})
+    assert driver.errors == []
+    context.close()
+
+
+def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, step: dict[str, Any]) -> None:
+    head = info["num_attention_heads"] - 1
+    state = {"text": TEXT, "second": SECOND, "start": TEXT.index("boats"), "layer": layer, "head": head}
+    driver.page.goto("about:blank")
+    named = {f"walk{key}": str(value) for key, value in state.items()}
+    driver.page.goto(f"{driver.base}/#{urlencode({'v': '1', 'tab': 'attention', 'model': info['name'], **named})}")
+    driver.page.wait_for_function(DRAWN)
+    titles = set()
+    for number in range(1, STEPS + 1):
+        go(driver, number)
+        titles.add(driver.page.locator("#walk-title").inner_text())
+        assert "NaN" not in driver.page.locator("#walk-step").inner_text(), number
+    assert len(titles) == STEPS
+
+    scores, weights = step["scores"][head, 0], step["weights"][head, 0]
+    go(driver, 5)
+    dots = step["keys"][head] @ step["queries"][head, 0]
+    assert [row[0] for row in numbers(driver)] == [format_number(value) for value in dots]
+    go(driver, 6)
+    assert [row[-1] for row in numbers(driver)] == [format_number(value) for value in weights]
+    go(driver, 7)
+    places = np.arange(len(weights))
+    visible = driver.page.locator(".drawing tbody tr td:nth-child(3)").all_inner_texts()
+    assert visible == ["yes" if weight > 0 else "no" for weight in weights]
+    if info["attention"] == "causal":
+        assert not weights[places > row].any()
+        assert f"hides the {len(weights) - 1 - row} tokens after" in said(driver)
+        assert driver.page.locator("#switch").count() == 0
+    elif not weights.all():
+        assert "outside of the window of this layer" in said(driver)
+    go(driver, 8)
+    masked = np.where(weights > 0, scores, -np.inf)
+    expected = np.exp(masked - masked.max()) / np.exp(masked - masked.max()).sum()
+    assert [row[-1] for row in numbers(driver)][:-1] == [format_number(value) for value in expected]
