@@ -1,4 +1,4 @@
-"""The page's walkthrough with other architectures: pre-norm with windows, causal with grouped queries, relative bias."""
+"""The walkthrough of the page with other architectures: windows, causal attention, grouped queries, relative biases."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,17 +43,13 @@ def test_steps_of_other_architectures(browser: Browser, models: RunningServer, n
         tokens = rest.post("/v1/tokenize", json={"inputs": [TEXT], "model": name}).json()["results"][0]["tokens"]
         row = next(place for place, token in enumerate(tokens) if token["start"] <= TEXT.index("boats") < token["end"])
         assert len(tokens) <= 32
-        body = {
-            "inputs": [TEXT],
-            "outputs": ["queries", "keys", "scores", "weights", "values"],
-            "rows": [row],
-            "model": name,
-        }
+        steps = ["queries", "keys", "scores", "weights"]
+        body = {"inputs": [TEXT], "outputs": steps, "rows": [row], "model": name}
         (result,) = rest.post("/v1/attend", json=body | {"encoding_format": "base64"}).json()["results"]
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     driver = PageDriver(context.new_page(), models.rest)
     for outputs in result["layer_outputs"][:2]:
-        check_layer(driver, info, row, outputs["layer"], {key: array(outputs[key]) for key in body["outputs"]})
+        check_layer(driver, info, row, outputs["layer"], {key: array(outputs[key]) for key in steps})
     assert driver.errors == []
     context.close()
 
