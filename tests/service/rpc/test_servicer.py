@@ -67,7 +67,16 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
     assert {field.name for field in pb.Model.DESCRIPTOR.fields} == set(expected) - OPENAI_FIELDS
     assert list((await stub.ListModels(pb.ListModelsRequest())).models) == [info]
     enums = {field.name: field.enum_type for field in pb.Model.DESCRIPTOR.fields if field.enum_type}
-    messages = {"limits", "prompts", "training", "evaluations", "multi_vector", "sparse", "role_max_tokens"}
+    messages = {
+        "limits",
+        "prompts",
+        "training",
+        "evaluations",
+        "multi_vector",
+        "sparse",
+        "role_max_tokens",
+        "layer_form",
+    }
     for name in set(expected) - OPENAI_FIELDS - messages:
         value = getattr(info, name) or None
         if name in enums:
@@ -76,6 +85,11 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
             name
         )
     assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
+    form = {field.name: field.enum_type for field in pb.LayerForm.DESCRIPTOR.fields}
+    values = {name: getattr(info.layer_form, name) for name in form}
+    assert {name: rest_value(form[name], value) if form[name] else value for name, value in values.items()} == expected[
+        "layer_form"
+    ]
     assert (info.HasField("training"), info.HasField("multi_vector"), list(info.evaluations)) == (False, False, [])
     assert (expected["training"], expected["multi_vector"], expected["evaluations"]) == (None, None, [])
 
