@@ -10,6 +10,9 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.browser.page_driver import PageDriver
 from tests.browser.similarity_tab import RESULT
 from tests.conftest import RunningServer, skip_without
+from tests.model.conftest import definitions, publish
+
+__all__ = ["definitions", "publish"]
 
 CHROMIUM = Path("/usr/bin/chromium-headless-shell")
 SWITCHES = ["--headless", "--no-sandbox", "--disable-background-networking", "--disable-gpu"]

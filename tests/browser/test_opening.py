@@ -141,7 +141,7 @@ def test_picture_shows_the_occurrences_in_two_dimensions(opened: PageDriver, res
         opened.slide(layer)
         kept = ((vectors[layer] @ axes.T) ** 2).sum() / (vectors[layer] ** 2).sum()
         note = opened.page.locator("#claim .figure p").last.inner_text()
-        share = int(note.partition("keeps ")[2].partition("%")[0])
+        share = int(note.partition("keep ")[2].partition("%")[0])
         assert share == pytest.approx(100 * kept, abs=1), layer
     opened.slide(6)
     opened.page.wait_for_function("() => document.getAnimations().every(({ playState }) => playState !== 'running')")

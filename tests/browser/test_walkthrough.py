@@ -100,8 +100,9 @@ def test_numbers_of_the_steps_follow_from_queries_keys_and_values(window: PageDr
 def test_causal_mask_is_an_explanation(window: PageDriver, outputs: dict[str, Any]) -> None:
     driver = show(window.reset(), text=CHECK, start=14, layer=2, head=3, step=6)
     usual = numbers(driver)
-    driver.page.get_by_label("Show what a causal mask would do").check()
+    driver.page.get_by_label("Try a causal mask").check()
     rows = [row.inner_text().split() for row in driver.page.locator(".drawing tbody tr").all()]
+    assert "This model has none." in said(driver)
     visible = [row[2] for row in rows]
     assert visible == ["yes"] * (visible.index("no")) + ["no"] * visible.count("no")
     assert rows[visible.index("no") - 1][0] == "check"
@@ -117,7 +118,7 @@ def test_word_moves_apart_from_itself(window: PageDriver, rest: httpx.Client) ->
     cosines = [format_number(layer["cosine"][0][1]) for layer in layers]
     driver = show(window.reset(), step=1)
     driver.page.wait_for_function("() => document.querySelectorAll('.drawing tr').length === 4")
-    assert said(driver).endswith("The similarity of the two entries is 1.000, that of the inputs of layer 1 1.000.")
+    assert said(driver).endswith("The two entries have similarity 1.000, the two inputs of the first layer 1.000.")
     go(driver, 13)
     for layer in range(1, 6):
         driver.page.locator(".say", has_text=f"It is {cosines[layer]} now, and {cosines[-1]} at the end.").wait_for()
@@ -245,7 +246,7 @@ def test_search_finds_the_heads_with_the_largest_weights(window: PageDriver, res
     ranked = sorted(maps, key=lambda found: -found["matrix"][6][2])
     others = [row for row in range(1, 10) if row not in (2, 6)]
     driver = show(window.reset(), text=text, second="", start=25, step=7)
-    driver.page.get_by_label("In which heads does it attend most to").select_option("dog")
+    driver.page.get_by_label("Heads in which “it” gives most weight to").select_option("dog")
     found = numbers(driver, ".finder tbody tr")
     assert found == [
         [
@@ -260,6 +261,16 @@ def test_search_finds_the_heads_with_the_largest_weights(window: PageDriver, res
     assert driver.page.locator("#walk-layer").input_value() == str(best["layer"])
     assert driver.page.locator("#walk-head").input_value() == str(best["head"])
     assert f"that of dog: {format_number(best['matrix'][6][2])}" in said(driver)
+
+
+def test_example_of_a_pronoun_opens_at_a_head_that_links_it_to_its_noun(window: PageDriver) -> None:
+    driver = show(window.reset(), step=7)
+    driver.page.get_by_role("button", name="it", exact=True).first.click()
+    driver.page.wait_for_function("() => document.querySelector('.say').textContent.includes('is that of dog')")
+    first = driver.page.locator(".finder tbody tr", has=driver.page.locator("[id^=walk-found]")).all()
+    layer, head = (driver.page.locator(f"#walk-{name}").input_value() for name in ("layer", "head"))
+    assert f"layer {layer}, head {head}" in [row.locator("button").inner_text() for row in first]
+    assert driver.page.locator("#walk-target option:checked").inner_text() == "dog"
 
 
 @pytest.mark.parametrize("status", [401, 429, 500, 503])

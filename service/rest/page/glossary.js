@@ -21,6 +21,7 @@ export const TERMS = {
   score: "How well the query of a token fits the key of another one: their dot product, scaled.",
   scaling: "The division of dot products by the square root of their number of products, so that they do not grow with it.",
   mask: "The rule that says which tokens a token must not attend to. Their weight becomes 0.",
+  "causal mask": "A mask that hides the tokens after the one that attends.",
   softmax: "A function that turns any numbers into positive shares that sum to 1. Larger numbers get larger shares.",
   "attention weight": "The share of a token in the weighted sum of values. It says how vectors are mixed, not why a model decides.",
   "attention sink": "A token, often a special one, to which a head gives most weight if no other token fits.",

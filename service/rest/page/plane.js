@@ -18,8 +18,9 @@ export class Plane {
     this.points = svg("g", {});
     this.trails = svg("g", {});
     this.svg = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "chart plane" }, this.trails, this.points);
+    this.title = element("p", { className: "quiet" });
     this.note = element("p", { className: "quiet" });
-    this.root = element("div", { className: "figure", hidden: true }, this.svg, this.note);
+    this.root = element("div", { className: "figure", hidden: true }, this.title, this.svg, this.note);
     /** @type {[number, number][][]} by layer and occurrence */
     this.places = [];
     /** @type {number[]} the share of the squared distances that the picture keeps, by layer */
@@ -64,8 +65,10 @@ export class Plane {
     const named = words.length === 1 ? bdi(words[0]) : "the words";
     this.svg.setAttribute("aria-label", `The occurrences in two dimensions at layer ${layer}, by sentence: `
       + numbers.map((number, index) => `${number}${senses[index] ? `, sense ${senses[index]}` : ""}, at ${at(this.places[layer][index]).join(", ")}`).join("; "));
-    this.note.replaceChildren(`The vectors of `, named, ` in two dimensions, by sentence, with their paths from layer 0. The picture keeps `,
-      `${Math.round(100 * this.kept[layer])}% of their squared distances at layer ${layer}; the rest is in other directions.`);
+    const shapes = [senses.includes("A") && "circles: sense A", senses.includes("B") && "squares: sense B"].filter(Boolean).join(", ");
+    this.title.replaceChildren("The vectors of ", named, `, by sentence${shapes ? ` (${shapes})` : ""}`);
+    this.note.replaceChildren(`Lines lead from layer 0 to layer ${layer}. Distances are approximate: two dimensions keep `
+      + `${Math.round(100 * this.kept[layer])}% of the squared distances between the vectors of this layer.`);
   }
 
   /** Create the points, unless they exist: existing ones glide to their new places. */

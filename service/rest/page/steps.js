@@ -72,7 +72,7 @@ export const STEPS = [
       return {
         say: ["The ", term("embedding"), " of ", named(tokens, row), ` is row ${tokens[row].id} of a table: ${embeddings?.static[0].length ?? model.hidden_size} numbers, the same in every sentence.`,
           ...(typeof entries === "number" && typeof inputs === "number"
-            ? [" The ", term("cosine similarity", "similarity"), " of the two entries is ", value(entries), ", that of the inputs of layer 1 ", value(inputs), "."]
+            ? [" The two entries have ", term("cosine similarity", "similarity"), " ", value(entries), ", the two inputs of the first layer ", value(inputs), "."]
             : other === null && hasSecond ? [" The second sentence does not contain this token."] : [])],
         formulas: [`x_i = ${isNormalized ? `\\text{Norm}(${parts})` : parts}`],
         symbols: `E: the table of entries${isNormalized ? "" : " (some models multiply them by a number)"}.${added ? " P: a table with a row for each position i." : ""}${segments ? " S: a vector that tells first and second text of a pair apart." : ""}`
@@ -82,8 +82,8 @@ export const STEPS = [
           added ? " is added, because attention by itself does not see the order of words."
             : positions.includes("rotary") ? ". This model adds it later: it rotates queries and keys by an angle that grows with the position, so that their dot product depends on the distance of two tokens."
               : ". This model adds it later: the scores get a value that depends on the distance of two tokens.",
-          inputs === null || inputs === undefined ? "" : isSame ? " At the same position, the same word has the same input. What will make the two vectors differ is all to come."
-            : " The two inputs already differ, because the positions differ. Everything else is to come."],
+          inputs === null || inputs === undefined ? "" : isSame ? " At the same position, the same word has the same input. The vectors will differ once the layers have mixed in the other words."
+            : " The two inputs already differ a little, because the positions differ."],
       };
     },
   },
@@ -95,7 +95,7 @@ export const STEPS = [
       const isUnchanged = input[0].every((component, place) => component === normalized[0][place]);
       return {
         say: block === "post"
-          ? [`Layer ${layer} reads the vector of `, named(tokens, row), " as it is: this model ends each part with a ", term("layer norm", "norm"), " (steps 11 and 12), so the vector is normalized already."]
+          ? [`Nothing happens here in this model: layer ${layer} reads the vector of `, named(tokens, row), " as it is. The ", term("layer norm", "norm"), " comes at the end of each part, in steps 11 and 12. Other models have it here."]
           : isUnchanged ? [`Layer ${layer} reads the vector of `, named(tokens, row), " as it is. The other layers begin with a ", term("layer norm", "norm"), "."]
             : [`Layer ${layer} begins with a `, term("layer norm", "norm"), ", which rescales the numbers of ", named(tokens, row), ". The ", term("length"), " of the vector changes from ",
               value(norm(input[0])), " to ", value(norm(normalized[0])), "."],
@@ -129,7 +129,8 @@ export const STEPS = [
         why: ["The query is what the token looks for, the key what a token can be found by, the value what it passes on. "
           + "These are different roles, so the model learned a matrix for each.",
           groups < model.num_attention_heads ? ` In this model, ${model.num_attention_heads / groups} heads share keys and values.` : "",
-          positions.includes("rotary") ? " Queries and keys are shown after their rotation by position." : ""],
+          positions.includes("rotary") ? " Queries and keys are shown after their rotation by position." : "",
+          " Unless you select a head, the page shows one in which several tokens count."],
       };
     },
   },
@@ -174,7 +175,7 @@ export const STEPS = [
           : ["Each dot product is divided by ", isRoot ? `the square root of ${size}: ` : "", divisor, " (", term("scaling"), "). With it, the largest weight will be ",
             value(Math.max(...usual)), ", without it ", value(Math.max(...extreme)), "."],
         formulas: [switches.unscaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot ? [`d_k = ${size}`] : [])],
-        symbols: `s: the scores. d${"\u2096"}: how many numbers a key has.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
+        symbols: `s: the scores. d${"\u2096"}: how many numbers a key has. Step 8 turns the scores into weights that sum to 1.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
         figure: [
           toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
           perToken(scene, ["dot product", "score", switches.unscaled ? "weight without the division" : "weight (step 8)"], (place) => [
@@ -200,11 +201,12 @@ export const STEPS = [
           ? ["This model is causal: a ", term("mask"), " hides the ", String(later), " tokens after ", named(tokens, row),
             hidden.size > later ? `, and in this layer ${hidden.size - later} before it, which are outside of its window.` : "."]
           : hidden.size ? ["A ", term("mask"), " hides tokens that are too far away from ", named(tokens, row), `: ${hidden.size} of ${tokens.length} are outside of the window of this layer.`]
-            : ["In this layer nothing is hidden: ", named(tokens, row), " attends to all tokens of its text, before and after it. Other models have a ", term("mask"), "."],
+            : causal ? ["With a causal mask, ", named(tokens, row), ` would attend to itself and the ${row} tokens before it. This model has none.`]
+              : ["In this layer nothing is hidden: ", named(tokens, row), " attends to all tokens of its text, before and after it. Other models have a ", term("mask"), "."],
         formulas: ["s_j = {-\\infty} \\text{ if token } j \\text{ is hidden}"],
         symbols: "A score of minus infinity becomes the weight 0 in step 8.",
         figure: [
-          !isCausal && toggle("Show what a causal mask would do. It is an explanation, not a result of this model", switches.causal, (on) => scene.onSwitch("causal", on)),
+          !isCausal && toggle("Try a causal mask, which hides later tokens", switches.causal, (on) => scene.onSwitch("causal", on)),
           perToken(scene, ["score", "visible", causal ? "weight with a causal mask" : "weight (step 8)"], (place) => {
             const isHidden = hidden.has(place) || (causal && place > row);
             return [isHidden ? "\u2212∞" : value(scores[head][0][place]), isHidden ? "no" : "yes", bar(shown[place])];
@@ -223,7 +225,7 @@ export const STEPS = [
       const special = own.reduce((sum, weight, place) => (tokens[place].special ? sum + weight : sum), 0);
       return {
         say: [term("softmax", "Softmax"), " turns the scores into shares that sum to 1: the ", term("attention weight", "attention weights"), " of ", named(tokens, row), ". The largest is that of ",
-          named(tokens, best), ": ", value(own[best]), ".", roles[head] ? ` On average over all tokens, head ${head} attends ${roles[head]}.` : ""],
+          named(tokens, best), ": ", value(own[best]), ".", roles[head] ? ` On average over all tokens, head ${head} attends ${roles[head]}${tokens[best].special ? "" : "; here it does not"}.` : ""],
         formulas: ["α_j = \\frac{e^{s_j}}{\\sum_n e^{s_n}}"],
         symbols: "α: the weights. e: 2.718. n: all tokens.",
         figure: [perToken(scene, ["score", "weight"], (place) => [hiddenPlaces(scene).has(place) ? "\u2212∞" : value(scores[head][0][place]), bar(own[place])],
@@ -289,7 +291,7 @@ export const STEPS = [
         formulas: [block === "post" ? "y = \\text{Norm}(x + \\text{MultiHead}(x))" : "y = x + \\text{MultiHead}(n)"],
         symbols: `x: the vector before. y: the vector after. ${block === "post" ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions.`,
         figure: [change(["vector before", input[0]], ["+ output of the attention", projected[0]], [block === "post" ? "= sum, normalized" : "= sum", residual[0]], largest)],
-        why: ["Attention changes a vector, it does not replace it, so that what earlier layers found is kept. Without this sum, models with many layers could hardly be trained."],
+        why: ["Attention changes a vector, it does not replace it, so that what earlier layers found is kept."],
       };
     },
   },
@@ -361,24 +363,37 @@ function change(/** @type {[string, number[]]} */ before, /** @type {[string, nu
   return rows([before, added, after].map(([title, vector]) => [title, ["length ", value(norm(vector))], strip(vector, { name: title.replace(/^[+=] /, ""), largest })]));
 }
 
+/**
+ * Return all heads with the weight that a token gives to another one, the largest first, and the mean of the weights that
+ * the other words give to it.
+ *
+ * @param {{layer: number, head: number, matrix: number[][]}[]} maps
+ * @param {Token[]} tokens
+ * @param {number} row
+ * @param {number} target
+ */
+export function rankHeads(maps, tokens, row, target) {
+  const others = tokens.map((_, place) => place).filter((place) => place !== row && place !== target && !tokens[place].special);
+  return maps.map(({ layer, head, matrix }) => ({
+    layer, head, weight: matrix[row][target], hasOthers: others.length > 0,
+    mean: others.reduce((sum, place) => sum + matrix[place][target], 0) / (others.length || 1),
+  })).toSorted((a, b) => b.weight - a.weight);
+}
+
 /** Create the search for the heads in which the token attends most to another one. */
 function finder({ tokens, row, maps, target, onTarget, onPlace }) {
   if (!maps.length) return "";
   const places = tokens.map((_, place) => place).filter((place) => place !== row && !tokens[place].special);
   if (!places.length) return "";
   const chosen = places.includes(target) ? target : places[0];
-  const ranked = maps.map(({ layer, head, matrix }) => {
-    const others = tokens.map((_, place) => place).filter((place) => place !== row && place !== chosen && !tokens[place].special);
-    const mean = others.reduce((sum, place) => sum + matrix[place][chosen], 0) / (others.length || 1);
-    return { layer, head, weight: matrix[row][chosen], mean, hasOthers: others.length > 0 };
-  }).toSorted((a, b) => b.weight - a.weight).slice(0, FOUND_HEADS);
+  const ranked = rankHeads(maps, tokens, row, chosen).slice(0, FOUND_HEADS);
   return element("div", { className: "finder" },
-    select(`In which heads does ${label(tokens, row)} attend most to`, places.map((place) => ({ value: String(place), text: label(tokens, place) })), String(chosen),
+    select(`Heads in which “${label(tokens, row)}” gives most weight to`, places.map((place) => ({ value: String(place), text: label(tokens, place) })), String(chosen),
       (place) => onTarget(Number(place)), { id: "walk-target" }),
     rows(ranked.map(({ layer, head, weight, mean, hasOthers }) => [
-      button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain" }), value(weight),
-      hasOthers ? [value(mean), weight < 2 * mean ? " (other words attend to it too)" : ""] : ""]),
-    "Heads", ["head", "weight", "mean weight from the other words"]));
+      button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain found" }), value(weight),
+      hasOthers ? [value(mean), weight < 2 * mean ? ` (${label(tokens, chosen)} gets weight from other words too)` : ""] : ""]),
+    "Heads", ["head", "weight", "mean from other words"]));
 }
 
 function value(/** @type {number} */ number) {

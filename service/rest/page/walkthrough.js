@@ -10,7 +10,7 @@ import { decodeTensor } from "./number.js";
 import { queryMaker } from "./query.js";
 import { RequestPanel } from "./request.js";
 import { hasMaps, headNamesRequest } from "./settings.js";
-import { roleName, STEPS } from "./steps.js";
+import { rankHeads, roleName, STEPS } from "./steps.js";
 import { same, wordsOf } from "./words.js";
 
 const TYPING_MS = 350;
@@ -32,11 +32,11 @@ export const OPENING = {
   text: "money bank grows", pair: null, second: "river bank flows", start: 6, segment: 0, layer: 1, head: null, step: 0,
 };
 
-/** @type {{label: string, text: string, second: string, start: number}[]} */
+/** @type {{label: string, text: string, second: string, start: number, seek?: string}[]} `seek`: a word that the token refers to */
 const EXAMPLES = [
   { label: "bank: money, river", text: OPENING.text, second: OPENING.second, start: OPENING.start },
   { label: "bank in sentences", text: "He cashed a check at the bank.", second: "They sat on the bank of the river.", start: 25 },
-  { label: "it", text: "The dog ran away because it was afraid.", second: "The door creaked because it was rusty.", start: 25 },
+  { label: "it", text: "The dog ran away because it was afraid.", second: "The door creaked because it was rusty.", start: 25, seek: "dog" },
 ];
 
 /** The tab "How attention works": one token, one layer, one head, a step at a time. */
@@ -56,6 +56,7 @@ export class Walkthrough {
     this.model = null;
     this.switches = { causal: false, unscaled: false };
     this.target = -1; // the token that the search for heads looks for
+    this.seek = ""; // the word for which an example wants the head that links it to the followed token
     /** @type {Map<string, import("./api.js").ApiError>} why the server rejected an input, by the input */
     this.rejected = new Map();
 
@@ -102,7 +103,7 @@ export class Walkthrough {
 
   #build(/** @type {HTMLElement} */ root) {
     this.glossary = new Glossary();
-    this.chips = EXAMPLES.map(({ label: name, ...example }) => ({ example, chip: button(name, () => this.open(example), { className: "chip" }) }));
+    this.chips = EXAMPLES.map(({ label: name, seek = "", ...example }) => ({ example, chip: button(name, () => { this.seek = seek; this.open(example); }, { className: "chip" }) }));
     const field = (/** @type {string} */ id, /** @type {(text: string) => void} */ onText) => {
       const input = element("input", { id, type: "text", autocomplete: "off", spellcheck: false, dir: "auto", on: { input: () => onText(input.value) } });
       return input;
@@ -255,8 +256,22 @@ export class Walkthrough {
   /** Send the requests that the state needs, and render. */
   #refresh(/** @type {number} */ delay) {
     if (this.model) this.state = { ...this.state, layer: Math.max(1, Math.min(this.model.num_hidden_layers, this.state.layer)) };
-    if (this.active && this.model && this.#isSupported) this.#send(delay);
+    if (this.active && this.model && this.#isSupported) {
+      this.#send(delay);
+      if (this.seek && this.#answer("maps")) return this.#seek();
+    }
     this.#render();
+  }
+
+  /** Select the head that gives the followed token's weight to the word of an example, more than other words do. */
+  #seek() {
+    const row = this.#row;
+    const target = this.#tokens.findIndex(({ text }) => same({ text }, { text: this.seek }));
+    this.seek = "";
+    if (target < 0) return this.#render();
+    this.target = target;
+    const ranked = rankHeads(this.#answer("maps").maps, this.#tokens, row, target).toSorted((a, b) => (b.weight - b.mean) - (a.weight - a.mean));
+    this.#edit({ layer: ranked[0].layer, head: ranked[0].head }, 0);
   }
 
   #send(/** @type {number} */ delay) {
@@ -272,7 +287,12 @@ export class Walkthrough {
     want("tokens", isUsable ? { inputs } : null);
     const [row, other] = [this.#row, this.#otherRow];
     if (row < 0) {
-      if (!isUsable || this.#answer("tokens")) for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "journey"])) want(name, null);
+      // While the tokens are pending, the answers for the tokens before do not count.
+      const hasNone = !isUsable || this.#answer("tokens") !== null;
+      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "journey"])) {
+        if (hasNone) want(name, null);
+        else this.answers[name].wanted = "";
+      }
       return;
     }
     want("outputs", { inputs: [input], outputs: OUTPUTS, rows: [row], layers: [this.state.layer], encoding_format: "base64" });

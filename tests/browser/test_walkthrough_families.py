@@ -11,12 +11,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from model.export.export import export
-from tests.browser.conftest import browser
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_walkthrough import DRAWN, STEPS, array, go, numbers, said
 from tests.conftest import RunningServer, serving
-
-__all__ = ["browser"]
 
 pytestmark = pytest.mark.slow
 
