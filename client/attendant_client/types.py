@@ -977,12 +977,12 @@ class MultiVectorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerForm:
-    """What the layers of a model consist of.
+class LayerStructure:
+    """The structure of a model's layers.
 
     `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
     `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores that
-    depends on the distance. `segments`: embeddings of segments are added. `embedding_norm`: the sum of embeddings is
+    depends on the distance. `segments`: token type embeddings are added. `embedding_norm`: the sum of the embeddings is
     normalized. `attention_scale` is the factor of the dot products.
     """
 
@@ -1055,7 +1055,7 @@ class ModelInfo:
     attention: Attention
     attention_kinds: list[Kind]
     layer_outputs: list[LayerOutput]
-    layer_form: LayerForm | None
+    layer_structure: LayerStructure | None
     limits: Limits
     similarity: VectorSimilarity
     training: TrainingRecord | None

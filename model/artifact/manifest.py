@@ -336,12 +336,12 @@ class LayerRecord(Record):
     """None in artifacts of earlier versions."""
 
 
-class FormRecord(Record):
-    """What the layers of an encoder consist of, as far as their layer graphs do not show it.
+class StructureRecord(Record):
+    """The structure of an encoder's layers.
 
     `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
     `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores.
-    `segments`: embeddings of segments are added to those of tokens. `embedding_norm`: their sum is normalized.
+    `segments`: token type embeddings are added to the token embeddings. `embedding_norm`: the sum is normalized.
     """
 
     block: Literal["post", "pre", "sandwich"]
@@ -366,7 +366,7 @@ class LayersRecord(Record):
     norm_eps: FiniteFloat
     residual_in_norm: bool
     layers: tuple[LayerRecord, ...]
-    form: FormRecord | None = None
+    structure: StructureRecord | None = None
     """None in artifacts of earlier versions."""
 
 
@@ -557,6 +557,11 @@ class Manifest(Record):
             yield from _find_tensors(head.type, head)
         yield from _find_tensors("layers", self.layers)
         yield from _find_tensors("static", self.static)
+
+    @property
+    def has_layer_steps(self) -> bool:
+        """Whether the artifact has the graphs of the steps inside layers."""
+        return isinstance(self.layers, LayersRecord) and self.layers.layers[0].steps is not None
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

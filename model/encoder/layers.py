@@ -292,7 +292,7 @@ class Block(nn.Module):
         return x
 
     def read(self, x: Tensor) -> Tensor:
-        """Return what queries, keys and values are made from: the residual stream, normalized in some blocks."""
+        """Return the input of the query, key and value projections: the residual stream, normalized in some blocks."""
         return self.attention_norm(x) if self.norm_before_attention else x
 
     def add_attention(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:

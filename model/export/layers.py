@@ -15,13 +15,13 @@ from torch.func import functional_call
 
 from model.artifact.manifest import (
     KINDS,
-    FormRecord,
     Kind,
     LayerRecord,
     LayersRecord,
     ParityRecord,
     PositionKind,
     StepsRecord,
+    StructureRecord,
     TensorRecord,
 )
 from model.encoder.attention import attention_mask
@@ -42,7 +42,7 @@ class LayerGraphs(NamedTuple):
 
 
 class _Positions(nn.Module):
-    """What the attention of a layer needs besides its weights, in one sequence with `position_ids` (1, T)."""
+    """The mask, rotation and position bias of the attention of a layer, for one sequence with `position_ids` (1, T)."""
 
     def __init__(self, encoder: Encoder, index: int) -> None:
         super().__init__()
@@ -269,18 +269,18 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
         norm_eps=config.norm_eps,
         residual_in_norm=config.block != "sandwich",
         layers=tuple(layers),
-        form=describe_form(config),
+        structure=describe_structure(config),
     )
 
 
-def describe_form(config: EncoderConfig) -> FormRecord:
-    """Return the record of what the layers consist of."""
+def describe_structure(config: EncoderConfig) -> StructureRecord:
+    """Return the record of the structure of the layers."""
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
         "relative": config.relative_bias,
     }
-    return FormRecord(
+    return StructureRecord(
         block=config.block,
         positions=tuple(kind for kind, is_used in used.items() if is_used),
         segments=config.type_vocab_size > 0,

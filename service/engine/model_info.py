@@ -7,8 +7,8 @@ from typing import get_args
 from attendant_client.types import (
     DataFileRecord,
     EvaluationRecord,
-    LayerForm,
     LayerOutput,
+    LayerStructure,
     Limits,
     ModelInfo,
     MultiVectorInfo,
@@ -80,7 +80,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         attention=architecture.attention,
         attention_kinds=list(manifest.attention_kinds),
         layer_outputs=layer_outputs_of(manifest),
-        layer_form=describe_form(manifest),
+        layer_structure=describe_structure(manifest),
         limits=limits,
         similarity=head.similarity,
         training=describe_training(manifest),
@@ -155,17 +155,16 @@ def operations_of(manifest: Manifest) -> list[Operation]:
 
 def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
     """Return the steps inside layers that a model returns; artifacts of earlier versions have no graphs for them."""
-    layers = manifest.layers
-    has_steps = isinstance(layers, LayersRecord) and layers.layers[0].steps is not None
-    return list(get_args(LayerOutput)) if has_steps else []
+    return list(get_args(LayerOutput)) if manifest.has_layer_steps else []
 
 
-def describe_form(manifest: Manifest) -> LayerForm | None:
-    """Return what the layers of a model consist of."""
+def describe_structure(manifest: Manifest) -> LayerStructure | None:
+    """Return the structure of a model's layers; artifacts of earlier versions do not record it."""
     layers = manifest.layers
-    if not isinstance(layers, LayersRecord) or layers.form is None:
+    if not isinstance(layers, LayersRecord) or layers.structure is None:
         return None
-    return LayerForm(norm=layers.norm, **layers.form.model_dump() | {"positions": list(layers.form.positions)})
+    values = layers.structure.model_dump()
+    return LayerStructure(norm=layers.norm, **values | {"positions": list(values["positions"])})
 
 
 def outputs_of(manifest: Manifest) -> list[Output]:

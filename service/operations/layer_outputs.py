@@ -43,8 +43,7 @@ def check_layer_outputs(request: AttendRequest, manifest: Manifest) -> None:
         if request.rows != "all":
             raise ConflictingFields("set, but outputs is empty", "Leave it out, or set outputs.", field="rows")
         return
-    layers = manifest.layers
-    if not isinstance(layers, LayersRecord) or layers.layers[0].steps is None:
+    if not manifest.has_layer_steps:
         problem = "not supported for this artifact, which an earlier version exported"
         raise UnsupportedByModel(problem, "Export the model again.", field="outputs")
     defaults = {field.name: field.default for field in fields(AttendRequest)}
@@ -134,7 +133,7 @@ def head_size(manifest: Manifest) -> int:
 
 
 def step_bytes(manifest: Manifest, tokens: int, rows: int) -> int:
-    """Return the bytes of the intermediate results of one layer besides those of maps: the feed-forward network's."""
+    """Return the bytes that the steps of one layer take in addition to an attention map."""
     layers = manifest.layers
     assert isinstance(layers, LayersRecord)
     steps = layers.layers[0].steps

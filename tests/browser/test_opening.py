@@ -151,3 +151,19 @@ def test_picture_shows_the_occurrences_in_two_dimensions(opened: PageDriver, res
     distances = [np.linalg.norm(points[:, None] - points, axis=-1) for points in (drawn, expected)]
     ratio = distances[0].max() / distances[1].max()
     assert np.abs(distances[0] - ratio * distances[1]).max() < 3  # pixels
+
+
+def test_picture_appears_if_its_vectors_arrive_before_the_comparison(new_driver: NewDriver) -> None:
+    driver = new_driver().open()
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    driver.page.route("**/v1/compare", hold)
+    with driver.page.expect_event("requestfinished", lambda request: request.url.endswith("/v1/encode")):
+        driver.page.get_by_role("button", name="crane").click()
+    driver.page.wait_for_function("() => document.querySelector('#claim .body').getAttribute('aria-busy') === 'false'")
+    held[0].continue_()
+    driver.page.get_by_text("The vectors of crane, by sentence").wait_for()
+    assert driver.page.locator("#claim .plane").is_visible()

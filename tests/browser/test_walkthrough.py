@@ -222,7 +222,7 @@ def test_models_without_the_graphs_are_explained(new_driver: NewDriver) -> None:
         response = route.fetch()
         body = response.json()
         for model in body["data"]:
-            model.update(layer_outputs=[], layer_form=None)
+            model.update(layer_outputs=[], layer_structure=None)
         route.fulfill(response=response, body=json.dumps(body))
 
     driver.page.route("**/v1/models", without_steps)

@@ -12,7 +12,7 @@ import transformers
 from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input, LayerOutput
 from numpy.typing import NDArray
 
-from model.artifact.manifest import FormRecord, LayersRecord
+from model.artifact.manifest import LayersRecord, StructureRecord
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.export.export import export
@@ -188,7 +188,7 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
     encoder = load_checkpoint(family.published).encoder
     layers = family.model.artifact.manifest.layers
     assert isinstance(layers, LayersRecord)
-    assert layers.form is not None
+    assert layers.structure is not None
     results = await attend(family.model, *TINY_TEXTS, outputs=get_args(LayerOutput))
     maps = await attend(family.model, *TINY_TEXTS)
     for source, result, mapped in zip(TINY_TEXTS, results, maps, strict=True):
@@ -197,7 +197,7 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
         assert result.layer_outputs is not None
         for index, steps in enumerate(result.layer_outputs):
             step = {name: values(getattr(steps, name)) for name in get_args(LayerOutput)}
-            check_steps(step, encoder.blocks[index], layers.form, hidden[index], probs[index])
+            check_steps(step, encoder.blocks[index], layers.structure, hidden[index], probs[index])
             last = index + 1 == len(encoder.blocks)
             check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
 
@@ -212,7 +212,7 @@ def apply(module: Any, x: Floats) -> Floats:
     return result
 
 
-def check_steps(step: dict[str, Floats], block: Any, form: FormRecord, hidden: Floats, probs: Floats) -> None:
+def check_steps(step: dict[str, Floats], block: Any, form: StructureRecord, hidden: Floats, probs: Floats) -> None:
     """Check the steps of one layer, with its block in torch, its form, and the hidden states that it reads."""
     check_close(step["input"], hidden)
     assert step["queries"].shape[-1] == form.head_size

@@ -1168,7 +1168,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "gpu_memory_bytes", "length_buckets", "layers", "attention_kinds", "layer_outputs", "layer_form", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector", "sparse", "truncation_side", "role_max_tokens")
+    __slots__ = ("name", "aliases", "digest", "source", "revision", "license", "model_type", "num_hidden_layers", "num_attention_heads", "hidden_size", "dimensions", "vocab_size", "max_input_tokens", "pooling", "normalize", "prompts", "default_prompt_name", "precision", "provider", "threads", "backend_reason", "gpu_memory_bytes", "length_buckets", "layers", "attention_kinds", "layer_outputs", "layer_structure", "limits", "version", "similarity", "attention", "training", "evaluations", "operations", "labels", "outputs", "token_labels", "mask_token", "multi_vector", "sparse", "truncation_side", "role_max_tokens")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1209,7 +1209,7 @@ class Model(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_KINDS_FIELD_NUMBER: _ClassVar[int]
     LAYER_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    LAYER_FORM_FIELD_NUMBER: _ClassVar[int]
+    LAYER_STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
@@ -1251,7 +1251,7 @@ class Model(_message.Message):
     layers: _containers.RepeatedScalarFieldContainer[int]
     attention_kinds: _containers.RepeatedScalarFieldContainer[AttentionKind]
     layer_outputs: _containers.RepeatedScalarFieldContainer[LayerOutput]
-    layer_form: LayerForm
+    layer_structure: LayerStructure
     limits: Limits
     version: str
     similarity: SimilarityFunction
@@ -1267,9 +1267,9 @@ class Model(_message.Message):
     sparse: SparseInfo
     truncation_side: Truncation
     role_max_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., layer_outputs: _Optional[_Iterable[_Union[LayerOutput, str]]] = ..., layer_form: _Optional[_Union[LayerForm, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ..., sparse: _Optional[_Union[SparseInfo, _Mapping]] = ..., truncation_side: _Optional[_Union[Truncation, str]] = ..., role_max_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., license: _Optional[str] = ..., model_type: _Optional[str] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dimensions: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_input_tokens: _Optional[int] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., provider: _Optional[_Union[Provider, str]] = ..., threads: _Optional[int] = ..., backend_reason: _Optional[str] = ..., gpu_memory_bytes: _Optional[int] = ..., length_buckets: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[int]] = ..., attention_kinds: _Optional[_Iterable[_Union[AttentionKind, str]]] = ..., layer_outputs: _Optional[_Iterable[_Union[LayerOutput, str]]] = ..., layer_structure: _Optional[_Union[LayerStructure, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., version: _Optional[str] = ..., similarity: _Optional[_Union[SimilarityFunction, str]] = ..., attention: _Optional[_Union[Attention, str]] = ..., training: _Optional[_Union[TrainingRecord, _Mapping]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationRecord, _Mapping]]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., labels: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., token_labels: _Optional[_Iterable[str]] = ..., mask_token: _Optional[str] = ..., multi_vector: _Optional[_Union[MultiVectorInfo, _Mapping]] = ..., sparse: _Optional[_Union[SparseInfo, _Mapping]] = ..., truncation_side: _Optional[_Union[Truncation, str]] = ..., role_max_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
-class LayerForm(_message.Message):
+class LayerStructure(_message.Message):
     __slots__ = ("block", "norm", "positions", "segments", "embedding_norm", "head_size", "num_key_value_heads", "attention_scale", "intermediate_size", "gated")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     NORM_FIELD_NUMBER: _ClassVar[int]

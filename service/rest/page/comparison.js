@@ -65,10 +65,10 @@ export class Comparison {
     this.#draw();
   }
 
-  /** Show the vectors of the occurrences, by layer and occurrence, in the picture. `key`: see `vectorsKey`. */
-  showVectors(/** @type {number[][][]} */ vectors, /** @type {string} */ key) {
+  /** Show the vectors of inputs, by layer and input, in the picture. They can arrive before or after the comparison. */
+  showVectors(/** @type {number[][][]} */ vectors, /** @type {object[]} */ inputs) {
     this.plane.setVectors(vectors);
-    this.vectorsOf = key;
+    this.vectorsOf = JSON.stringify(withModel({ inputs }));
     this.redraw();
   }
 
@@ -152,8 +152,9 @@ export class Comparison {
       element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" }, "The vertical axis does not start at 0.")),
       this.plane.root,
     );
-    if (this.vectorsOf !== vectorsKey(this.sent.occurrences)) this.plane.clear();
-    this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
+    const isCurrent = this.vectorsOf === JSON.stringify(withModel({ inputs: vectorInputs(this.sent.occurrences) }));
+    if (!isCurrent) this.plane.hide();
+    else this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
     this.values.replaceChildren(numbers(layers, means, curves, staticMean, place));
     this.root.replaceChildren(
       this.note, element("p", { className: "quiet" }, noteOnLayer0(meanOf(pairs, layers[0][this.measure]), staticMean)),
@@ -203,9 +204,9 @@ export class Comparison {
   }
 }
 
-/** Return what the vectors of occurrences are requested with. */
-export function vectorsKey(/** @type {{text: string, span: [number, number]}[]} */ occurrences) {
-  return JSON.stringify(withModel({ inputs: occurrences.map(({ text, span }) => ({ text, spans: [span] })) }));
+/** Return occurrences as inputs of /v1/encode, with their words as spans. */
+export function vectorInputs(/** @type {{text: string, span: [number, number]}[]} */ occurrences) {
+  return occurrences.map(({ text, span }) => ({ text, spans: [span] }));
 }
 
 /** Create the table of the values in the chart. */

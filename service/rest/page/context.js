@@ -1,14 +1,13 @@
-import { withModel } from "./api.js";
 import { AttentionMap } from "./attention.js";
 import {
   createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
 } from "./choice.js";
-import { Comparison } from "./comparison.js";
+import { Comparison, vectorInputs } from "./comparison.js";
 import { areAllPairs, describeCoverage, explainMissingWord, findPlaces } from "./coverage.js";
 import { find } from "./element.js";
 import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
-import { truncate } from "./faults.js";
+import { inputKey, truncate } from "./faults.js";
 import { decodeTensor } from "./number.js";
 import { LayerPlayer } from "./player.js";
 import { queryMaker } from "./query.js";
@@ -62,14 +61,13 @@ export class ContextView {
     this.player = new LayerPlayer(find("#player"), (layer) => this.#set({ layer }, 0));
     this.comparison = new Comparison(
       { finding: find("#finding"), figures: find("#claim .body"), numbers: find("#comparison") }, () => this.onChange());
-    const keyOf = (item) => JSON.stringify(item.span ? item.text : item);
     const query = queryMaker(notices, {
       nameOf: (item) => {
-        const place = this.sentences.findIndex((sentence) => JSON.stringify(inputOf(sentence)) === keyOf(item));
+        const place = this.sentences.findIndex((sentence) => JSON.stringify(inputOf(sentence)) === inputKey(item));
         return place < 0 ? "" : `Sentence ${place + 1}`;
       },
       onTooLong: (item, list, error) => {
-        this.rejected.set(keyOf(item), error);
+        this.rejected.set(inputKey(item), error);
         this.#refresh(0);
       },
     });
@@ -90,7 +88,8 @@ export class ContextView {
       onFailure: (failed) => failed && this.comparison.showMessage(NOT_COMPUTED),
     });
     this.vectorsQuery = query("v1/encode", ["#claim .body"], {
-      onResponse: (response, { inputs }) => this.comparison.showVectors(byLayer(response), JSON.stringify(withModel({ inputs }))), onFailure: (failed) => failed && this.comparison.plane.clear(),
+      onResponse: (response, { inputs }) => this.comparison.showVectors(byLayer(response), inputs),
+      onFailure: (failed) => failed && this.comparison.plane.clear(),
     });
     find("#add").addEventListener("click", () => this.#add());
     find("#clear").addEventListener("click", () => this.#clear());
@@ -148,7 +147,7 @@ export class ContextView {
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
     const inPicture = enough && occurrences.length <= MOST_POINTS && this.model?.outputs.includes("spans");
     this.vectorsQuery.request(inPicture ? {
-      inputs: occurrences.map(({ text, span }) => ({ text, spans: [span] })),
+      inputs: vectorInputs(occurrences),
       prompt: "", outputs: ["spans"], layers: "all", layer_reduce: "stack", encoding_format: "base64", dtype: "float16",
     } : null, delay);
     if (!inPicture) this.comparison.plane.clear();

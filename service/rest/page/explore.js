@@ -21,7 +21,8 @@ export class Explore {
   /**
    * @param {HTMLDetailsElement} root
    * @param {{onSettings: (change: Partial<import("./settings.js").Settings>) => void, onOpen: (id: number) => void,
-   *          onToggle: () => void, onFollow: (place: Partial<import("./walkthrough.js").WalkState>) => void, query: import("./query.js").MakeQuery}} listeners
+   *          onToggle: () => void, onFollow: (place: Partial<import("./walkthrough.js").WalkState>) => void,
+   *          query: import("./query.js").MakeQuery}} listeners
    */
   constructor(root, { onSettings, onOpen, onToggle, onFollow, query }) {
     this.root = root;
@@ -34,8 +35,9 @@ export class Explore {
     this.pickers = new Pickers(this.find("#pickers"), onSettings);
     this.opener = element("div", { className: "pickers" });
     this.matrixBox = element("div", {});
-    this.matrix = new Matrix(this.matrixBox, (row) => this.map && onFollow(this.#placeOf(this.map, row)));
-    this.lines = new Lines(this.matrixBox, (row) => this.map && onFollow(this.#placeOf(this.map, row)));
+    const follow = (/** @type {number} */ row) => this.map && onFollow(this.#placeOf(this.map, row));
+    this.matrix = new Matrix(this.matrixBox, follow);
+    this.lines = new Lines(this.matrixBox, follow);
     this.request = new RequestPanel();
     this.save = downloads("map", () => this.#saved());
     this.find("#map .body").append(this.opener, this.matrixBox, this.save, this.request.root);

@@ -19,6 +19,11 @@ export function faultyItem({ field }, request) {
   return item === undefined ? null : { item, list };
 }
 
+/** Return the key of an input of a request: of the text of an occurrence, or else of the input. */
+export function inputKey(/** @type {any} */ item) {
+  return JSON.stringify(item.span ? item.text : item);
+}
+
 /** Return whether an error is about a text over a limit of tokens or characters. */
 export function isTooLong(/** @type {ApiError} */ { reason }) {
   return reason === "TOO_LONG";

@@ -38,8 +38,13 @@ export class Plane {
     this.kept = centered.map((occurrences, layer) => total(this.places[layer]) / (total(occurrences) || 1));
   }
 
+  /** Forget the vectors. */
   clear() {
     this.places = [];
+    this.hide();
+  }
+
+  hide() {
     this.root.hidden = true;
   }
 

@@ -22,7 +22,7 @@ import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.j
  * @property {string | null} other the same token in the second sentence, or null without one
  * @property {boolean} hasSecond whether there is a second sentence
  * @property {boolean} isPair whether the text is a pair
- * @property {number[] | null} journey the similarity to it, by layer
+ * @property {number[] | null} similarities to it, by layer
  * @property {{causal: boolean, unscaled: boolean}} switches
  * @property {(name: "causal" | "unscaled", value: boolean) => void} onSwitch
  * @property {(name: string, text?: string) => Node} term
@@ -39,6 +39,7 @@ const MOST_ROWS = 32;
 const CHART_WIDTH = 640;
 const IDENTICAL = 0.9995; // similarity from which two vectors are the same, except for rounding
 const FOUND_HEADS = 5;
+const SELECTIVE = 2; // times the mean of the other words, from which a head selects a word for the token
 const UNDERFLOW = 80; // difference of scores from which a weight can be 0 in float32
 const SINK = 0.5; // weight on special tokens from which a note explains it
 
@@ -61,7 +62,7 @@ export const STEPS = [
   {
     title: "Each token gets its dictionary entry",
     draw: ({ model, tokens, row, embeddings, other, hasSecond, term }) => {
-      const { positions, segments, embedding_norm: isNormalized } = model.layer_form;
+      const { positions, segments, embedding_norm: isNormalized } = model.layer_structure;
       const added = positions.includes("table");
       const parts = ["E_{t_i}", ...(added ? ["P_i"] : []), ...(segments ? ["S"] : [])].join(" + ");
       const names = ["this sentence", "second sentence"];
@@ -90,7 +91,7 @@ export const STEPS = [
   {
     title: "The layer reads the vector",
     draw: ({ model, tokens, row, layer, outputs: { input, normalized }, term }) => {
-      const { block, norm: kind } = model.layer_form;
+      const { block, norm: kind } = model.layer_structure;
       const isRms = kind === "rms_norm";
       const isUnchanged = input[0].every((component, place) => component === normalized[0][place]);
       return {
@@ -113,9 +114,9 @@ export const STEPS = [
     title: "Query, keys and values",
     draw: (scene) => {
       const { model, tokens, row, layer, head, outputs: { queries, keys, values }, term } = scene;
-      const { head_size: size, num_key_value_heads: groups, positions } = model.layer_form;
+      const { head_size: size, num_key_value_heads: groups, positions } = model.layer_structure;
       const [k, v] = [peak(keys[head]), peak(values[head])];
-      const x = model.layer_form.block === "post" ? "x" : "n"; // what attention reads
+      const x = model.layer_structure.block === "post" ? "x" : "n"; // what attention reads
       return {
         say: [`Three `, term("matrix", "matrices"), ` of head ${head} turn vectors into a `, term("query"), " for ", named(tokens, row), ", and a ", term("key"), " and a ",
           term("value"), ` for every token. Each has ${size} numbers.`],
@@ -160,7 +161,7 @@ export const STEPS = [
     title: "The scores are scaled",
     draw: (scene) => {
       const { model, head, outputs: { scores }, switches, term } = scene;
-      const { head_size: size, attention_scale: scale, positions } = model.layer_form;
+      const { head_size: size, attention_scale: scale, positions } = model.layer_structure;
       const isRelative = positions.includes("relative");
       const sums = dots(scene);
       // The bias of the distance is not divided.
@@ -222,13 +223,14 @@ export const STEPS = [
       const { tokens, row, head, outputs: { scores, weights }, roles, term } = scene;
       const own = weights[head][0];
       const best = own.indexOf(Math.max(...own));
+      const hidden = hiddenPlaces(scene);
       const special = own.reduce((sum, weight, place) => (tokens[place].special ? sum + weight : sum), 0);
       return {
         say: [term("softmax", "Softmax"), " turns the scores into shares that sum to 1: the ", term("attention weight", "attention weights"), " of ", named(tokens, row), ". The largest is that of ",
           named(tokens, best), ": ", value(own[best]), ".", roles[head] ? ` On average over all tokens, head ${head} attends ${roles[head]}${tokens[best].special ? "" : "; here it does not"}.` : ""],
         formulas: ["α_j = \\frac{e^{s_j}}{\\sum_n e^{s_n}}"],
         symbols: "α: the weights. e: 2.718. n: all tokens.",
-        figure: [perToken(scene, ["score", "weight"], (place) => [hiddenPlaces(scene).has(place) ? "\u2212∞" : value(scores[head][0][place]), bar(own[place])],
+        figure: [perToken(scene, ["score", "weight"], (place) => [hidden.has(place) ? "\u2212∞" : value(scores[head][0][place]), bar(own[place])],
           ["sum", "", bar(0, own.reduce((sum, weight) => sum + weight, 0))]), finder(scene)],
         why: ["Shares can be compared, and all are positive. A score that is larger by 1 gets 2.718 times the weight.",
           ...(special > SINK ? [" Special tokens get ", value(special), " here. Many heads put weight on them when no other token fits, because the weights must sum to 1: an ", term("attention sink"), "."] : [])],
@@ -264,9 +266,9 @@ export const STEPS = [
         return place < 0 ? "" : [named(tokens, place), " ", value(own[place])];
       };
       return {
-        say: [`Layer ${layer} has ${model.num_attention_heads} `, term("head", "heads"), ` with ${model.layer_form.head_size} numbers each. Side by side these are `,
+        say: [`Layer ${layer} has ${model.num_attention_heads} `, term("head", "heads"), ` with ${model.layer_structure.head_size} numbers each. Side by side these are `,
           formatCount(heads.length * heads[0][0].length), ` numbers. Another `, term("matrix"), ` turns them into ${model.hidden_size}.`],
-        formulas: [`\\text{all} = \\text{Concat}(\\text{head}_0, \\dots, \\text{head}_{${heads.length - 1}})`, model.layer_form.block === "sandwich" ? "\\text{MultiHead} = \\text{Norm}(\\text{all } W^O + b^O)" : "\\text{MultiHead} = \\text{all } W^O + b^O"],
+        formulas: [`\\text{all} = \\text{Concat}(\\text{head}_0, \\dots, \\text{head}_{${heads.length - 1}})`, model.layer_structure.block === "sandwich" ? "\\text{MultiHead} = \\text{Norm}(\\text{all } W^O + b^O)" : "\\text{MultiHead} = \\text{all } W^O + b^O"],
         symbols: "Concat: side by side. W, b: learned (some models have no b).",
         figure: [
           rows(heads.map(([vector], number) => [
@@ -283,7 +285,7 @@ export const STEPS = [
   {
     title: "The result is added to the vector",
     draw: ({ model, tokens, row, outputs: { input, projected, residual }, term }) => {
-      const { block } = model.layer_form;
+      const { block } = model.layer_structure;
       const largest = peak([input[0], projected[0], residual[0]]);
       return {
         say: ["The output of the attention is added to the vector of ", named(tokens, row), ": a ", term("residual connection"), ". Old and new vector have a ",
@@ -298,7 +300,7 @@ export const STEPS = [
   {
     title: "A network works on each vector",
     draw: ({ model, tokens, row, outputs: { residual, feed_forward: added, output }, term }) => {
-      const { intermediate_size: inner, gated, block } = model.layer_form;
+      const { intermediate_size: inner, gated, block } = model.layer_structure;
       const largest = peak([residual[0], added[0], output[0]]);
       const network = gated ? "\\text{FFN}(y) = (f(y W_1) \\odot y W_3) W_2" : "\\text{FFN}(y) = f(y W_1 + b_1) W_2 + b_2";
       return {
@@ -313,13 +315,13 @@ export const STEPS = [
   },
   {
     title: "The next layer continues",
-    draw: ({ model, tokens, row, layer, outputs: { output }, other, journey: values, isPair, onPlace, term }) => {
+    draw: ({ model, tokens, row, layer, outputs: { output }, other, similarities: values, isPair, onPlace, term }) => {
       const count = model.num_hidden_layers;
       const last = layer === count;
       return {
         say: ["This is the ", term("hidden state"), " of ", named(tokens, row), ` after layer ${layer} of ${count}. `,
           ...(values ? ["Its ", term("cosine similarity", "similarity"), " to ", bdi(other ?? ""), " in the second sentence began at ", value(values[0]), ". It is ",
-            value(values[layer]), " now", last ? (model.layer_form.block === "post" ? "." : ", after a final norm.") : [", and ", value(values[count]), " at the end."]].flat()
+            value(values[layer]), " now", last ? (model.layer_structure.block === "post" ? "." : ", after a final norm.") : [", and ", value(values[count]), " at the end."]].flat()
             : isPair ? ["To compare it with a second sentence, remove the second text of the pair."] : other !== null ? [] : ["Enter a second sentence that contains the token to see how the two vectors move apart."])],
         formulas: [last ? "\\text{the last layer}" : `x^{(${layer + 1})} = z^{(${layer})}`],
         symbols: last ? "" : "The output z of a layer is the input x of the next one.",
@@ -392,7 +394,7 @@ function finder({ tokens, row, maps, target, onTarget, onPlace }) {
       (place) => onTarget(Number(place)), { id: "walk-target" }),
     rows(ranked.map(({ layer, head, weight, mean, hasOthers }) => [
       button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain found" }), value(weight),
-      hasOthers ? [value(mean), weight < 2 * mean ? ` (${label(tokens, chosen)} gets weight from other words too)` : ""] : ""]),
+      hasOthers ? [value(mean), weight < SELECTIVE * mean ? ` (${label(tokens, chosen)} gets weight from other words too)` : ""] : ""]),
     "Heads", ["head", "weight", "mean from other words"]));
 }
 

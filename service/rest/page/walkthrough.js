@@ -1,7 +1,7 @@
 import { withModel } from "./api.js";
 import { inputOf } from "./choice.js";
 import { button, element, select } from "./element.js";
-import { FieldFault, truncate } from "./faults.js";
+import { FieldFault, inputKey, truncate } from "./faults.js";
 import { formula } from "./formula.js";
 import { Glossary } from "./glossary.js";
 import { rolesOf } from "./heads.js";
@@ -61,9 +61,9 @@ export class Walkthrough {
     this.rejected = new Map();
 
     const query = queryMaker(notices, {
-      nameOf: (item) => (keyOf(item) === JSON.stringify(this.#input()) ? "The sentence" : "The second sentence"),
+      nameOf: (item) => (inputKey(item) === JSON.stringify(this.#input()) ? "The sentence" : "The second sentence"),
       onTooLong: (item, list, error) => {
-        this.rejected.set(keyOf(item), error);
+        this.rejected.set(inputKey(item), error);
         this.#refresh(0);
       },
     });
@@ -95,7 +95,7 @@ export class Walkthrough {
       embeddings: answer("v1/encode", "#walk-embeddings", ({ results }) => ({
         static: results.map((result) => decodeTensor(result.static_vectors)), input: results.map((result) => decodeTensor(result.token_vectors)),
       })),
-      journey: answer("v1/compare", "#walk-journey", ({ layers }) => layers.map(({ cosine }) => cosine[0][1])),
+      similarities: answer("v1/compare", "#walk-similarities", ({ layers }) => layers.map(({ cosine }) => cosine[0][1])),
     };
     this.#build(root);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#render());
@@ -194,7 +194,7 @@ export class Walkthrough {
   }
 
   get #isSupported() {
-    return hasMaps(this.model) && this.model.layer_outputs?.length > 0 && this.model.layer_form;
+    return hasMaps(this.model) && this.model.layer_outputs?.length > 0 && this.model.layer_structure;
   }
 
   #input() {
@@ -209,7 +209,7 @@ export class Walkthrough {
   }
 
   /** Return the answer to the request that the state needs, or null while it is pending. */
-  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "journey"} */ name) {
+  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "similarities"} */ name) {
     const { wanted, of, values } = this.answers[name];
     return wanted && wanted === of ? values : null;
   }
@@ -289,7 +289,7 @@ export class Walkthrough {
     if (row < 0) {
       // While the tokens are pending, the answers for the tokens before do not count.
       const hasNone = !isUsable || this.#answer("tokens") !== null;
-      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "journey"])) {
+      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "similarities"])) {
         if (hasNone) want(name, null);
         else this.answers[name].wanted = "";
       }
@@ -302,7 +302,7 @@ export class Walkthrough {
     want("embeddings", needsStatic
       ? { inputs: [input, ...(other >= 0 ? [second] : [])], outputs: ["static", "tokens"], layers: [0], prompt: "", encoding_format: "base64" } : null);
     const occurrence = (/** @type {string} */ text, /** @type {any} */ { start, end }) => ({ text, span: [start, end] });
-    want("journey", other >= 0 && typeof input === "string"
+    want("similarities", other >= 0 && typeof input === "string"
       ? { occurrences: [occurrence(input, this.#tokens[row]), occurrence(second, this.#others[other])], layers: "all" } : null);
   }
 
@@ -413,7 +413,7 @@ export class Walkthrough {
       model: this.model, tokens: this.#tokens, row, layer, head: this.#head(outputs), outputs, roles: this.#roleNames(),
       other: other >= 0 ? this.#others[other].text : null, hasSecond: this.#others.length > 0, isPair: pair !== null,
       embeddings: embeddings ? { static: ofTokens(embeddings.static), input: ofTokens(embeddings.input) } : null,
-      journey: this.#answer("journey"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
+      similarities: this.#answer("similarities"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
       onSwitch: (name, value) => { this.switches = { ...this.switches, [name]: value }; this.#render(); },
       onTarget: (target) => { this.target = target; this.#render(); },
       term: (name, text) => this.glossary.term(name, text),
@@ -433,11 +433,6 @@ export class Walkthrough {
     this.request.show("attend", JSON.parse(this.answers.outputs.of));
     if (hadFocus && !this.card.contains(document.activeElement)) ((focused && document.getElementById(focused)) || this.card).focus();
   }
-}
-
-/** Return the key of an input of a request: the text of an occurrence, or else the input. */
-function keyOf(/** @type {any} */ item) {
-  return JSON.stringify(item.span ? item.text : item);
 }
 
 /** Return the place of the followed word after an edit: the nearest equal word, or else its old place. */

@@ -75,7 +75,7 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
         "multi_vector",
         "sparse",
         "role_max_tokens",
-        "layer_form",
+        "layer_structure",
     }
     for name in set(expected) - OPENAI_FIELDS - messages:
         value = getattr(info, name) or None
@@ -85,10 +85,10 @@ async def test_model_equals_that_of_rest(stub: EncoderServiceStub, rest_client: 
             name
         )
     assert {name: getattr(info.limits, name) for name in expected["limits"]} == expected["limits"]
-    form = {field.name: field.enum_type for field in pb.LayerForm.DESCRIPTOR.fields}
-    values = {name: getattr(info.layer_form, name) for name in form}
+    form = {field.name: field.enum_type for field in pb.LayerStructure.DESCRIPTOR.fields}
+    values = {name: getattr(info.layer_structure, name) for name in form}
     assert {name: rest_value(form[name], value) if form[name] else value for name, value in values.items()} == expected[
-        "layer_form"
+        "layer_structure"
     ]
     assert (info.HasField("training"), info.HasField("multi_vector"), list(info.evaluations)) == (False, False, [])
     assert (expected["training"], expected["multi_vector"], expected["evaluations"]) == (None, None, [])
