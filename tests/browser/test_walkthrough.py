@@ -14,7 +14,8 @@ from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
 
 STEPS = 13
-DRAWN = """() => document.querySelector("#walk-title")?.textContent
+# The title is there before the model is known, so the step, a message or a fault must be there too.
+DRAWN = """() => document.querySelector("#attention :is(.sides, .fault):not([hidden]), #attention .say:not(:empty)")
     && !document.querySelector("#attention [aria-busy=true]")"""
 NUMBERS = """(selector) => [...document.querySelectorAll(selector)].map((row) => [...row.querySelectorAll(".number")]
     .map((number) => number.textContent))"""
