@@ -164,6 +164,8 @@ def test_picture_appears_if_its_vectors_arrive_before_the_comparison(new_driver:
     with driver.page.expect_event("requestfinished", lambda request: request.url.endswith("/v1/encode")):
         driver.page.get_by_role("button", name="crane").click()
     driver.page.wait_for_function("() => document.querySelector('#claim .body').getAttribute('aria-busy') === 'false'")
+    while not held:
+        driver.page.wait_for_timeout(20)
     held[0].continue_()
     driver.page.get_by_text("The vectors of crane, by sentence").wait_for()
     assert driver.page.locator("#claim .plane").is_visible()

@@ -192,6 +192,8 @@ def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, res
     opened.page.goto("about:blank")
     opened.page.goto(f"{opened.base}/#v=1&tab=similarity")
     opened.page.get_by_role("tab", name="Similarity", selected=True).wait_for()
+    while not held:
+        opened.page.wait_for_timeout(20)
     assert opened.sent_bodies(ROUTE) == []
     held[0].fulfill(json={"data": [rest.get("/v1/model").json() | {"pooling": "cls"}]})
     opened.page.get_by_text("The words show the effect of removing each word.").wait_for()
