@@ -58,6 +58,7 @@ def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDr
     assert opened.page.locator(".left-out").inner_text() == "Not compared (too long): sentence 2."
     opened.page.get_by_role("button", name="Truncate sentence 2").click()
     opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('3 occurrences')")
+    opened.settle()
     assert opened.field(2).input_value() == ("bank " * 254).strip()
     assert alert.count() == 0
     opened.page.get_by_role("tab", name="Similarity").click()
@@ -67,6 +68,7 @@ def test_text_that_is_too_long_is_marked_and_the_rest_is_computed(opened: PageDr
     assert [bool(score) for score in opened.page.locator("#similarity .score").all_inner_texts()] == [True, False]
     opened.page.get_by_role("button", name="Truncate text 2").click()
     opened.page.wait_for_function("() => document.querySelectorAll('#similarity .score')[1].textContent")
+    opened.settle()
     assert alert.count() == 0
 
 
