@@ -1,11 +1,13 @@
 """Drives the page in a real browser, and records its requests and errors."""
 
 import json
+import time
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 from urllib.parse import urlencode
 
-from playwright.sync_api import Page, Request
+from playwright.sync_api import Page, Request, Route
 
 TIMEOUT_MS = 20_000
 IDLE = """() => document.querySelector("#map td, #map .heatmap, #notices .card, .strip:not([hidden])")
@@ -43,6 +45,24 @@ class PageDriver:
         self.requests.clear()
         self.errors.clear()
         return self
+
+    def hold(self, pattern: str) -> Callable[[], Route]:
+        """Hold the requests whose URL matches, and return a function that waits for the first one."""
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:  # Playwright sets an attribute on it, so not held.append
+            held.append(route)
+
+        self.page.route(pattern, hold)
+
+        def first() -> Route:
+            deadline = time.monotonic() + TIMEOUT_MS / 1000
+            while not held:
+                assert time.monotonic() < deadline, f"no request to {pattern}"
+                self.page.wait_for_timeout(20)  # unlike a sleep, it lets the request arrive
+            return held[0]
+
+        return first
 
     def open(self, fragment: str = "") -> "PageDriver":
         """Open the page, or a link to it, and wait for its responses."""

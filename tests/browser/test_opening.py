@@ -155,17 +155,10 @@ def test_picture_shows_the_occurrences_in_two_dimensions(opened: PageDriver, res
 
 def test_picture_appears_if_its_vectors_arrive_before_the_comparison(new_driver: NewDriver) -> None:
     driver = new_driver().open()
-    held: list[Any] = []
-
-    def hold(route: Any) -> None:
-        held.append(route)
-
-    driver.page.route("**/v1/compare", hold)
+    comparison = driver.hold("**/v1/compare")
     with driver.page.expect_event("requestfinished", lambda request: request.url.endswith("/v1/encode")):
         driver.page.get_by_role("button", name="crane").click()
     driver.page.wait_for_function("() => document.querySelector('#claim .body').getAttribute('aria-busy') === 'false'")
-    while not held:
-        driver.page.wait_for_timeout(20)
-    held[0].continue_()
+    comparison().continue_()
     driver.page.get_by_text("The vectors of crane, by sentence").wait_for()
     assert driver.page.locator("#claim .plane").is_visible()

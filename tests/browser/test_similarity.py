@@ -2,7 +2,6 @@
 
 import httpx
 import pytest
-from playwright.sync_api import Route
 
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver, format_number
@@ -146,17 +145,12 @@ def test_own_texts_are_compared_once_per_pause(tab: PageDriver) -> None:
 
 def test_previous_values_are_dimmed_while_a_request_is_pending(tab: PageDriver) -> None:
     """If they disappeared, the page would jump."""
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
-    tab.page.route(f"**{ROUTE}", hold)
-    with tab.page.expect_request(f"**{ROUTE}"):
-        tab.page.get_by_label("Query", exact=True).fill("Where is the river?")
+    scores = tab.hold(f"**{ROUTE}")
+    tab.page.get_by_label("Query", exact=True).fill("Where is the river?")
+    request = scores()
     assert tab.page.locator("#similarity .stale #word-pairs").is_visible()
     assert "".join(tab.page.locator("#similarity .score").all_inner_texts()) == ""
-    held[0].continue_()
+    request.continue_()
     tab.page.wait_for_function("() => !document.querySelector('#similarity .stale')")
     assert tab.page.locator("#word-pairs tbody th").first.inner_text() == "Where"
 
@@ -182,20 +176,14 @@ def test_blank_query_has_no_numbers(tab: PageDriver) -> None:
 
 def test_model_with_cls_pooling_has_effects_by_occlusion(opened: PageDriver, rest: httpx.Client) -> None:
     """The server rejects leave_one_out for cls pooling. A link sends no request before the page knows the model."""
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        held.append(route)
-
-    opened.page.route("**/v1/models", hold)
+    models = opened.hold("**/v1/models")
     intercept(opened)
     opened.page.goto("about:blank")
     opened.page.goto(f"{opened.base}/#v=1&tab=similarity")
     opened.page.get_by_role("tab", name="Similarity", selected=True).wait_for()
-    while not held:
-        opened.page.wait_for_timeout(20)
+    request = models()
     assert opened.sent_bodies(ROUTE) == []
-    held[0].fulfill(json={"data": [rest.get("/v1/model").json() | {"pooling": "cls"}]})
+    request.fulfill(json={"data": [rest.get("/v1/model").json() | {"pooling": "cls"}]})
     opened.page.get_by_text("The words show the effect of removing each word.").wait_for()
     assert [body["effect"] for body in opened.sent_bodies(ROUTE)] == ["occlusion"]
     assert not opened.page.locator("#tint").is_visible()
