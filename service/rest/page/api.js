@@ -1,11 +1,15 @@
 const KEY = "attendant-key";
 
-/** An error of the server or the network, with the message, reason, field, maximum and actual value of the API. */
+/**
+ * An error of the server or the network, with the message, reason, field, maximum and actual value of the API, and the
+ * seconds after which the server accepts a retry, if it names them.
+ */
 export class ApiError extends Error {
   constructor(
     /** @type {number} */ status,
     /** @type {string} */ message,
     /** @type {{reason?: string, field?: string | null, maximum?: number | null, actual?: number | string | null}} */ details = {},
+    /** @type {number | null} */ retryAfterS = null,
   ) {
     super(message);
     this.reason = details.reason ?? "";
@@ -13,6 +17,7 @@ export class ApiError extends Error {
     this.maximum = details.maximum ?? null;
     this.actual = details.actual ?? null;
     this.status = status;
+    this.retryAfterS = retryAfterS;
   }
 }
 
@@ -73,12 +78,6 @@ export async function call(route, body, signal) {
     throw new ApiError(0, "The server cannot be reached. Check that it is running and that the network is available.");
   }
   if (response.ok) return result;
-  throw new ApiError(response.status, errorMessage(response, result?.error?.message), result?.error);
-}
-
-function errorMessage(/** @type {Response} */ response, /** @type {string | undefined} */ serverMessage) {
-  const message = serverMessage ?? `The server returned status ${response.status}.`;
-  const delay = response.status === 429 && Number(response.headers.get("retry-after"));
-  if (!delay) return message;
-  return `${message} Try again in ${delay} ${delay === 1 ? "second" : "seconds"}.`;
+  const message = result?.error?.message ?? `The server returned status ${response.status}.`;
+  throw new ApiError(response.status, message, result?.error, Number(response.headers.get("retry-after")) || null);
 }

@@ -2,8 +2,10 @@ import { hasKey, storeKey } from "./api.js";
 import { element } from "./element.js";
 
 const INPUT_ERRORS = [413, 422];
+const TOO_MANY = 429;
 const UNAVAILABLE = [0, 502, 503, 504]; // network errors, and servers or proxies during a restart
-const RETRY_MS = 3000;
+const UNAVAILABLE_RETRY_S = 3;
+const LONGEST_RETRY_S = 60;
 const CLEAR_PX = 40; // space for the label above a field
 
 /** The card with error messages, and the form for the API key. */
@@ -26,8 +28,8 @@ export class Notices {
     if (error) this.errors.set(source, error);
     else this.errors.delete(source);
     const errors = [...this.errors.values()];
-    this.#scheduleRetry(errors.some(({ status }) => UNAVAILABLE.includes(status)));
-    const messages = [...new Set(errors.map(({ message }) => message))];
+    this.#scheduleRetry(errors);
+    const messages = [...new Set(errors.map(describe))];
     const needsKey = errors.some(({ status }) => status === 401);
     const shown = JSON.stringify([messages, needsKey, needsKey && hasKey()]);
     if (shown === this.shown) return;
@@ -38,10 +40,11 @@ export class Notices {
     requestAnimationFrame(() => requestAnimationFrame(() => this.#uncover()));
   }
 
-  /** Retry until the server is available again. */
-  #scheduleRetry(/** @type {boolean} */ needed) {
+  /** Send the requests again once the server is available, or has room for them. */
+  #scheduleRetry(/** @type {import("./api.js").ApiError[]} */ errors) {
     clearTimeout(this.timer);
-    if (needed) this.timer = setTimeout(this.onRetry, RETRY_MS);
+    const delays = errors.flatMap((error) => retryDelayS(error) ?? []);
+    if (delays.length) this.timer = setTimeout(this.onRetry, 1000 * Math.max(...delays));
   }
 
   #uncover() {
@@ -88,4 +91,17 @@ export class Notices {
     );
     input.focus();
   }
+}
+
+/** Return after how many seconds the page sends a failed request again, or null if it waits for the user. */
+function retryDelayS(/** @type {import("./api.js").ApiError} */ { status, retryAfterS }) {
+  if (retryAfterS !== null && retryAfterS <= LONGEST_RETRY_S) return retryAfterS;
+  return UNAVAILABLE.includes(status) ? UNAVAILABLE_RETRY_S : null;
+}
+
+/** Return the message of an error, with the delay before the next attempt if the server is busy. */
+function describe(/** @type {import("./api.js").ApiError} */ { status, message, retryAfterS: delay }) {
+  if (status !== TOO_MANY || !delay) return message;
+  const seconds = `${delay} ${delay === 1 ? "second" : "seconds"}`;
+  return `${message.replace(/ Retry later\.$/, "")} ${delay <= LONGEST_RETRY_S ? "The page tries again" : "Try again"} in ${seconds}.`;
 }
