@@ -1050,6 +1050,7 @@ class ModelInfo:
     labels: list[str]
     token_labels: list[str]
     mask_token: str | None
+    unknown_token_id: int | None
     multi_vector: MultiVectorInfo | None
     sparse: SparseInfo | None
     attention: Attention

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
@@ -371,6 +371,15 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def unknown_token_id(self) -> int | None:
+        """The id of the token for text that the vocabulary lacks; None if the vocabulary has no such token."""
+        model = self._tokenizer.model
+        if isinstance(model, models.Unigram):  # has no attribute for it
+            number: int | None = json.loads(model.__getstate__())["unk_id"]
+            return number
+        return None if not model.unk_token else self._tokenizer.token_to_id(model.unk_token)
 
     @property
     def token_type_ids(self) -> set[int]:

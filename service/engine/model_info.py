@@ -75,6 +75,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         labels=[] if manifest.classification is None else list(manifest.classification.labels),
         token_labels=[] if manifest.token_classification is None else list(manifest.token_classification.labels),
         mask_token=mask_token(model),
+        unknown_token_id=model.tokenizer.unknown_token_id,
         multi_vector=describe_multi_vector(model),
         sparse=None if manifest.sparse is None else SparseInfo(manifest.sparse.similarity, manifest.sparse.max_active),
         attention=architecture.attention,

@@ -3,7 +3,7 @@ import { applyTint } from "./attention.js";
 import { lineChart } from "./chart.js";
 import { downloads } from "./download.js";
 import { element, scroller, select } from "./element.js";
-import { finding, noteOnLayer0 } from "./finding.js";
+import { areDifferentWords, finding, findingOfWords, noteOnLayer0 } from "./finding.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { Plane } from "./plane.js";
@@ -16,11 +16,14 @@ export const MEASURES = {
   centered: "Cosine similarity after subtracting the mean over all tokens of these sentences.",
 };
 
+export const TOP_CONTRIBUTORS = 5;
 const MIN_WIDTH = 280; // of the chart in pixels
 const MAX_WIDTH = 600;
 const CONTEXT_CHARACTERS = 80; // characters of a sentence before and after the word
 const NAMES = { same: "same sense", other: "different senses", unknown: "sense unknown" };
 const ONLY_UNKNOWN = "in context";
+const DESCRIBED_CURVES = 6;
+const LABELED_CURVES = 6;
 
 /** Similarity of the vectors of one word in several sentences, per layer, with that of the dictionary entries. */
 export class Comparison {
@@ -123,22 +126,29 @@ export class Comparison {
       .filter(({ pairs: { length } }) => length);
     const nameOf = (/** @type {import("./senses.js").Group} */ group) =>
       (groups.length === 1 && group === "unknown" ? ONLY_UNKNOWN : NAMES[group]);
-    const means = groups.map(({ group, pairs: members }) =>
+    const haveMeans = !areDifferentWords(occurrences);
+    const means = !haveMeans ? [] : groups.map(({ group, pairs: members }) =>
       ({ group, name: nameOf(group), count: members.length, values: layers.map((layer) => meanOf(members, layer[this.measure])) }));
     const staticMean = meanOf(pairs, staticSimilarity);
-    this.finding.replaceChildren(...finding({ occurrences, numbers: this.numbers, means, staticMean, layer: layers[place].layer, place }));
+    const { layer } = layers[place];
+    this.finding.replaceChildren(...(haveMeans
+      ? finding({ occurrences, numbers: this.numbers, means, staticMean, layer, place })
+      : findingOfWords({ occurrences, numbers: this.numbers, pairs, matrix: layers[place][this.measure], layer })));
 
-    const description = `Similarity of the vectors by layer. ${means.map(({ name, values }) =>
-      `${name}: ${formatNumber(values[0])} at layer 0, ${formatNumber(values.at(-1) ?? 0)} at the last layer`).join(". ")}. `
-      + `Dictionary entries: ${formatNumber(staticMean)}.`;
     const many = pairs.length > 1;
     const curves = pairs.map(({ a, b, group }) => ({
-      className: `pair ${group}`, values: layers.map((layer) => layer[this.measure][a][b]),
+      className: `${haveMeans ? "pair" : "context"} ${group}`, values: layers.map(({ [this.measure]: matrix }) => matrix[a][b]),
       title: `sentences ${this.#number(a)} and ${this.#number(b)}, ${nameOf(group)}`,
+      label: haveMeans ? undefined : `${this.#number(a)} and ${this.#number(b)}`,
     }));
+    const described = haveMeans ? means : curves.slice(0, DESCRIBED_CURVES).map(({ title: name, values }) => ({ name, values }));
+    const description = `Similarity of the vectors by layer. ${described.map(({ name, values }) =>
+      `${name}: ${formatNumber(values[0])} at layer 0, ${formatNumber(values.at(-1) ?? 0)} at the last layer`).join(". ")}.`
+      + (haveMeans ? ` Dictionary entries: ${formatNumber(staticMean)}.` : "");
+    if (!haveMeans && curves.length > LABELED_CURVES) for (const curve of curves) delete curve.label;
     this.chart = lineChart(
       [
-        { className: "static", values: layers.map(() => staticMean), label: "dictionary entries" },
+        ...(haveMeans ? [{ className: "static", values: layers.map(() => staticMean), label: "dictionary entries" }] : []),
         ...(many ? curves : []),
         ...means.map(({ group, name, count, values }) => ({
           className: `context ${group}`, values, label: count > 1 && name === ONLY_UNKNOWN ? `${name}, mean` : name, marked: true,
@@ -146,8 +156,9 @@ export class Comparison {
       ],
       { description, measure: this.measure, width: Math.max(MIN_WIDTH, Math.min(MAX_WIDTH, this.width)), layer: place },
     );
-    this.rows = [["layer", "dictionary entries", ...curves.map(({ title }) => title)],
-      ...layers.map(({ layer }, index) => [layer, staticMean, ...curves.map(({ values }) => values[index])])];
+    const entries = (/** @type {string | number} */ cell) => (haveMeans ? [cell] : []);
+    this.rows = [["layer", ...entries("dictionary entries"), ...curves.map(({ title }) => title)],
+      ...layers.map(({ layer: number }, index) => [number, ...entries(staticMean), ...curves.map(({ values }) => values[index])])];
     this.figures.replaceChildren(
       element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" }, "The vertical axis does not start at 0.")),
       this.plane.root,
@@ -155,9 +166,9 @@ export class Comparison {
     const isCurrent = this.vectorsOf === JSON.stringify(withModel({ inputs: vectorInputs(this.sent.occurrences) }));
     if (!isCurrent) this.plane.hide();
     else this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
-    this.values.replaceChildren(numbers(layers, means, curves, staticMean, place));
+    this.values.replaceChildren(numbers(layers, means, curves, haveMeans ? staticMean : null, place));
     this.root.replaceChildren(
-      this.note, element("p", { className: "quiet" }, noteOnLayer0(meanOf(pairs, layers[0][this.measure]), staticMean)),
+      this.note, element("p", { className: "quiet" }, noteOnLayer0(meanOf(pairs, layers[0][this.measure]), haveMeans ? staticMean : 0)),
       element("div", { className: "pickers" }, this.#measures()), this.save, this.table, this.request.root, this.details,
     );
     this.pairs.replaceChildren(
@@ -212,10 +223,10 @@ export function vectorInputs(/** @type {{text: string, span: [number, number]}[]
 /** Create the table of the values in the chart. */
 function numbers(layers, means, curves, staticMean, place) {
   const many = curves.length > 1;
-  const names = ["layer", ...means.map(({ name }) => name), ...(many ? ["lowest", "highest"] : []), "dictionary entries"];
+  const names = ["layer", ...means.map(({ name }) => name), ...(many ? ["lowest", "highest"] : []), ...(staticMean === null ? [] : ["dictionary entries"])];
   const rows = layers.map(({ layer }, index) => {
     const all = curves.map(({ values }) => values[index]);
-    const shown = [...means.map(({ values }) => values[index]), ...(many ? [Math.min(...all), Math.max(...all)] : []), staticMean];
+    const shown = [...means.map(({ values }) => values[index]), ...(many ? [Math.min(...all), Math.max(...all)] : []), ...(staticMean === null ? [] : [staticMean])];
     return element("tr", { className: index === place ? "chosen" : "" }, element("th", { scope: "row" }, String(layer)),
       ...shown.map((value) => element("td", {}, formatNumber(value))));
   });
@@ -226,7 +237,8 @@ function numbers(layers, means, curves, staticMean, place) {
   return scroller("Similarity by layer", table);
 }
 
-function occurrence({ text, start, end, contributors }, /** @type {string} */ sentence, /** @type {number} */ number) {
+/** Create the list item of an occurrence: its sentence, and the largest contributions to it as bars. */
+export function occurrence({ text, start, end, contributors }, /** @type {string} */ sentence, /** @type {number} */ number) {
   const words = wordsOf(sentence);
   const characters = Array.from(sentence);
   const part = (/** @type {number} */ from, /** @type {number} */ to) => characters.slice(from, to).join("");

@@ -1,11 +1,12 @@
 import { AttentionMap } from "./attention.js";
+import { Causes } from "./causes.js";
 import {
   createSentence, hasPair, hasWords, inputOf, selectWords, withChoice, withPair, withText,
 } from "./choice.js";
-import { Comparison, vectorInputs } from "./comparison.js";
+import { Comparison, TOP_CONTRIBUTORS, vectorInputs } from "./comparison.js";
 import { areAllPairs, describeCoverage, explainMissingWord, findPlaces } from "./coverage.js";
 import { find } from "./element.js";
-import { createExample, ExampleChips, EXAMPLES } from "./examples.js";
+import { createExample, ExampleChips, exampleOf, EXAMPLES } from "./examples.js";
 import { Explore } from "./explore.js";
 import { inputKey, truncate } from "./faults.js";
 import { decodeTensor } from "./number.js";
@@ -14,9 +15,10 @@ import { queryMaker } from "./query.js";
 import { senseOf } from "./senses.js";
 import { SentenceList } from "./sentences.js";
 import { compatible, DEFAULTS, hasMaps, mapRequest } from "./settings.js";
+import { unreadWords } from "./unknown.js";
+import { same, wordsOf } from "./words.js";
 
 const MOST_SENTENCES = 64;
-const TOP_CONTRIBUTORS = 5;
 const MOST_POINTS = 16; // occurrences in the picture
 const TYPING_MS = 350;
 const CHOOSING_MS = 80;
@@ -45,6 +47,10 @@ export class ContextView {
     this.maps = new Map();
     /** @type {Map<string, import("./api.js").ApiError>} why the server rejected an input, by the input */
     this.rejected = new Map();
+    /** @type {Map<string, any[]>} tokens by input */
+    this.tokens = new Map();
+    /** @type {Set<import("./examples.js").Example>} examples whose word the model does not know */
+    this.unknown = new Set();
     this.failed = false;
     this.busy = false;
 
@@ -73,9 +79,16 @@ export class ContextView {
     });
     this.explore = new Explore(/** @type {HTMLDetailsElement} */ (find("#explore")), {
       onSettings: (change) => this.#set(change),
-      onOpen: (id) => { this.open = id; this.#update(0); },
+      onOpen: (id) => { this.open = id; this.removed = null; this.#update(0); },
       onToggle: () => this.#update(0),
       onFollow: (place) => onFollow({ ...place, second: this.sentences.find(({ id }) => id !== this.open)?.text ?? "" }),
+      query,
+    });
+    /** @type {number | null} place of the removed word in the open sentence */
+    this.removed = null;
+    this.causes = new Causes(/** @type {HTMLDetailsElement} */ (find("#causes")), {
+      onToggle: () => this.#update(0),
+      onRemove: (place) => { this.removed = place; this.#update(0); },
       query,
     });
     this.mapQuery = query("v1/attend", ["#map", "#sentences"], {
@@ -83,6 +96,13 @@ export class ContextView {
       onResponse: (response, request) => this.#receive(response, request),
       onFailure: (failed) => { this.failed = failed; if (failed) this.#render(); },
     });
+    this.tokensQuery = query("v1/tokenize", ["#sentences"], {
+      onResponse: ({ results }, { inputs }) => {
+        inputs.forEach((input, place) => this.tokens.set(JSON.stringify(input), results[place].tokens));
+        this.#render();
+      },
+    });
+    this.examplesQuery = query("v1/tokenize", ["#examples"], { onResponse: (response) => this.#checkExamples(response) });
     this.compareQuery = query("v1/compare", ["#claim"], {
       onResponse: (response, request) => this.comparison.show(response, request),
       onFailure: (failed) => failed && this.comparison.showMessage(NOT_COMPUTED),
@@ -104,20 +124,24 @@ export class ContextView {
   setModel(/** @type {import("./settings.js").Model} */ model) {
     if (this.model && this.model.name !== model.name) {
       this.latest = null;
-      for (const results of [this.maps, this.rejected]) results.clear();
+      for (const results of [this.maps, this.rejected, this.tokens]) results.clear();
     }
     this.model = model;
+    this.unknown.clear();
+    this.examplesQuery.request(hasMaps(model) && model.unknown_token_id !== null ? { inputs: EXAMPLES.map(({ sentences: [first] }) => first.text) } : null);
     this.#refresh(0);
   }
 
   /** The state of the view, for a link. */
   get state() {
-    const { sentences, open, settings, comparison: { measure }, explore: { isOpen } } = this;
-    return { sentences, open: sentences.findIndex(({ id }) => id === open), settings, measure, explore: isOpen };
+    const { sentences, open, settings, comparison: { measure }, explore: { isOpen }, causes, removed } = this;
+    return {
+      sentences, open: sentences.findIndex(({ id }) => id === open), settings, measure, explore: isOpen, causes: causes.isOpen, removed,
+    };
   }
 
   /** Show the state of a link. */
-  restore(/** @type {typeof this.state} */ { sentences, open, settings, measure, explore }) {
+  restore(/** @type {typeof this.state} */ { sentences, open, settings, measure, explore, causes, removed }) {
     this.sentences = selectWords(sentences.map((sentence, place) => ({ ...sentence, id: this.nextId + place })));
     this.open = this.nextId + open;
     this.nextId += sentences.length;
@@ -125,6 +149,8 @@ export class ContextView {
     this.requested = settings;
     this.comparison.setMeasure(measure);
     this.explore.root.open = explore;
+    this.causes.root.open = causes;
+    this.removed = removed;
     this.#refresh(0);
     this.#reread();
   }
@@ -132,6 +158,7 @@ export class ContextView {
   #request(/** @type {number} */ delay) {
     if (this.model === null) return;
     const filled = this.sentences.filter((sentence) => hasMaps(this.model) && hasWords(sentence) && !this.#faultOf(sentence));
+    this.tokensQuery.request(filled.length ? { inputs: filled.map(inputOf) } : null, delay);
     this.mapQuery.request(filled.length ? mapRequest(this.settings, filled.map(inputOf)) : null, delay);
     this.explore.requestHeads(filled, this.open, this.settings, delay);
     this.#compare(filled, delay);
@@ -141,6 +168,8 @@ export class ContextView {
   #compare(/** @type {import("./choice.js").Sentence[]} */ filled, /** @type {number} */ delay) {
     const single = filled.filter((sentence) => !hasPair(sentence));
     const { selected, places } = findPlaces(single);
+    const opened = filled.find(({ id }) => id === this.open);
+    this.causes.update(opened, places.filter(({ id }) => id !== this.open), delay);
     const shown = places.slice(0, MOST_SENTENCES);
     const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
@@ -176,6 +205,23 @@ export class ContextView {
     } catch (failure) {
       this.notices.set("truncate", /** @type {any} */ (failure));
     }
+  }
+
+  /** Remove the examples whose word the model does not know. If one of them is shown, ask for sentences instead. */
+  #checkExamples({ results }) {
+    const model = this.model;
+    this.unknown = new Set(EXAMPLES.filter(({ word, sentences: [{ text }] }, place) => {
+      const words = wordsOf(text).filter((other) => same(other, { text: word })).map((other) => ({ ...other, segment: 0 }));
+      return unreadWords(words, results[place].tokens, model?.unknown_token_id ?? null).unknown.length;
+    }));
+    const shown = exampleOf(this.sentences);
+    if (shown && this.unknown.has(shown)) this.#replace(this.#blank());
+    else this.#render();
+  }
+
+  /** Return two sentences without text. */
+  #blank() {
+    return [createSentence(this.nextId, ""), createSentence(this.nextId + 1, "")];
   }
 
   #number(/** @type {number} */ id) {
@@ -217,14 +263,15 @@ export class ContextView {
     const map = stale && this.failed ? null : newest;
     const chosen = map && sentence.word ? map.unitOf(sentence.word) : -1;
     const note = fault ? [] : !map && this.failed && hasWords(sentence) ? [NOT_COMPUTED] : explainMissingWord(sentence, this.sentences);
-    return { map, chosen, stale, note, sense: senseOf(sentence), fault };
+    const unread = unreadWords(sentence.words, this.tokens.get(JSON.stringify(inputOf(sentence))) ?? null, this.model?.unknown_token_id ?? null);
+    return { map, chosen, stale, note, unread, sense: senseOf(sentence), fault };
   }
 
   #render() {
     const views = new Map(this.sentences.map((sentence) => [sentence.id, this.#viewOf(sentence)]));
     const viewOf = (/** @type {number} */ id) => /** @type {import("./sentences.js").View} */ (views.get(id));
     this.list.show(this.sentences, viewOf, this.open);
-    this.chips.show(this.sentences);
+    this.chips.show(this.sentences, this.unknown);
     find("#add").toggleAttribute("disabled", this.sentences.length >= MOST_SENTENCES);
     const count = this.model?.num_hidden_layers ?? 0;
     find("#explore").hidden = this.model !== null && !hasMaps(this.model);
@@ -232,6 +279,14 @@ export class ContextView {
     this.player.show(this.settings.layer ?? count, count, this.busy);
     this.comparison.setLayer(this.settings.layer);
     const { sentences, open, settings, model } = this;
+    const others = this.causes.others ?? [];
+    const opened = sentences.find(({ id }) => id === open);
+    const { map, stale } = viewOf(open);
+    find("#causes").hidden = find("#explore").hidden;
+    this.causes.show({
+      layer: settings.layer, senses: [opened, ...others].map((sentence) => sentence ? senseOf(sentence) : null), removed: this.removed,
+      number: this.#number(open), numbers: others.map(({ id }) => this.#number(id)), map: stale ? null : map,
+    });
     this.explore.show({ sentences, open, settings, model, pairs: areAllPairs(this.sentences), ...viewOf(open) });
   }
 
@@ -261,6 +316,7 @@ export class ContextView {
 
   #settle(/** @type {import("./choice.js").Sentence[]} */ sentences, /** @type {number} */ delay) {
     this.sentences = selectWords(sentences);
+    this.removed = null;
     this.#update(delay);
   }
 
@@ -285,7 +341,7 @@ export class ContextView {
 
   #clear() {
     const first = this.nextId;
-    this.#replace([createSentence(first, ""), createSentence(first + 1, "")]);
+    this.#replace(this.#blank());
     this.list.focus(first);
   }
 

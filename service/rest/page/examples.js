@@ -89,8 +89,15 @@ export class ExampleChips {
     root.append(...this.chips.map((chip) => chip.button));
   }
 
-  show(/** @type {import("./choice.js").Sentence[]} */ sentences) {
+  /**
+   * @param {import("./choice.js").Sentence[]} sentences
+   * @param {Set<Example>} unknown examples with a word that the model does not know
+   */
+  show(sentences, unknown) {
     const shown = exampleOf(sentences);
-    for (const { example, button: chip } of this.chips) chip.setAttribute("aria-pressed", String(example === shown));
+    for (const { example, button: chip } of this.chips) {
+      chip.setAttribute("aria-pressed", String(example === shown));
+      chip.hidden = unknown.has(example);
+    }
   }
 }

@@ -21,13 +21,32 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
     : [`As dictionary entries, the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])),
       inOne ? ` in sentence ${numbers[0]}` : ""];
   const entries = staticMean > IDENTICAL ? "are identical: " : "have a similarity of ";
-  const when = layer === 0 ? "Before the first layer" : `After ${layer}\u00a0${layer === 1 ? "layer" : "layers"}`;
   const phraseOf = (/** @type {string} */ group) => (means.length === 1 && group === "unknown" ? " in context" : PHRASES[group]);
   const figures = means.flatMap(({ group, values }, index) => [
     index ? separator(index, means.length, "and") : "", figure(values[place], group), phraseOf(group),
   ]);
   return [...subject, ` ${entries}`, figure(staticMean, "static"), ". ",
-    `${when}, their similarity is `, ...figures, "."];
+    `${whenOf(layer)}, their similarity is `, ...figures, "."];
+}
+
+/** Return whether occurrences are of different words: a mean over their pairs would say nothing. */
+export function areDifferentWords(/** @type {{text: string}[]} */ occurrences) {
+  return occurrences.length > 2 && new Set(occurrences.map(({ text }) => text.toLowerCase())).size > 1;
+}
+
+/**
+ * State which of different words are the most and the least similar at a layer.
+ *
+ * @param {{occurrences: {text: string}[], numbers: number[], pairs: import("./senses.js").Pair[], matrix: number[][], layer: number}} comparison
+ *   `matrix`: similarities at the layer
+ */
+export function findingOfWords({ occurrences, numbers, pairs, matrix, layer }) {
+  const ranked = pairs.toSorted((left, right) => matrix[right.a][right.b] - matrix[left.a][left.b]);
+  const nameOf = (/** @type {number} */ place) => [element("strong", {}, bdi(occurrences[place].text)), ` (sentence ${numbers[place]})`];
+  const state = (/** @type {import("./senses.js").Pair} */ { a, b, group }) =>
+    [...nameOf(a), " and ", ...nameOf(b), ", ", figure(matrix[a][b], group)];
+  return [`${whenOf(layer)}, the most similar of these words are `, ...state(ranked[0]), ", and the least similar ",
+    ...state(ranked[ranked.length - 1]), "."];
 }
 
 /**
@@ -41,6 +60,10 @@ export function noteOnLayer0(mean, staticMean) {
   return staticMean > IDENTICAL && mean <= IDENTICAL
     ? `${input}: the dictionary entry with its position. Its values are below the dictionary entries only because the positions differ.`
     : `${input}.`;
+}
+
+function whenOf(/** @type {number} */ layer) {
+  return layer === 0 ? "Before the first layer" : `After ${layer}\u00a0${layer === 1 ? "layer" : "layers"}`;
 }
 
 const PHRASES = { same: " for the same sense", other: " for different senses", unknown: " for unknown senses" };

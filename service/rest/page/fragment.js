@@ -12,7 +12,7 @@ import { OPENING } from "./walkthrough.js";
  * opening state are written, as form data: `v=1&x=bat&layer=3`. Every part is checked when it is read.
  *
  * @typedef {{sentences: import("./choice.js").Sentence[], open: number, settings: import("./settings.js").Settings,
- *            measure: string, explore: boolean}} ContextState
+ *            measure: string, explore: boolean, causes: boolean, removed: number | null}} ContextState
  * @typedef {{query: string, documents: string[], shown: number, tint: string, score: string | null}} SimilarityState
  * @typedef {{tab: string, model: string | null, context: ContextState, similarity: SimilarityState | null,
  *            walk: import("./walkthrough.js").WalkState}} State
@@ -26,7 +26,7 @@ const MOST_SENTENCES = 64;
 const MOST_CHARACTERS = 16_384;
 const MOST_LAYERS = 512;
 const LONGEST = 30_000; // characters of a fragment
-const KEYS = /^(v|tab|model|x|[tpws]\d+|open|measure|explore|layer|head|self|unit|kind|combine|special|segments|view|q|d|shown|tint|score|walk(text|pair|second|start|segment|layer|head|step))$/;
+const KEYS = /^(v|tab|model|x|[tpws]\d+|open|removed|measure|explore|layer|head|self|unit|kind|combine|special|segments|view|q|d|shown|tint|score|walk(text|pair|second|start|segment|layer|head|step))$/;
 const NUMBER = /^\d{1,6}$/;
 
 /** An error in a link. */
@@ -37,7 +37,7 @@ export function encode(/** @type {State} */ { tab, model, context, similarity, w
   const form = new URLSearchParams();
   if (tab !== TABS[0]) form.set("tab", tab);
   if (model !== null) form.set("model", model);
-  const { sentences, open, settings, measure, explore } = context;
+  const { sentences, open, settings, measure, explore, causes, removed } = context;
   const example = exampleOf(sentences);
   if (example && example !== EXAMPLES[0]) form.set("x", example.name);
   if (!example) sentences.forEach((sentence, place) => writeTexts(form, sentence, place));
@@ -46,6 +46,7 @@ export function encode(/** @type {State} */ { tab, model, context, similarity, w
     if (choiceKey(sentence) !== fresh[place]) form.set(`w${place}`, choiceKey(sentence));
   });
   if (open > 0) form.set("open", String(open));
+  if (causes) form.set("removed", String(removed === null ? 0 : removed + 1)); // 0: open, with all words
   if (measure !== "cosine") form.set("measure", measure);
   if (explore !== (example?.explore ?? false)) form.set("explore", explore ? "1" : "0");
   for (const [name, value] of Object.entries(settings)) {
@@ -98,6 +99,7 @@ export function decode(/** @type {string} */ fragment) {
   const own = form.has("t0");
   const created = own ? selectWords(readSentences(form)) : createExample(example, 0);
   const sentences = created.map((sentence, place) => ({ ...sentence, ...readChoice(form, sentence, place) }));
+  const removed = number(form, "removed", MOST_CHARACTERS);
   return {
     tab: choice(form, "tab", TABS, TABS[0]),
     model: form.has("model") ? text(form.get("model")) : null,
@@ -105,6 +107,7 @@ export function decode(/** @type {string} */ fragment) {
       sentences, open: number(form, "open", sentences.length - 1) ?? 0,
       settings: readSettings(form), measure: choice(form, "measure", Object.keys(MEASURES), "cosine"),
       explore: choice(form, "explore", ["0", "1"], !own && example.explore ? "1" : "0") === "1",
+      causes: removed !== null, removed: removed ? removed - 1 : null,
     },
     similarity: form.has("q") ? readSimilarity(form) : null,
     walk: readWalk(form),

@@ -39,6 +39,11 @@ export function listWords(texts, conjunction, more = false) {
   return items.flatMap((item, position) => (position ? [separator(position, items.length, conjunction), item] : [item]));
 }
 
+/** Return a place in an order as text: "1st". */
+export function rank(/** @type {number} */ place) {
+  return `${place}${ENDINGS[ORDINALS.select(place)]}`;
+}
+
 /**
  * Return the ordinal of a word among equal words of a sentence, such as " (2nd)", or "" for a unique word.
  *
@@ -48,5 +53,5 @@ export function listWords(texts, conjunction, more = false) {
 export function ordinal(words, index) {
   const equal = words.flatMap((word, position) => (!word.special && same(word, words[index]) ? position : []));
   const number = equal.indexOf(index) + 1;
-  return equal.length < 2 || !number ? "" : ` (${number}${ENDINGS[ORDINALS.select(number)]})`;
+  return equal.length < 2 || !number ? "" : ` (${rank(number)})`;
 }

@@ -2,12 +2,13 @@ import { button, element } from "./element.js";
 import { FieldFault } from "./faults.js";
 import { SENSES } from "./senses.js";
 import { Strip } from "./strip.js";
+import { describeUnread } from "./unknown.js";
 
 /**
  * @typedef {import("./choice.js").Sentence} Sentence
  * @typedef {{map: import("./attention.js").AttentionMap | null, chosen: number, stale: boolean,
- *            note: (string | Node)[], sense: string | null, fault: import("./api.js").ApiError | undefined}} View
- *   `note` explains why no word is selected, `fault` why the server rejected the sentence
+ *            note: (string | Node)[], unread: import("./unknown.js").Unread, sense: string | null, fault: import("./api.js").ApiError | undefined}} View
+ *   `note` explains why no word is selected, `unread` are the words that the model does not know, `fault` why the server rejected the sentence
  * @typedef {{onText: (id: number, text: string) => void, onPair: (id: number, pair: string | null) => void,
  *            onSense: (id: number, sense: string) => void, onRemove: (id: number) => void,
  *            onTruncate: (id: number) => void, onChoose: (id: number, unit: import("./attention.js").Unit) => void}} Listeners
@@ -62,6 +63,7 @@ class Card {
       element("option", { value: "" }, "sense unknown"),
       ...SENSES.map((name) => element("option", { value: name }, `sense ${name}`)));
     this.line = element("p", { className: "line" });
+    this.unread = element("p", { className: "quiet unread" });
     /** @type {(string | Node)[]} */
     this.note = [];
     this.strip = new Strip(
@@ -70,7 +72,7 @@ class Card {
     );
     this.fault = new FieldFault([this.input, this.pair], () => onTruncate(id));
     const head = element("div", { className: "head" }, this.label, this.sense, this.togglePair, this.remove);
-    this.root = element("li", { className: "sentence" }, head, this.input, this.pairLabel, this.pair, this.fault.root, this.strip.root, this.line);
+    this.root = element("li", { className: "sentence" }, head, this.input, this.pairLabel, this.pair, this.fault.root, this.strip.root, this.line, this.unread);
   }
 
   /**
@@ -80,7 +82,7 @@ class Card {
    * @param {View} view
    * @param {boolean} open
    */
-  show(number, removable, { text, pair }, { map, chosen, stale, note, sense, fault }, open) {
+  show(number, removable, { text, pair }, { map, chosen, stale, note, unread, sense, fault }, open) {
     this.map = map;
     this.note = note;
     // Assigning an equal value would move the caret.
@@ -93,6 +95,7 @@ class Card {
     this.togglePair.textContent = pair === null ? "Add second text" : "Remove second text";
     this.togglePair.setAttribute("aria-label", `${pair === null ? "Add second text to" : "Remove second text from"} sentence ${number}`);
     this.sense.setAttribute("aria-label", `Sense of the word in sentence ${number}`);
+    this.sense.hidden = pair !== null; // pairs are not compared
     this.sense.value = sense ?? "";
     this.root.dataset.sense = sense ?? "";
     this.remove.hidden = !removable;
@@ -103,7 +106,9 @@ class Card {
     this.line.setAttribute("aria-live", open ? "polite" : "off");
     this.strip.root.hidden = map === null;
     this.line.hidden = map === null && !note.length;
-    if (map) this.strip.show(map, chosen, `Words of sentence ${number}`);
+    this.unread.replaceChildren(...describeUnread(unread));
+    this.unread.hidden = !this.unread.hasChildNodes();
+    if (map) this.strip.show(map, chosen, `Words of sentence ${number}`, unread.unknown);
     else this.line.replaceChildren(...note);
   }
 }

@@ -4,7 +4,7 @@
  *
  * @typedef {{unit: string, kind: string, combine: string, layer: number | null, head: string, special: string,
  *            segments: string, self: boolean, view: string}} Settings
- * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, attention_kinds: string[], operations: string[]}} Model
+ * @typedef {{name: string, num_hidden_layers: number, num_attention_heads: number, unknown_token_id: number | null, attention_kinds: string[], operations: string[]}} Model
  */
 
 /**

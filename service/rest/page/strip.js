@@ -30,15 +30,22 @@ export class Strip {
    * @param {import("./attention.js").AttentionMap} map
    * @param {number} chosen
    * @param {string} name
+   * @param {import("./choice.js").SegmentWord[]} unknown words that the model does not know
    */
-  show(map, chosen, name) {
+  show(map, chosen, name, unknown) {
     this.map = map;
     this.chosen = chosen;
     this.root.setAttribute("aria-label", name);
     const rendered = JSON.stringify(map.units.map(({ text, start, segment }) => [text, start, segment]));
     if (rendered !== this.rendered) this.#build(map.units);
     this.rendered = rendered;
-    this.buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(index === chosen)));
+    this.buttons.forEach((button, index) => {
+      const { start, end, segment, special } = map.units[index];
+      button.setAttribute("aria-pressed", String(index === chosen));
+      const isUnknown = !special && unknown.some((word) => word.segment === segment && word.start < end && word.end > start);
+      button.classList.toggle("unknown", isUnknown);
+      button.title = isUnknown ? "unknown to the model" : "";
+    });
     const focused = this.buttons.indexOf(/** @type {any} */ (document.activeElement));
     if (focused >= 0 || this.pointed >= this.buttons.length) this.pointed = focused;
     this.#inspect();
