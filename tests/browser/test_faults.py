@@ -81,7 +81,9 @@ def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, widt
     assert box["y"] + box["height"] < 900
 
 
-@pytest.mark.parametrize(("delay", "advice"), [(1, "The page tries again in 1 second."), (90, "Try again in 90 seconds.")])
+@pytest.mark.parametrize(
+    ("delay", "advice"), [(1, "The page tries again in 1 second."), (90, "Try again in 90 seconds.")]
+)
 def test_busy_server_is_asked_again_after_its_delay(driver: PageDriver, delay: int, advice: str) -> None:
     message = "Queue full (65000 tokens queued, 900 requested, limit 65536)."
     error = {"error": {"message": f"{message} Retry later."}}

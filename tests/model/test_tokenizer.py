@@ -100,6 +100,19 @@ def test_special_tokens_have_vocabulary_text_and_no_offsets(tokenizer_by_kind: d
     assert tokens.special_tokens_mask == [True, False, True, True, False, True]
 
 
+def test_unknown_token_replaces_text_that_the_vocabulary_lacks(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
+    names = {}
+    for kind, tokenizer in tokenizer_by_kind.items():
+        number = tokenizer.unknown_token_id
+        text = None if number is None else tokenizer.vocabulary_texts([number])[0]
+        names[kind] = text if number in encode_one(tokenizer, "a \u16a0").input_ids else None
+    assert {kind: name for kind, name in names.items() if name} == {
+        "wordpiece": "[UNK]",
+        "default": "[UNK]",
+        "metaspace": "<unk>",
+    }
+
+
 def test_empty_text_has_no_content(tokenizer: Tokenizer) -> None:
     assert all(encode_one(tokenizer, "").special_tokens_mask)
     assert (encode_one(tokenizer, "").has_content, encode_one(tokenizer, "a").has_content) == (False, True)

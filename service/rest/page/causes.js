@@ -40,9 +40,9 @@ const CAVEAT = "Removing a word also moves the words after it, and the rest need
 export function withoutWord(text, removed, kept) {
   const characters = Array.from(text);
   const isSpace = (/** @type {number} */ place) => /\s/u.test(characters[place] ?? "");
-  const isJoined = /[\p{L}\p{N}]/u.test(characters[removed.end] ?? ""); // to the next word, as in Chinese
-  const start = isSpace(removed.start - 1) && !isJoined ? removed.start - 1 : removed.start;
-  const end = start === removed.start && isSpace(removed.end) ? removed.end + 1 : removed.end;
+  const isLetter = (/** @type {number} */ place) => /[\p{L}\p{N}]/u.test(characters[place] ?? "");
+  const start = isSpace(removed.start - 1) && !isLetter(removed.end) ? removed.start - 1 : removed.start;
+  const end = start === removed.start && isSpace(removed.end) && !isLetter(start - 1) ? removed.end + 1 : removed.end;
   const shift = kept.start >= removed.end ? end - start : 0;
   return {
     text: [...characters.slice(0, start), ...characters.slice(end)].join(""),
