@@ -69,8 +69,8 @@ def opened(window: PageDriver) -> PageDriver:
 
 @pytest.fixture
 def driver(window: PageDriver) -> PageDriver:
-    """A driver of the page with two sentences from a link, with all sections unfolded."""
-    return window.reset().open_texts(*TWO_SENTENCES, explore=True)
+    """A driver of the page with two sentences and their contributions from a link, with all sections unfolded."""
+    return window.reset().open_texts(*TWO_SENTENCES, explore=True, kind="projection", combine="rollout")
 
 
 @pytest.fixture

@@ -390,7 +390,7 @@ def check_layer(driver: PageDriver, rest: httpx.Client, layer: int) -> None:
     similarity = format_number(compared(driver, rest)["layers"][layer]["cosine"][0][1])
     assert f"After {layer} layer{'s' if layer > 1 else ''}, their similarity is {similarity}" in driver.finding()
     assert driver.page.locator("#layers tr.chosen th").text_content() == str(layer)
-    assert f"layers 1 to {layer}" in driver.page.locator("#combine option").first.inner_text()
+    assert f"layers 1 to {layer}" in driver.page.locator("#combine option[value=rollout]").inner_text()
 
 
 def test_layer_0_has_words_without_contributions(driver: PageDriver) -> None:

@@ -24,6 +24,9 @@ POLICY_VIOLATIONS = """async () => {
     return [window.ran === undefined, violations.toSorted()];
 }"""
 
+SHOWN = """(values) => JSON.stringify(values) === JSON.stringify(
+    [...document.querySelector(".strip").querySelectorAll(".value")].map((value) => value.textContent))"""
+
 
 @pytest.fixture(scope="module")
 def first_screen(window: PageDriver) -> PageDriver:
@@ -162,3 +165,30 @@ def test_picture_appears_if_its_vectors_arrive_before_the_comparison(new_driver:
     comparison().continue_()
     driver.page.get_by_text("The vectors of crane, by sentence").wait_for()
     assert driver.page.locator("#claim .plane").is_visible()
+
+
+def test_exploring_opens_with_attention_weights_in_map_grid_and_words(
+    new_driver: NewDriver, rest: httpx.Client
+) -> None:
+    """While the part is closed, the words show contributions."""
+    opened = new_driver().open()
+    contributions = opened.values(1)
+    assert opened.line(1).startswith("Contributions to bank: ")
+    opened.explore()
+    body = opened.sent_bodies()[-1]
+    assert (body["kind"], body["layers"], body["head_reduce"]) == ("probs", [-1], "mean")
+    assert "for kind probs. Select a map" in opened.page.locator("#heads .body").inner_text()
+    assert "probs, layer 6, mean of all heads" in opened.page.locator("#map caption").inner_text()
+    result = rest.post("/v1/attend", json=body).json()["results"][0]
+    (bank,) = (index for index, unit in enumerate(result["units"]) if unit["text"] == "bank")
+    row = [value for column, value in enumerate(result["maps"][0]["matrix"][bank]) if column != bank]
+    shown = [float(text) for text in opened.values(1) if text]
+    assert shown == pytest.approx([value / sum(row) for value in row], abs=1e-3)
+    opened.choose(kind="norm", combine="rollout")
+    opened.page.locator("#explore > summary").click()
+    opened.page.wait_for_function(SHOWN, arg=contributions)
+    opened.page.wait_for_url("**kind=norm**")
+    opened.page.reload()
+    opened.page.wait_for_function(SHOWN, arg=contributions)
+    opened.explore()
+    assert "norm, rollout of all layers" in opened.page.locator("#map caption").inner_text()

@@ -134,9 +134,9 @@ export class ContextView {
 
   /** The state of the view, for a link. */
   get state() {
-    const { sentences, open, settings, comparison: { measure }, explore: { isOpen }, causes, removed } = this;
+    const { sentences, open, settings, requested, comparison: { measure }, explore: { isOpen }, causes, removed } = this;
     return {
-      sentences, open: sentences.findIndex(({ id }) => id === open), settings, measure, explore: isOpen, causes: causes.isOpen, removed,
+      sentences, open: sentences.findIndex(({ id }) => id === open), settings: isOpen ? settings : requested, measure, explore: isOpen, causes: causes.isOpen, removed,
     };
   }
 
@@ -292,7 +292,7 @@ export class ContextView {
 
   /** Send the requests that the state needs, and render. */
   #refresh(/** @type {number} */ delay) {
-    this.settings = compatible(this.requested, { model: this.model, pairs: areAllPairs(this.sentences) });
+    this.settings = compatible(this.requested, { model: this.model, pairs: areAllPairs(this.sentences), exploring: this.explore.isOpen });
     this.#request(delay);
     this.#render();
   }

@@ -51,16 +51,20 @@ export function button(/** @type {string} */ label, /** @type {() => void} */ on
  * Create a native select with a label.
  *
  * @param {string} label
- * @param {{value: string, text: string, disabled?: boolean}[]} options
+ * @param {{value: string, text: string, disabled?: boolean, more?: boolean}[]} options those with `more` are in a group below
+ *   the others
  * @param {string} value
  * @param {(value: string) => void} onChange
  * @param {{id: string, disabled?: boolean, describedBy?: string}} more
  */
 export function select(label, options, value, onChange, { id, disabled = false, describedBy }) {
+  const create = ({ value: name, text, disabled: isDisabled = false }) =>
+    element("option", { value: name, text, disabled: isDisabled, selected: name === value });
+  const rest = options.filter(({ more }) => more);
   const control = element(
     "select",
     { id, disabled, "aria-describedby": describedBy, on: { change: () => onChange(control.value) } },
-    ...options.map((option) => element("option", { ...option, selected: option.value === value })),
+    ...options.filter(({ more }) => !more).map(create), rest.length && element("optgroup", { label: "More" }, ...rest.map(create)),
   );
   return element("div", { className: "picker" }, element("label", { htmlFor: id }, label), control);
 }

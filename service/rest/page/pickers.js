@@ -89,16 +89,16 @@ export class Pickers {
 function kinds(/** @type {import("./settings.js").Model} */ model) {
   return Object.entries(KINDS)
     .filter(([kind]) => model.attention_kinds.includes(kind))
-    .map(([value, { name }]) => ({ value, text: name }));
+    .map(([value, { name, more }]) => ({ value, text: name, more }));
 }
 
 function layers(/** @type {import("./settings.js").Settings} */ { kind, layer }, { num_hidden_layers: count }) {
   const scores = kind === "scores";
   const last = Math.max(1, layer ?? count);
   return [
-    { value: "rollout", text: scores ? "rollout (not for scores)" : `rollout of layers 1 to ${last}`, disabled: scores },
-    { value: "mean", text: `mean of layers 1 to ${last}` },
     { value: "none", text: `layer ${last} alone` },
+    { value: "mean", text: `mean of layers 1 to ${last}` },
+    { value: "rollout", text: scores ? "rollout (not for scores)" : `rollout of layers 1 to ${last}`, disabled: scores, more: true },
   ];
 }
 

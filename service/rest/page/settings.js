@@ -8,20 +8,23 @@
  */
 
 /**
- * The default view: of all views, its values agree best with the measured effect of masking a word.
+ * The settings with which "Explore layers and heads" opens: attention weights.
  *
  * @type {Settings}
  */
 export const DEFAULTS = {
-  unit: "word", kind: "projection", combine: "rollout", layer: null, head: "mean", special: "drop", segments: "all",
-  self: false, view: "table",
+  unit: "word", kind: "probs", combine: "none", layer: null, head: "mean", special: "drop", segments: "all", self: false,
+  view: "table",
 };
+
+/** The view while that part is closed: of all views, its values agree best with the measured effect of masking a word. */
+export const CLOSED = { ...DEFAULTS, kind: "projection", combine: "rollout" };
 
 /** The supported values of each setting with fixed values. */
 export const VALUES = {
   unit: ["word", "token"],
-  kind: ["projection", "probs", "scores", "norm", "block_norm"],
-  combine: ["rollout", "mean", "none"],
+  kind: ["probs", "projection", "scores", "norm", "block_norm"],
+  combine: ["none", "mean", "rollout"],
   special: ["drop", "renormalize", "keep"],
   segments: ["all", "a_to_a", "a_to_b", "b_to_a", "b_to_b"],
   view: ["table", "lines"],
@@ -50,6 +53,7 @@ export const RELATIONS = {
   },
 };
 
+/** @type {Record<string, {name: string, meaning: string, rolled: string, relation: string, more?: boolean}>} */
 export const KINDS = {
   probs: {
     name: "probs: attention weights",
@@ -73,12 +77,14 @@ export const KINDS = {
     name: "norm: length of weighted values",
     meaning: "The length of the vector that each word contributes. Attention to a word with a value vector near zero counts little.",
     rolled: "The lengths of the vectors that words contribute, as shares, without the residual connection.",
+    more: true,
     relation: "contribution",
   },
   block_norm: {
     name: "block_norm: with residual and layer norm",
     meaning: "The length of each word's contribution, including the residual connection and the layer norm.",
     rolled: "The lengths of the contributions, as shares, including the residual connection and the layer norm.",
+    more: true,
     relation: "contribution",
   },
 };
@@ -130,10 +136,11 @@ export function hasHeads(/** @type {string} */ kind) {
  * Return the settings with incompatible values replaced.
  *
  * @param {Settings} requested
- * @param {{model?: Model | null, pairs: boolean}} context `pairs`: whether all inputs are pairs
+ * @param {{model?: Model | null, pairs: boolean, exploring?: boolean}} context `pairs`: whether all inputs are pairs;
+ *   `exploring`: whether the part with the settings is open; otherwise only the layer has an effect
  */
-export function compatible(requested, { model = null, pairs }) {
-  const settings = { ...requested };
+export function compatible(requested, { model = null, pairs, exploring = true }) {
+  const settings = exploring ? { ...requested } : { ...CLOSED, layer: requested.layer };
   if (model && !model.attention_kinds.includes(settings.kind)) settings.kind = "probs";
   if (model && (settings.layer ?? 0) >= model.num_hidden_layers) settings.layer = null;
   if (settings.kind === "scores" && settings.combine === "rollout") settings.combine = "mean";
