@@ -23,7 +23,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -101,6 +101,9 @@ docs: proto  ## the same
 
 picture: $(VENV)/dev model browsers  ## draw docs/images/page.png, the page in the README
 	@$(BIN)/python -m tests.browser.picture
+
+tutorial: $(VENV)/dev model  ## execute docs/tutorial.ipynb and write its outputs
+	@$(BIN)/python -m tests.e2e.tutorial
 
 lock: $(VENV)/dev  ## pin the newest versions of all dependencies that satisfy pyproject.toml
 	@$(COMPILE) --upgrade --universal --all-extras pyproject.toml -o constraints.txt
