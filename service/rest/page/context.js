@@ -158,10 +158,10 @@ export class ContextView {
   #request(/** @type {number} */ delay) {
     if (this.model === null) return;
     const filled = this.sentences.filter((sentence) => hasMaps(this.model) && hasWords(sentence) && !this.#faultOf(sentence));
-    this.tokensQuery.request(filled.length ? { inputs: filled.map(inputOf) } : null, delay);
+    this.#compare(filled, delay); // first, because the page opens with its result
     this.mapQuery.request(filled.length ? mapRequest(this.settings, filled.map(inputOf)) : null, delay);
     this.explore.requestHeads(filled, this.open, this.settings, delay);
-    this.#compare(filled, delay);
+    this.tokensQuery.request(filled.length ? { inputs: filled.map(inputOf) } : null, delay);
   }
 
   /** Compare the selected words, or all occurrences of the word of a single sentence. */

@@ -39,11 +39,18 @@ class PageFile:
 
 
 def read_page(directory: Path = DIRECTORY) -> dict[str, PageFile]:
-    """Return the page's files by the path they are served at."""
+    """Return the page's files by the path they are served at.
+
+    The index names all modules, so that a browser requests them at once, and not each after the one that imports it.
+    """
     files = {}
-    for path in sorted(directory.iterdir()):
+    paths = sorted(directory.iterdir())
+    preload = "".join(f'  <link rel="modulepreload" href="page/{path.name}">\n' for path in paths if path.suffix == ".js")
+    for path in paths:
         if media_type := MEDIA_TYPES.get(path.suffix):
             body = path.read_bytes()
+            if path.name == INDEX:
+                body = body.replace(b"</head>", preload.encode() + b"</head>")
             etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
             files["/" if path.name == INDEX else f"/page/{path.name}"] = PageFile(body, media_type, etag)
     return files

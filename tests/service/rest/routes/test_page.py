@@ -1,6 +1,7 @@
 """The page's files: media types, security headers, revalidation, and unknown names."""
 
 import re
+import re
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,8 @@ def test_page_files_have_their_media_types(rest: httpx.Client, path: str) -> Non
     name = path.removeprefix("/page/") if path != "/" else "index.html"
     response = rest.get(path)
     media_type, _, parameters = response.headers["content-type"].partition("; ")
-    assert (response.status_code, response.content) == (200, (DIRECTORY / name).read_bytes())
+    lines = [line for line in response.text.splitlines() if "modulepreload" not in line]
+    assert (response.status_code, lines) == (200, (DIRECTORY / name).read_text().splitlines())
     assert media_type == TYPES[name.rpartition(".")[2]]
     assert parameters == ("charset=utf-8" if media_type.startswith("text/") else "")
 
@@ -72,6 +74,11 @@ def test_page_file_is_not_sent_when_unmodified(rest: httpx.Client, if_none_match
 @pytest.mark.parametrize("if_none_match", ["", '"other"', "nonsense", "W/", ","])
 def test_page_file_is_sent_when_modified(rest: httpx.Client, if_none_match: str) -> None:
     assert rest.get("/", headers={"if-none-match": if_none_match}).status_code == 200
+
+
+def test_index_preloads_every_module(rest: httpx.Client) -> None:
+    names = re.findall(r'<link rel="modulepreload" href="page/([a-z]+.js)">', rest.get("/").text)
+    assert names == sorted(path.name for path in DIRECTORY.glob("*.js"))
 
 
 def test_etag_depends_on_content(tmp_path: Path) -> None:
