@@ -1,7 +1,6 @@
 """The page's files: media types, security headers, revalidation, and unknown names."""
 
 import re
-import re
 from pathlib import Path
 
 import httpx
