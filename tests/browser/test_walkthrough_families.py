@@ -14,10 +14,12 @@ from model.export.export import export
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_walkthrough import DRAWN, STEPS, array, go, numbers, said
 from tests.conftest import RunningServer, serving
+from tests.retrievers import MASKED_LMS, export_retriever
 
 pytestmark = pytest.mark.slow
 
 CASES = {"modernbert": "modernbert", "qwen3, windows": "qwen3", "mpnet": "mpnet"}
+MASKED = "masked"
 TEXT = "The miller counts his boats."
 """At most 32 tokens, so that the page lists all of them, and longer than the windows."""
 SECOND = "Ein Hund zählt boats."
@@ -25,11 +27,12 @@ SECOND = "Ein Hund zählt boats."
 
 @pytest.fixture(scope="module")
 def models(publish: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of a tiny model of each case."""
+    """A server of a tiny model of each case, and of one with a masked-LM head."""
     root = tmp_path_factory.mktemp("models")
     for kind, name in CASES.items():
         export(str(publish(kind)), root / name, revision=None, name=name, progress=lambda step: None)
-    with serving(models=",".join(f"{name}={root / name}" for name in CASES.values())) as server:
+    paths = {name: root / name for name in CASES.values()} | {MASKED: export_retriever(MASKED_LMS[0])}
+    with serving(models=",".join(f"{name}={path}" for name, path in paths.items())) as server:
         yield server
 
 
@@ -85,3 +88,29 @@ def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, 
     masked = np.where(weights > 0, scores, -np.inf)
     expected = np.exp(masked - masked.max()) / np.exp(masked - masked.max()).sum()
     assert [row[-1] for row in numbers(driver)][:-1] == [format_number(value) for value in expected]
+
+
+def test_last_step_reads_words_from_the_vector_of_each_layer(browser: Browser, models: RunningServer) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    driver = PageDriver(context.new_page(), models.rest)
+    state = {"text": TEXT, "start": TEXT.index("boats"), "step": STEPS - 1, "layer": 1}
+    named = {f"walk{key}": str(value) for key, value in state.items()}
+    driver.page.goto(f"{driver.base}/#{urlencode({'v': '1', 'tab': 'attention', 'model': MASKED, **named})}")
+    words = driver.page.get_by_role("region", name="Words by layer").locator("tbody tr")
+    words.first.wait_for()
+    with httpx.Client(base_url=models.rest, timeout=60) as rest:
+        tokens = rest.post("/v1/tokenize", json={"inputs": [TEXT], "model": MASKED}).json()["results"][0]["tokens"]
+        row = next(place for place, token in enumerate(tokens) if token["start"] == TEXT.index("boats"))
+        body = {"inputs": [TEXT], "position": row, "layers": "all", "top_k": 5, "model": MASKED}
+        (position,) = rest.post("/v1/fill-mask", json=body).json()["results"][0]["positions"]
+    expected = [
+        ", ".join(f"{word['token'].strip()} {format_number(word['probability'])}" for word in layer["predictions"])
+        for layer in position["layers"]
+    ]
+    assert words.locator("td").all_inner_texts() == expected
+    assert words.locator("th").all_inner_texts() == [
+        "input of layer 1",
+        *(f"layer {n}" for n in range(1, len(expected))),
+    ]
+    assert driver.errors == []
+    context.close()

@@ -23,6 +23,8 @@ import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.j
  * @property {boolean} hasSecond whether there is a second sentence
  * @property {boolean} isPair whether the text is a pair
  * @property {number[] | null} similarities to it, by layer
+ * @property {{layer: number, predictions: {token: string, probability: number}[]}[] | null} words what the masked-LM head of the
+ *   model predicts from the token's vector in each layer, or null without such a head
  * @property {{causal: boolean, unscaled: boolean}} switches
  * @property {(name: "causal" | "unscaled", value: boolean) => void} onSwitch
  * @property {(name: string, text?: string) => Node} term
@@ -315,7 +317,7 @@ export const STEPS = [
   },
   {
     title: "The next layer continues",
-    draw: ({ model, tokens, row, layer, outputs: { output }, other, similarities: values, isPair, onPlace, term }) => {
+    draw: ({ model, tokens, row, layer, outputs: { output }, other, similarities: values, words, isPair, onPlace, term }) => {
       const count = model.num_hidden_layers;
       const last = layer === count;
       return {
@@ -331,6 +333,13 @@ export const STEPS = [
             [{ className: "static", values: values.map(() => values[0]), label: "before layer 1" }, { className: "context unknown", values, label: "in context", marked: true }],
             { description: `Similarity to the word in the second sentence: ${values.map((number, place) => `layer ${place} ${formatNumber(number)}`).join(", ")}.`,
               measure: "cosine", width: CHART_WIDTH, layer }))] : []),
+          ...(words ? [element("h3", {}, "What the vector means in each layer"),
+            rows(words.map(({ layer: number, predictions }) => [
+              [number ? `layer ${number}` : "input of layer 1"],
+              predictions.flatMap(({ token, probability }, place) => [place ? ", " : "", number === layer ? element("strong", {}, bdi(token.trim())) : bdi(token.trim()), " ", value(probability)]),
+            ]), "Words by layer", ["", "words and their probabilities"]),
+            element("p", { className: "quiet" }, "This model was trained to guess hidden words. Its last part turns a vector into a probability for each word. "
+              + "It was trained on the last layer only, so take the other layers as a hint.")] : []),
           element("p", { className: "actions" }, button(last ? "Start again at layer 1" : `Follow it through layer ${layer + 1}`, () => onPlace(last ? { layer: 1, step: 0 } : { layer: layer + 1, step: 2 }), { id: "walk-on" })),
         ],
         why: ["Each layer repeats steps 3 to 12 with its own learned numbers, and reads vectors that already contain their neighbors. ",

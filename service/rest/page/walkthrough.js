@@ -16,6 +16,8 @@ import { same, wordsOf } from "./words.js";
 const TYPING_MS = 350;
 const NAMED_TOKENS = 96; // longer texts get no names of heads
 const STATIC_STEP = 1;
+const LAST_STEP = STEPS.length - 1;
+const READ_WORDS = 5; // per layer
 const LEGEND = "Blue cells are positive numbers, orange cells negative ones. Stronger colors mean larger numbers. Point at a cell to read its value.";
 const OUTPUTS = ["input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output"];
 const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
@@ -96,6 +98,7 @@ export class Walkthrough {
         static: results.map((result) => decodeTensor(result.static_vectors)), input: results.map((result) => decodeTensor(result.token_vectors)),
       })),
       similarities: answer("v1/compare", "#walk-similarities", ({ layers }) => layers.map(({ cosine }) => cosine[0][1])),
+      words: answer("v1/fill-mask", "#walk-words", ({ results: [{ positions: [{ layers }] }] }) => layers),
     };
     this.#build(root);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#render());
@@ -209,7 +212,7 @@ export class Walkthrough {
   }
 
   /** Return the answer to the request that the state needs, or null while it is pending. */
-  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "similarities"} */ name) {
+  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "similarities" | "words"} */ name) {
     const { wanted, of, values } = this.answers[name];
     return wanted && wanted === of ? values : null;
   }
@@ -289,7 +292,7 @@ export class Walkthrough {
     if (row < 0) {
       // While the tokens are pending, the answers for the tokens before do not count.
       const hasNone = !isUsable || this.#answer("tokens") !== null;
-      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "similarities"])) {
+      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "similarities", "words"])) {
         if (hasNone) want(name, null);
         else this.answers[name].wanted = "";
       }
@@ -304,6 +307,8 @@ export class Walkthrough {
     const occurrence = (/** @type {string} */ text, /** @type {any} */ { start, end }) => ({ text, span: [start, end] });
     want("similarities", other >= 0 && typeof input === "string"
       ? { occurrences: [occurrence(input, this.#tokens[row]), occurrence(second, this.#others[other])], layers: "all" } : null);
+    const readsWords = this.state.step === LAST_STEP && this.model.operations.includes("fill_mask");
+    want("words", readsWords ? { inputs: [input], position: row, layers: "all", top_k: READ_WORDS } : null);
   }
 
   /**
@@ -413,7 +418,7 @@ export class Walkthrough {
       model: this.model, tokens: this.#tokens, row, layer, head: this.#head(outputs), outputs, roles: this.#roleNames(),
       other: other >= 0 ? this.#others[other].text : null, hasSecond: this.#others.length > 0, isPair: pair !== null,
       embeddings: embeddings ? { static: ofTokens(embeddings.static), input: ofTokens(embeddings.input) } : null,
-      similarities: this.#answer("similarities"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
+      similarities: this.#answer("similarities"), words: this.#answer("words"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
       onSwitch: (name, value) => { this.switches = { ...this.switches, [name]: value }; this.#render(); },
       onTarget: (target) => { this.target = target; this.#render(); },
       term: (name, text) => this.glossary.term(name, text),
