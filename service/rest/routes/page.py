@@ -45,7 +45,8 @@ def read_page(directory: Path = DIRECTORY) -> dict[str, PageFile]:
     """
     files = {}
     paths = sorted(directory.iterdir())
-    preload = "".join(f'  <link rel="modulepreload" href="page/{path.name}">\n' for path in paths if path.suffix == ".js")
+    modules = [path.name for path in paths if path.suffix == ".js"]
+    preload = "".join(f'  <link rel="modulepreload" href="page/{name}">\n' for name in modules)
     for path in paths:
         if media_type := MEDIA_TYPES.get(path.suffix):
             body = path.read_bytes()
