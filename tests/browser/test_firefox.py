@@ -15,7 +15,8 @@ from tests.conftest import RunningServer, skip_without
 pytestmark = pytest.mark.slow
 
 IDLE = "document.querySelector('.strip:not([hidden])') && !document.querySelector('[aria-busy=true]')"
-LEFT = "\ue012"
+LEFT, RIGHT = "\ue012", "\ue014"
+DRAWN = "document.querySelector('#walk-step .drawing > *') && !document.querySelector('[aria-busy=true]')"
 AXE = next(Path(axe_playwright_python.__file__).parent.rglob("axe.min.js"))
 TEXTS = ["She plays the bass in a band.", "He caught a bass in the lake."]
 SAVE = """new Promise((done) => {
@@ -111,6 +112,23 @@ def test_page_is_accessible(opened: Firefox) -> None:
     """Run axe-core with all sections unfolded."""
     opened.run("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     opened.wait_for(f"{IDLE} && document.querySelector('.multiples button')")
+    opened.run(f"(() => {{ {AXE.read_text()} }})()")
+    violations = opened.run("axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.length]))")
+    assert violations == [], json.dumps(violations)
+
+
+def test_walkthrough_can_be_followed_with_the_keyboard(opened: Firefox, server: RunningServer) -> None:
+    """Each step has its title, text and formula, and the tab is accessible."""
+    opened.open("about:blank")
+    opened.open(f"{server.rest}/#v=1&tab=attention")
+    opened.wait_for(f"{DRAWN} && document.querySelector('.formulas math')")
+    opened.run("document.querySelector('#step').focus()")
+    for number in range(1, 14):
+        opened.wait_for(f"{DRAWN} && document.querySelector('#walk-title').textContent.startsWith('{number}. ')")
+        text = opened.run("document.querySelector('#walk-step').innerText")
+        assert "NaN" not in text
+        assert opened.run("document.querySelector('.say').textContent.length") > 40
+        opened.press(RIGHT)
     opened.run(f"(() => {{ {AXE.read_text()} }})()")
     violations = opened.run("axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.length]))")
     assert violations == [], json.dumps(violations)

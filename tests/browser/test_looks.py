@@ -72,6 +72,16 @@ def test_page_is_accessible_with_much_content(new_driver: NewDriver, results: Pa
         assert_accessible(driver)
 
 
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_removed_word_is_accessible(new_driver: NewDriver, results: Path, width: int, scheme: str) -> None:
+    driver = new_driver(viewport={"width": width, "height": 900}, color_scheme=scheme).open("v=1&removed=2")
+    driver.page.locator("#causes .change").wait_for()
+    driver.page.locator("#causes-values > summary").click()
+    driver.page.screenshot(path=results / f"removed-{width}-{scheme}.png", full_page=True)
+    assert overflow(driver) == 0
+    assert_accessible(driver)
+
+
 @pytest.mark.parametrize(("name", "status", "scheme"), [("error", 429, "light"), ("key", 401, "dark")])
 def test_page_is_accessible_when_a_request_fails(
     new_driver: NewDriver, results: Path, name: str, status: int, scheme: str
