@@ -336,7 +336,8 @@ export const STEPS = [
           ...(words ? [element("h3", {}, "What the vector means in each layer"),
             rows(words.map(({ layer: number, predictions }) => [
               [number ? `layer ${number}` : "input of layer 1"],
-              predictions.flatMap(({ token, probability }, place) => [place ? ", " : "", number === layer ? element("strong", {}, bdi(token.trim())) : bdi(token.trim()), " ", value(probability)]),
+              predictions.flatMap(({ token, probability }, place) => [place ? ", " : "",
+                element("span", { className: "guess" }, element(number === layer ? "strong" : "span", {}, bdi(withoutSpace(token))), " ", value(probability))]),
             ]), "Words by layer", ["", "words and their probabilities"]),
             element("p", { className: "quiet" }, "This model was trained to guess hidden words. Its last part turns a vector into a probability for each word. "
               + "It was trained on the last layer only, so take the other layers as a hint.")] : []),
@@ -405,6 +406,11 @@ function finder({ tokens, row, maps, target, onTarget, onPlace }) {
       button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain found" }), value(weight),
       hasOthers ? [value(mean), weight < SELECTIVE * mean ? ` (${label(tokens, chosen)} gets weight from other words too)` : ""] : ""]),
     "Heads", ["head", "weight", "mean from other words"]));
+}
+
+/** Return an entry of a vocabulary without the sign for a space before it. */
+function withoutSpace(/** @type {string} */ token) {
+  return token.replace(/^[\u0120\u2581](?=.)/u, "").trim();
 }
 
 function value(/** @type {number} */ number) {
