@@ -145,6 +145,7 @@ def test_long_sentence_is_tested_for_the_nearest_words(driver: PageDriver) -> No
     tested = driver.page.locator("#causes button.unit .text").all_inner_texts()
     assert len(tested) == 24
     assert tested == words[18:42]
+    assert "Only the 24 nearest of 60 words are removed." in driver.page.locator("#causes .body").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,25 @@ def test_busy_server_is_asked_again_after_its_delay(driver: PageDriver, delay: i
     assert "norm" in driver.page.locator("#map caption").inner_text()
 
 
+def test_every_request_of_the_opening_page_is_repeated(new_driver: NewDriver) -> None:
+    driver, rejected = new_driver(), []
+
+    def reject_once(route: Route) -> None:
+        body = route.request.post_data or ""
+        if body in rejected:
+            return route.continue_()
+        rejected.append(body)
+        return route.fulfill(status=429, headers={"retry-after": "1"}, json={"error": {"message": "Queue full."}})
+
+    driver.page.route("**/v1/*", reject_once)
+    driver.page.goto(driver.base)
+    driver.page.locator("#finding .value").first.wait_for()
+    driver.page.get_by_role("alert").wait_for(state="detached")
+    driver.settle()
+    assert len(rejected) >= 6  # models, examples, tokens, maps, comparison, vectors
+    assert driver.page.get_by_role("alert").count() == 0
+
+
 def test_network_error_has_a_message_until_the_server_is_available(driver: PageDriver) -> None:
     """This must hold even in a section that has been folded in the meantime."""
     driver.page.evaluate("window.later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10)")

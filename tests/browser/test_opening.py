@@ -187,7 +187,7 @@ def test_exploring_opens_with_attention_weights_in_map_grid_and_words(
     opened.choose(kind="norm", combine="rollout")
     opened.page.locator("#explore > summary").click()
     opened.page.wait_for_function(SHOWN, arg=contributions)
-    opened.page.wait_for_url("**kind=norm**")
+    opened.page.wait_for_url(lambda url: "kind=norm" in url and "explore" not in url)
     opened.page.reload()
     opened.page.wait_for_function(SHOWN, arg=contributions)
     opened.explore()

@@ -56,6 +56,10 @@ def test_examples_that_the_model_does_not_know_are_not_offered(
     chips = driver.page.locator("#examples .chip:not([hidden])")
     driver.page.locator("#examples .chip", has_text="crane").wait_for(state="hidden")
     assert chips.all_inner_texts() == ["bank", "a sentence pair"]
+    driver.page.evaluate("location.hash = 'v=1&t0=the+bank&t1=the+river'")
+    driver.page.locator(".strip .text", has_text="river").wait_for()
+    assert chips.all_inner_texts() == ["bank", "a sentence pair"]
+    driver.open()
     assert notes(driver)[0] == f"{UNKNOWN} He, cashed, a, check, at, and .{REASON}"
 
 

@@ -79,5 +79,11 @@ export async function call(route, body, signal) {
   }
   if (response.ok) return result;
   const message = result?.error?.message ?? `The server returned status ${response.status}.`;
-  throw new ApiError(response.status, message, result?.error, Number(response.headers.get("retry-after")) || null);
+  throw new ApiError(response.status, message, result?.error, retryAfterS(response));
+}
+
+/** Return the seconds of the header Retry-After, at least 1, or null without a number. */
+function retryAfterS(/** @type {Response} */ response) {
+  const header = response.headers.get("retry-after");
+  return header !== null && /^\d+$/.test(header) ? Math.max(1, Number(header)) : null;
 }

@@ -15,6 +15,7 @@ const MOST_REMOVED = 24; // words of a sentence that are removed in turn
 const MOST_WORDS = 2000; // in all texts of a request
 const MOST_OTHERS = 8; // occurrences that the vector is compared with
 const FEWEST_RANKED = 3; // words from which two orders can be compared
+const SMALLEST = 0.0005; // change that is shown as 0.001
 const MIN_WIDTH = 280; // of the chart in pixels
 const MAX_WIDTH = 720;
 const NAMES = { same: "same", other: "other", unknown: "others" };
@@ -57,7 +58,7 @@ export function withoutWord(text, removed, kept) {
  * @returns {Removal[]}
  */
 export function removals({ text, word, words }) {
-  const most = Math.min(MOST_REMOVED, Math.floor(MOST_WORDS / words.length));
+  const most = Math.min(MOST_REMOVED, Math.max(1, Math.floor(MOST_WORDS / words.length)));
   const distance = (/** @type {{start: number, end: number}} */ { start, end }) => Math.max(start - word.end, word.start - end);
   return words.map((removed, place) => ({ removed, place }))
     .filter(({ removed }) => isWord(removed) && (removed.end <= word.start || removed.start >= word.end))
@@ -154,10 +155,12 @@ export class Causes {
 
   #draw(message = this.reason) {
     if (!this.isOpen || !this.view) return;
+    if (message) this.body.inert = false;
     if (message) return this.body.replaceChildren(element("p", { className: "quiet" }, message));
     const { response, sent, removed: all, sentence, view } = this;
     const isCurrent = JSON.stringify(this.wanted) === JSON.stringify(sent);
     this.body.classList.toggle("stale", !isCurrent);
+    this.body.inert = !isCurrent; // the words of the last response may be those of another sentence
     if (!response || !isCurrent) return;
     const focused = this.body.contains(document.activeElement) ? document.activeElement?.id : "";
     const layer = response.layers[Math.min(view.layer ?? Infinity, response.layers.length - 1)];
@@ -167,7 +170,7 @@ export class Causes {
     this.request.show("compare", sent);
     this.body.replaceChildren(
       element("p", { className: "quiet" }, `Sentence ${view.number}. Select a word to remove it. The number below a word is the change of the vector of `,
-        bdi(sentence.word.text), ` without it: 1 minus the cosine of the two vectors at layer ${layer.layer}. `, CAVEAT),
+        bdi(sentence.word.text), ` without it: 1 minus the cosine of the two vectors at layer ${layer.layer}. `, CAVEAT, this.#limit),
       this.#strip(all, effects, chosen),
       element("p", { className: "say", role: "status" }, ...this.#say(all, effects, shares, chosen, layer.layer)),
       chosen < 0 ? "" : this.#change(all[chosen], chosen),
@@ -176,6 +179,13 @@ export class Causes {
       this.request.root,
     );
     if (focused) document.getElementById(focused)?.focus();
+  }
+
+  /** Say how many words are removed in turn, if not all are. */
+  get #limit() {
+    const { removed, sentence } = this;
+    const count = sentence.words.filter((word) => isWord(word) && word.start !== sentence.word.start).length;
+    return removed.length < count ? ` Only the ${removed.length} nearest of ${count} words are removed.` : "";
   }
 
   /** The words of the sentence: those that can be removed as buttons. */
@@ -206,6 +216,7 @@ export class Causes {
 
   /** State what the removal of a word changes, and whether the map agrees. */
   #say(/** @type {Removal[]} */ all, /** @type {number[]} */ effects, /** @type {number[] | null} */ shares, /** @type {number} */ chosen, /** @type {number} */ layer) {
+    if (Math.max(...effects) < SMALLEST) return [`At layer ${layer}, no removal changes the vector of `, bdi(this.sentence.word.text), "."];
     const names = all.map(({ place }) => [element("strong", {}, bdi(this.sentence.words[place].text)), ordinal(this.sentence.words, place)]);
     const subject = bdi(this.sentence.word.text);
     const most = effects.indexOf(Math.max(...effects));
@@ -259,7 +270,7 @@ export class Causes {
   #table(/** @type {Removal[]} */ all, /** @type {number[]} */ effects, /** @type {number[] | null} */ shares, layer) {
     const [places, listed] = [ranksOf(effects), shares && ranksOf(shares)];
     const order = all.map((_, index) => index).toSorted((a, b) => effects[b] - effects[a]);
-    const names = ["removed word", "cosine with the full sentence", "change", "rank", ...(shares ? ["value in the map", "rank"] : [])];
+    const names = ["removed word", "cosine with the full sentence", "change", "rank", ...(shares ? ["size of the value in the map", "rank"] : [])];
     return scroller("Values of each word", element("table", { className: "numbers" },
       element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
       element("tbody", {}, ...order.map((index) => element("tr", {},

@@ -118,17 +118,24 @@ export class ContextView {
 
   /** Send the requests of the view, also those that failed. */
   start() {
+    this.#requestExamples();
     this.#refresh(0);
+  }
+
+  /** Ask for the tokens of the examples, to remove those whose word the model does not know. */
+  #requestExamples() {
+    const model = this.model;
+    if (!model || !hasMaps(model) || model.unknown_token_id === null) return this.examplesQuery.request(null);
+    this.examplesQuery.request({ inputs: EXAMPLES.map(({ sentences: [first] }) => first.text) });
   }
 
   setModel(/** @type {import("./settings.js").Model} */ model) {
     if (this.model && this.model.name !== model.name) {
       this.latest = null;
-      for (const results of [this.maps, this.rejected, this.tokens]) results.clear();
+      for (const results of [this.maps, this.rejected, this.tokens, this.unknown]) results.clear();
     }
     this.model = model;
-    this.unknown.clear();
-    this.examplesQuery.request(hasMaps(model) && model.unknown_token_id !== null ? { inputs: EXAMPLES.map(({ sentences: [first] }) => first.text) } : null);
+    this.#requestExamples();
     this.#refresh(0);
   }
 

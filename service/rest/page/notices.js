@@ -95,7 +95,7 @@ export class Notices {
 
 /** Return after how many seconds the page sends a failed request again, or null if it waits for the user. */
 function retryDelayS(/** @type {import("./api.js").ApiError} */ { status, retryAfterS }) {
-  if (retryAfterS !== null && retryAfterS <= LONGEST_RETRY_S) return retryAfterS;
+  if (retryAfterS !== null) return retryAfterS <= LONGEST_RETRY_S ? retryAfterS : null;
   return UNAVAILABLE.includes(status) ? UNAVAILABLE_RETRY_S : null;
 }
 

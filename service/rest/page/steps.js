@@ -338,7 +338,7 @@ export const STEPS = [
               [number ? `layer ${number}` : "input of layer 1"],
               predictions.flatMap(({ token, probability }, place) => [place ? ", " : "",
                 element("span", { className: "guess" }, element(number === layer ? "strong" : "span", {}, bdi(withoutSpace(token))), " ", value(probability))]),
-            ]), "Words by layer", ["", "words and their probabilities"]),
+            ]), "Words by layer", ["vector", "words and their probabilities"]),
             element("p", { className: "quiet" }, "This model was trained to guess hidden words. Its last part turns a vector into a probability for each word. "
               + "It was trained on the last layer only, so take the other layers as a hint.")] : []),
           element("p", { className: "actions" }, button(last ? "Start again at layer 1" : `Follow it through layer ${layer + 1}`, () => onPlace(last ? { layer: 1, step: 0 } : { layer: layer + 1, step: 2 }), { id: "walk-on" })),

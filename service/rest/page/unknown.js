@@ -26,7 +26,7 @@ export function unreadWords(words, tokens, unknownId) {
   const tokensOf = (/** @type {SegmentWord} */ { start, end, segment }) =>
     own.filter((token) => token.segment === segment && token.start < end && token.end > start);
   return {
-    unknown: words.filter((word) => tokensOf(word).some(({ id }) => id === unknownId)),
+    unknown: words.filter((word) => VISIBLE.test(word.text) && tokensOf(word).some(({ id }) => id === unknownId)),
     missing: words.filter((word) => VISIBLE.test(word.text) && !tokensOf(word).length),
   };
 }
