@@ -95,7 +95,7 @@ Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 LabelEffect = Literal["none", "occlusion"]
 LayerOutput = Literal[
     "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
-    "feed_forward", "output",
+    "feed_forward", "output", "position",
 ]  # fmt: skip
 LayerReduce = Literal["concat", "mean", "stack"]
 MapDtype = Literal["float32", "float16", "sqrt_uint8"]
@@ -430,6 +430,9 @@ class LayerOutputs:
     residual: Annotated[LayerRows | None, "Residual stream after attention, (R, D)."] = None
     feed_forward: Annotated[LayerRows | None, "What the feed-forward network adds to it, (R, D)."] = None
     output: Annotated[LayerRows | None, "Hidden states that the layer returns, (R, D)."] = None
+    position: Annotated[
+        LayerRows | None, "What the position adds to the embedding, (R, E), or the angles of its rotation, (R, d/2)."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

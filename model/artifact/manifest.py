@@ -312,10 +312,15 @@ class Absent(Record):
 
 
 class StepsRecord(Record):
-    """The graph of every step of one layer. `weights` are its inputs besides the layer's input, positions and rows."""
+    """The graph of every step of one layer.
+
+    `weights` are its inputs besides the layer's input, positions and rows. `angles`: it returns the angles of rotary
+    positions, which graphs of earlier versions do not.
+    """
 
     graph: str
     weights: dict[str, TensorRecord]
+    angles: bool = False
 
 
 class LayerRecord(Record):
@@ -342,6 +347,7 @@ class StructureRecord(Record):
     `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
     `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores.
     `segments`: token type embeddings are added to the token embeddings. `embedding_norm`: the sum is normalized.
+    `position_table` (P, E) is None in models without a table, and in artifacts of earlier versions.
     """
 
     block: Literal["post", "pre", "sandwich"]
@@ -353,6 +359,7 @@ class StructureRecord(Record):
     attention_scale: FiniteFloat
     intermediate_size: Size
     gated: bool
+    position_table: TensorRecord | None = None
 
 
 class LayersRecord(Record):
@@ -562,6 +569,20 @@ class Manifest(Record):
     def has_layer_steps(self) -> bool:
         """Whether the artifact has the graphs of the steps inside layers."""
         return isinstance(self.layers, LayersRecord) and self.layers.layers[0].steps is not None
+
+    @property
+    def position_table(self) -> TensorRecord | None:
+        """The vectors that are added to token embeddings, (P, E)."""
+        structure = self.layers.structure if isinstance(self.layers, LayersRecord) else None
+        return None if structure is None else structure.position_table
+
+    @property
+    def has_position_step(self) -> bool:
+        """Whether the artifact tells how positions enter the layers."""
+        if not isinstance(self.layers, LayersRecord):
+            return False
+        steps = self.layers.layers[0].steps
+        return steps is not None and (self.position_table is not None or steps.angles)
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

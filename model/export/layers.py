@@ -32,6 +32,7 @@ from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_sess
 from model.export.parity import compare
 
 OUTPUTS = ("scores", "probs", "values")
+ANGLES = "angles"
 
 
 class LayerGraphs(NamedTuple):
@@ -95,7 +96,10 @@ class _Steps(_Positions):
         heads = weights @ v
         projected, residual = self.block.add_attention(x, attention.output(heads.transpose(1, 2).flatten(2)))
         feed_forward, output = self.block.add_feed_forward(residual)
-        steps = (normalized, q, k, v, scores, weights, heads, projected, residual, feed_forward, output)
+        steps = [normalized, q, k, v, scores, weights, heads, projected, residual, feed_forward, output]
+        if self.rotary is not None:
+            cos, sin = self.rotary(position_ids)
+            steps.append(torch.atan2(sin, cos)[0, :, rows])
         return tuple(step[0] for step in steps)
 
 
@@ -162,18 +166,22 @@ class LayerAttention(LayerFunction):
 class LayerSteps(LayerFunction):
     """Every step of one layer for R tokens of one sequence."""
 
-    outputs = (
+    outputs: tuple[str, ...] = (
         "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
         "feed_forward", "output",
     )  # fmt: skip
 
     def __init__(self, encoder: Encoder, index: int) -> None:
-        super().__init__(_Steps(encoder, index))
+        parts = _Steps(encoder, index)
+        super().__init__(parts)
+        if parts.rotary is not None:
+            self.outputs = (*self.outputs, ANGLES)
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return the steps in their order. docs/maps.md, "Inside a layer", defines them.
 
         Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
+        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi.
         `rows` (R) has the indices of the tokens; the other arguments are as in `LayerAttention`.
         """
         return self.call((hidden_state, position_ids, rows), weights)
@@ -250,6 +258,9 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
     def find_weights(function: LayerFunction) -> dict[str, TensorRecord]:
         return {name: store.find(tensor) for name, tensor in function.weights().items()}
 
+    def describe_steps(graph: str, steps: LayerSteps) -> StepsRecord:
+        return StepsRecord(graph=graph, weights=find_weights(steps), angles=ANGLES in steps.outputs)
+
     for index, (names, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
         assert isinstance(block, Block)
         output, norm = block.attention.output, block.mixed_norm
@@ -257,7 +268,7 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
             LayerRecord(
                 graph=names.attention,
                 weights=find_weights(LayerAttention(encoder, index)),
-                steps=StepsRecord(graph=names.steps, weights=find_weights(LayerSteps(encoder, index))),
+                steps=describe_steps(names.steps, LayerSteps(encoder, index)),
                 output=store.find(output.weight.T),
                 output_bias=store.find_optional(output.bias),
                 norm=store.find(norm.weight),
@@ -269,12 +280,13 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
         norm_eps=config.norm_eps,
         residual_in_norm=config.block != "sandwich",
         layers=tuple(layers),
-        structure=describe_structure(config),
+        structure=describe_structure(encoder, store),
     )
 
 
-def describe_structure(config: EncoderConfig) -> StructureRecord:
+def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     """Return the record of the structure of the layers."""
+    config, table = encoder.config, encoder.embeddings.position_embeddings
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
@@ -290,4 +302,5 @@ def describe_structure(config: EncoderConfig) -> StructureRecord:
         attention_scale=config.attention_scale,
         intermediate_size=config.intermediate_size,
         gated=config.gated,
+        position_table=None if table is None else store.find(table.weight),
     )

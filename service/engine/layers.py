@@ -99,10 +99,14 @@ class ArtifactLayer:
 
     def steps(self, hidden: Floats, rows: NDArray[np.int64], outputs: Sequence[str]) -> Mapping[str, Floats]:
         """Return steps inside the layer for some rows of its input; docs/maps.md, "Inside a layer", defines them."""
-        record = self._record.steps
+        record, structure = self._record.steps, self._layers.structure
         assert record is not None
-        results = self._run(record.graph, record.weights, hidden, outputs, rows=rows)
-        return dict(zip(outputs, results, strict=True))
+        table = None if structure is None else structure.position_table
+        # Positions enter by the table or by angles, which the graph of the layer returns.
+        names = {name: "angles" if name == "position" else name for name in outputs if name != "position" or not table}
+        results = self._run(record.graph, record.weights, hidden, list(names.values()), rows=rows) if names else []
+        steps = dict(zip(names, results, strict=True))
+        return steps | {"position": self._map(table)[rows]} if table and "position" in outputs else steps
 
     def _run(
         self, graph: str, weights: Mapping[str, TensorRecord], hidden: Floats, outputs: Sequence[str],

@@ -155,8 +155,10 @@ def operations_of(manifest: Manifest) -> list[Operation]:
 
 
 def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
-    """Return the steps inside layers that a model returns; artifacts of earlier versions have no graphs for them."""
-    return list(get_args(LayerOutput)) if manifest.has_layer_steps else []
+    """Return the steps inside layers that a model returns; artifacts of earlier versions lack graphs for some."""
+    if not manifest.has_layer_steps:
+        return []
+    return [name for name in get_args(LayerOutput) if name != "position" or manifest.has_position_step]
 
 
 def describe_structure(manifest: Manifest) -> LayerStructure | None:
@@ -164,7 +166,7 @@ def describe_structure(manifest: Manifest) -> LayerStructure | None:
     layers = manifest.layers
     if not isinstance(layers, LayersRecord) or layers.structure is None:
         return None
-    values = layers.structure.model_dump()
+    values = layers.structure.model_dump(exclude={"position_table"})
     return LayerStructure(norm=layers.norm, **values | {"positions": list(values["positions"])})
 
 

@@ -43,9 +43,7 @@ def check_layer_outputs(request: AttendRequest, manifest: Manifest) -> None:
         if request.rows != "all":
             raise ConflictingFields("set, but outputs is empty", "Leave it out, or set outputs.", field="rows")
         return
-    if not manifest.has_layer_steps:
-        problem = "not supported for this artifact, which an earlier version exported"
-        raise UnsupportedByModel(problem, "Export the model again.", field="outputs")
+    _check_artifact(request, manifest)
     defaults = {field.name: field.default for field in fields(AttendRequest)}
     for name in OF_MAPS:
         if getattr(request, name) != defaults[name]:
@@ -60,6 +58,14 @@ def check_layer_outputs(request: AttendRequest, manifest: Manifest) -> None:
         values = getattr(request, name)
         if values != "all" and len(set(values)) < len(values):
             raise Duplicate("contains the same item twice", "Remove one.", field=name)
+
+
+def _check_artifact(request: AttendRequest, manifest: Manifest) -> None:
+    if manifest.has_layer_steps and (manifest.has_position_step or "position" not in request.outputs):
+        return
+    subject = "{outputs.position} is " if manifest.has_layer_steps else ""
+    problem = f"{subject}not supported for this artifact, which an earlier version exported"
+    raise UnsupportedByModel(problem, "Export the model again.", field="outputs")
 
 
 def check_rows(request: AttendRequest, tokens: TokenizedInput, path: str) -> NDArray[np.int64]:
@@ -116,11 +122,12 @@ class LayerOutputsTask:
         wire, request = self.call.wire, self.request
         tokens, rows, heads = len(self.tokens), len(self.rows), len(self.heads)
         size, width_of_head = manifest.architecture.hidden_size, head_size(manifest)
+        position = manifest.position_table.shape[1] if manifest.position_table else width_of_head // 2
         total = RESULT_BYTES + listed_bytes(self.units.units, wire) + 16 * (rows + tokens)
         for name in request.outputs:
             length = tokens if name in OF_ALL_TOKENS else rows
             width = tokens if name in ("scores", "weights") else width_of_head
-            values = heads * length * width if name in PER_HEAD else rows * size
+            values = heads * length * width if name in PER_HEAD else rows * (position if name == "position" else size)
             total += len(self.layers) * (LAYER_BYTES + array_bytes(values, request.dtype, wire))
         return total
 

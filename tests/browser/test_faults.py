@@ -122,6 +122,28 @@ def test_every_request_of_the_opening_page_is_repeated(new_driver: NewDriver) ->
     assert driver.page.get_by_role("alert").count() == 0
 
 
+def test_truncation_is_repeated_if_the_server_is_busy(driver: PageDriver) -> None:
+    """The tab that is open then does not matter, and a tab's own errors go when it is closed."""
+    driver.type(1, "bank " * 400)
+    busy = {"status": 429, "headers": {"retry-after": "1"}, "json": {"error": {"message": "Queue full."}}}
+    driver.page.route("**/v1/encode", lambda route: route.fulfill(**busy), times=1)
+    driver.page.get_by_role("button", name="Truncate sentence 1").click()
+    busy_card = driver.page.locator("#notices").get_by_text("The page tries again in 1 second.")
+    busy_card.wait_for()
+    driver.page.get_by_role("tab", name="How attention works").click()
+    busy_card.wait_for(state="detached")
+    text = "The bank is closed."
+    driver.page.route(
+        "**/v1/tokenize",
+        lambda route: route.fulfill(**busy) if text in (route.request.post_data or "") else route.continue_(),
+    )
+    driver.page.locator("#walk-text").fill(text)
+    busy_card.wait_for()
+    driver.page.get_by_role("tab", name="Word in context").click()
+    busy_card.wait_for(state="detached")
+    assert len(driver.field(1).input_value().split()) == 254
+
+
 def test_network_error_has_a_message_until_the_server_is_available(driver: PageDriver) -> None:
     """This must hold even in a section that has been folded in the meantime."""
     driver.page.evaluate("window.later = setTimeout; window.setTimeout = (work, ms) => later(work, ms / 10)")

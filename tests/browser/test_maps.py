@@ -184,6 +184,9 @@ def test_long_sentence_is_an_image_with_a_table_of_one_row(driver: PageDriver, r
     driver.page.get_by_role("button", name="Draw anyway").click()
     driver.settle()
     assert driver.page.locator(".multiples button").count() == 6 * 12
+    driver.page.get_by_role("button", name="Follow this row step by step").click()
+    assert driver.page.get_by_role("tab", selected=True).inner_text() == "How attention works"
+    driver.page.locator("#attention .units [aria-pressed=true]", has_text="bank").wait_for()
 
 
 ALPHAS = """() => [...document.querySelectorAll(".multiples canvas")].map((canvas) => {

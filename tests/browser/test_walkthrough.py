@@ -118,7 +118,7 @@ def test_word_moves_apart_from_itself(window: PageDriver, rest: httpx.Client) ->
     layers = rest.post("/v1/compare", json={"occurrences": occurrences, "layers": "all"}).json()["layers"]
     cosines = [format_number(layer["cosine"][0][1]) for layer in layers]
     driver = show(window.reset(), step=1)
-    driver.page.wait_for_function("() => document.querySelectorAll('.drawing tr').length === 4")
+    driver.page.wait_for_function("() => document.querySelectorAll('[aria-label=Vectors] tr').length === 4")
     assert said(driver).endswith("The two entries have similarity 1.000, the two inputs of the first layer 1.000.")
     go(driver, 13)
     for layer in range(1, 6):
@@ -349,6 +349,45 @@ def test_word_is_followed_through_edits(window: PageDriver) -> None:
         driver.page.wait_for_function(DRAWN)
         driver.page.wait_for_function(f"() => {json.dumps(text)}.includes(document.querySelector('#walk-text').value)")
         driver.page.locator("#attention .units [aria-pressed=true]", has_text="bank").wait_for()
+
+
+def test_vectors_of_the_positions_are_those_of_the_model(window: PageDriver, rest: httpx.Client) -> None:
+    """Each row has the cosine to the position of the followed token, and the note that to the second sentence."""
+    body = {"inputs": [CHECK, RIVER], "outputs": ["position"], "layers": [1], "encoding_format": "base64"}
+    results = rest.post("/v1/attend", json=body).json()["results"]
+    first, second = (array(result["layer_outputs"][0]["position"]) for result in results)
+    units = [unit / np.linalg.norm(unit, axis=1, keepdims=True) for unit in (first, second)]
+    driver = show(window.reset(), text=CHECK, second=RIVER, start=25, step=1)
+    selector = ".drawing .figure tbody tr"
+    driver.page.locator(selector).first.wait_for()
+    assert [row[0] for row in numbers(driver, selector)] == [format_number(value) for value in units[0] @ units[0][8]]
+    bank = units[1][5] @ units[0][8]
+    note = "bank has position 9, in the second sentence position 6. The vectors of these two have similarity "
+    driver.page.get_by_text(note + format_number(bank), exact=False).wait_for()
+
+
+def test_special_tokens_can_be_followed(window: PageDriver, rest: httpx.Client) -> None:
+    """The link names the token, also after an edit of the text before it."""
+    driver = show(window.reset(), step=7)
+    driver.page.get_by_role("button", name="[SEP]", exact=True).click()
+    driver.page.wait_for_url("**walkstart=-2**")
+    for text in ("money bank grows", "the money bank grows"):
+        driver.page.locator("#walk-text").fill(text)
+        body = {"inputs": [text], "outputs": ["weights"], "layers": [1], "encoding_format": "base64"}
+        (result,) = rest.post("/v1/attend", json=body).json()["results"]
+        weights = array(result["layer_outputs"][0]["weights"])[0, -1]
+        driver.page.locator("#walk-head").select_option("0")
+        expected = json.dumps([format_number(weight) for weight in weights])
+        selector = ".drawing .walk:not(.finder .walk) tbody tr:not(.total)"
+        shown = f"[...document.querySelectorAll('{selector}')]"
+        last = "(row) => row.querySelector('td:last-child .number').textContent"
+        driver.page.wait_for_function(f"() => JSON.stringify({shown}.map({last})) === JSON.stringify({expected})")
+    go(driver, 2)
+    assert "The two entries have similarity 1.000" in said(driver)
+    go(driver, 13)
+    show(driver, start=-9, step=1)
+    assert driver.page.locator("#attention .units [aria-pressed=true]").inner_text() == "money"
+    assert driver.errors == []
 
 
 @pytest.mark.parametrize("part", ["layer=0", "layer=99", "start=9999", "head=99"])

@@ -46,10 +46,13 @@ def test_steps_of_other_architectures(browser: Browser, models: RunningServer, n
         steps = ["queries", "keys", "scores", "weights"]
         body = {"inputs": [TEXT], "outputs": steps, "rows": [row], "model": name}
         (result,) = rest.post("/v1/attend", json=body | {"encoding_format": "base64"}).json()["results"]
+        body = {"inputs": [TEXT], "outputs": ["position"], "model": name, "encoding_format": "base64"}
+        (positions,) = rest.post("/v1/attend", json=body).json()["results"]
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     driver = PageDriver(context.new_page(), models.rest)
-    for outputs in result["layer_outputs"][:2]:
-        check_layer(driver, info, row, outputs["layer"], {key: array(outputs[key]) for key in steps})
+    for outputs, place in zip(result["layer_outputs"][:2], positions["layer_outputs"][:2], strict=True):
+        arrays = {key: array(outputs[key]) for key in steps} | {"position": array(place["position"])}
+        check_layer(driver, info, row, outputs["layer"], arrays)
     assert driver.errors == []
     context.close()
 
@@ -67,6 +70,15 @@ def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, 
         titles.add(driver.page.locator("#walk-title").inner_text())
         assert "NaN" not in driver.page.locator("#walk-step").inner_text(), number
     assert len(titles) == STEPS
+
+    go(driver, 2)
+    driver.page.locator(".drawing .figure").wait_for()
+    if "table" not in info["layer_structure"]["positions"]:
+        hands = driver.page.locator(".drawing .figure tbody tr td:nth-child(2)").all_inner_texts()
+        turned = np.rad2deg(step["position"][:, 0]) % 360
+        assert (
+            np.abs((np.array([float(hand.strip("°\n ")) for hand in hands]) - turned + 180) % 360 - 180).max() <= 0.51
+        )
 
     scores, weights = step["scores"][head, 0], step["weights"][head, 0]
     go(driver, 5)
@@ -117,5 +129,23 @@ def test_last_step_reads_words_from_the_vector_of_each_layer(browser: Browser, m
         "input of layer 1",
         *(f"layer {n}" for n in range(1, len(expected))),
     ]
+    assert driver.errors == []
+    context.close()
+
+
+def test_each_piece_of_a_character_can_be_followed(browser: Browser, models: RunningServer) -> None:
+    """The tokens of an emoji share its characters, so a link names all but the first by their number."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    driver = PageDriver(context.new_page(), models.rest)
+    named = {"walktext": "🚣 boats", "walksecond": "", "walkstep": "1"}
+    driver.page.goto(f"{driver.base}/#{urlencode({'v': '1', 'tab': 'attention', 'model': MASKED, **named})}")
+    units = driver.page.locator("#attention .units button")
+    units.nth(2).click()
+    driver.page.locator("#attention .units button:nth-child(3)[aria-pressed=true]").wait_for()
+    driver.page.wait_for_url("**walkstart=-3**")  # after the two special tokens
+    link = driver.page.url
+    driver.page.goto("about:blank")
+    driver.page.goto(link)
+    driver.page.locator("#attention .units button:nth-child(3)[aria-pressed=true]").wait_for()
     assert driver.errors == []
     context.close()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from model.artifact.manifest import LayersRecord, StructureRecord
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
+from model.encoder.encoder import Encoder
 from model.export.export import export
 from model.source.hub import locate
 from service.config import Settings
@@ -198,8 +199,21 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
         for index, steps in enumerate(result.layer_outputs):
             step = {name: values(getattr(steps, name)) for name in get_args(LayerOutput)}
             check_steps(step, encoder.blocks[index], layers.structure, hidden[index], probs[index])
+            check_positions(step["position"], encoder, index)
             last = index + 1 == len(encoder.blocks)
             check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
+
+
+def check_positions(actual: Floats, encoder: Encoder, index: int) -> None:
+    """Check the rows of the table of positions, or the angles by which the layer rotates."""
+    table, ids = encoder.embeddings.position_embeddings, torch.arange(len(actual))
+    if table is not None:
+        np.testing.assert_array_equal(actual, apply(table, ids.numpy()))
+        return
+    rotary = encoder.positions.find_rotary(encoder.config.layers[index])
+    assert rotary is not None
+    for angles, expected in zip((np.cos(actual), np.sin(actual)), rotary(ids[None]), strict=True):
+        np.testing.assert_allclose(angles, expected[0, 0].numpy(), atol=1e-6, rtol=0)
 
 
 def check_close(actual: Floats, expected: Floats) -> None:

@@ -30,13 +30,14 @@ export function axis(values) {
 }
 
 /**
- * Return a line chart over layers 0..L as SVG.
+ * Return a line chart as SVG, over layers 0..L unless `across` says otherwise.
  *
  * @param {Line[]} lines
- * @param {{description: string, measure: string, width: number, layer: number}} options `description`: text alternative;
- *   `measure`: title of the vertical axis; `width`: in pixels; `layer`: the marked layer
+ * @param {{description: string, measure: string, width: number, layer: number, across?: string, first?: number}} options
+ *   `description`: text alternative; `measure`: title of the vertical axis; `width`: in pixels; `layer`: the marked layer;
+ *   `across`: title of the horizontal axis, whose numbers begin at `first`
  */
-export function lineChart(lines, { description, measure, width, layer: markedLayer }) {
+export function lineChart(lines, { description, measure, width, layer: markedLayer, across = "layer", first = 0 }) {
   const { low, high, step } = axis(lines.flatMap(({ values }) => values));
   const count = lines[0].values.length;
   const right = width < WIDE ? RIGHT.narrow : RIGHT.wide;
@@ -53,9 +54,9 @@ export function lineChart(lines, { description, measure, width, layer: markedLay
   }
   for (let layer = 0; layer < count; layer += Math.ceil(count / 13)) {
     const chosen = layer === markedLayer ? " chosen" : "";
-    chart.append(text(String(layer), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: `tick middle${chosen}` }));
+    chart.append(text(String(layer + first), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: `tick middle${chosen}` }));
   }
-  chart.append(text("layer", { x: width - right, y: HEIGHT - 6, class: "tick end" }));
+  chart.append(text(across, { x: width - right, y: HEIGHT - 6, class: "tick end" }));
   chart.append(text(measure, { x: 4, y: 12, class: "tick" }));
   const place = x(markedLayer).toFixed(1);
   chart.append(svg("line", { class: "mark", x1: place, x2: place, y1: MARGIN.top - 6, y2: HEIGHT - MARGIN.bottom + 6 }));

@@ -203,14 +203,14 @@ export class ContextView {
   async #truncate(/** @type {number} */ id) {
     const sentence = this.sentences.find((other) => other.id === id);
     const error = sentence && this.#faultOf(sentence);
-    if (!error) return;
+    if (!error) return this.notices.set("truncate", null);
     try {
       const [text, pair] = await truncate(inputOf(sentence), error, { prompt: "" });
       this.notices.set("truncate", null);
       this.#edit(id, (current) => (current.text !== sentence.text || current.pair !== sentence.pair ? current
         : pair === undefined ? withText(current, text) : withPair(withText(current, text), pair)));
     } catch (failure) {
-      this.notices.set("truncate", /** @type {any} */ (failure));
+      this.notices.set("truncate", /** @type {any} */ (failure), () => this.#truncate(id));
     }
   }
 

@@ -116,12 +116,14 @@ export class Explore {
 
   /** Return the place in the walkthrough of a row of the map: its token, and its layer and head if the map is of one head. */
   #placeOf(/** @type {import("./attention.js").AttentionMap} */ map, /** @type {number} */ row) {
-    const { start, segment } = map.units[map.rows[row]];
+    const place = map.rows[row];
+    const { start, segment, special } = map.units[place];
+    const specials = map.units.slice(0, place + 1).filter((unit) => unit.special).length;
     const [input] = map.request.inputs;
     const isOfHead = map.request.layer_reduce === "none" && map.request.head_reduce === "none" && map.request.heads?.length === 1;
     return {
       ...(typeof input === "string" ? { text: input, pair: null } : { text: input.text, pair: input.pair }),
-      start, segment, layer: map.layer ?? 1, head: isOfHead ? map.request.heads[0] : null, step: 7,
+      ...(special ? { start: -specials, segment: 0 } : { start, segment }), layer: map.layer ?? 1, head: isOfHead ? map.request.heads[0] : null, step: 7,
     };
   }
 

@@ -165,8 +165,11 @@ function readSimilarity(/** @type {URLSearchParams} */ form) {
 function readWalk(/** @type {URLSearchParams} */ form) {
   const state = { ...OPENING };
   for (const name of ["text", "pair", "second"]) if (form.has(`walk${name}`)) state[name] = text(form.get(`walk${name}`));
+  const isUnnamed = form.get("walkstart")?.startsWith("-");
+  if (isUnnamed) form.set("walkstart", String(form.get("walkstart")).slice(1));
   const largest = { start: MOST_CHARACTERS, segment: 1, layer: MOST_LAYERS, head: MOST_LAYERS, step: STEPS.length - 1 };
   for (const [name, most] of Object.entries(largest)) state[name] = number(form, `walk${name}`, most) ?? state[name];
+  if (isUnnamed) state.start *= -1;
   return state;
 }
 

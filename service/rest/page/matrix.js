@@ -93,7 +93,8 @@ export class Matrix {
       `${title}: ${map.rows.length} rows and ${map.columns.length} columns. The table after the image has one row.` });
     paint(canvas, map.matrix, map.largest, (row, column) => map.isIncluded(row, column));
     const table = element("div", {});
-    const inspect = (/** @type {number} */ row) => table.replaceChildren(rowTable(map, row));
+    const inspect = (/** @type {number} */ row) => table.replaceChildren(rowTable(map, row),
+      element("p", { className: "actions" }, button("Follow this row step by step", () => this.onCell(row), { className: "plain" })));
     const rowOf = (/** @type {PointerEvent} */ event) =>
       Math.max(0, Math.min(map.rows.length - 1, Math.floor((event.offsetY / canvas.clientHeight) * map.rows.length)));
     let row = Math.max(0, map.rows.indexOf(chosen));
@@ -102,7 +103,7 @@ export class Matrix {
     canvas.addEventListener("click", (event) => inspect((row = rowOf(event))));
     inspect(row);
     const hint = element("p", { className: "readout" }, `${title}. The map is too large for a table (${map.units.length} units). `
-      + "The table shows the row of the selected word. Select a row of the image to show that row.");
+      + "The table shows the row of the selected word. Select a row of the image to show that row, then follow it step by step.");
     return [hint, element("div", { className: "beside" }, canvas, table)];
   }
 }

@@ -17,17 +17,23 @@ export class Notices {
   constructor(root, onRetry) {
     this.root = root;
     this.onRetry = onRetry;
-    /** @type {Map<string, import("./api.js").ApiError>} */
-    this.errors = new Map();
+    /** @type {Map<string, {error: import("./api.js").ApiError, retry: () => void}>} */
+    this.failures = new Map();
     this.shown = "";
     this.timer = 0;
   }
 
-  /** Set the error of a request, or null after its success. */
-  set(/** @type {string} */ source, /** @type {import("./api.js").ApiError | null} */ error) {
-    if (error) this.errors.set(source, error);
-    else this.errors.delete(source);
-    const errors = [...this.errors.values()];
+  /**
+   * Set the error of a request, or null after its success.
+   *
+   * @param {string} source
+   * @param {import("./api.js").ApiError | null} error
+   * @param {() => void} [retry] sends the request again
+   */
+  set(source, error, retry = this.onRetry) {
+    if (error) this.failures.set(source, { error, retry });
+    else this.failures.delete(source);
+    const errors = [...this.failures.values()].map((failure) => failure.error);
     this.#scheduleRetry(errors);
     const messages = [...new Set(errors.map(describe))];
     const needsKey = errors.some(({ status }) => status === 401);
@@ -44,7 +50,12 @@ export class Notices {
   #scheduleRetry(/** @type {import("./api.js").ApiError[]} */ errors) {
     clearTimeout(this.timer);
     const delays = errors.flatMap((error) => retryDelayS(error) ?? []);
-    if (delays.length) this.timer = setTimeout(this.onRetry, 1000 * Math.max(...delays));
+    if (delays.length) this.timer = setTimeout(() => this.#retry(), 1000 * Math.max(...delays));
+  }
+
+  #retry() {
+    const retries = [...this.failures.values()].map(({ retry }) => retry);
+    for (const retry of new Set([this.onRetry, ...retries])) retry();
   }
 
   #uncover() {
@@ -57,7 +68,7 @@ export class Notices {
 
   #card(/** @type {string[]} */ messages, /** @type {import("./api.js").ApiError[]} */ errors) {
     const canRetry = errors.some(({ status }) => !INPUT_ERRORS.includes(status));
-    const again = element("button", { type: "button", on: { click: this.onRetry } }, "Try again");
+    const again = element("button", { type: "button", on: { click: () => this.#retry() } }, "Try again");
     return element(
       "div",
       { className: "card", role: "alert" },

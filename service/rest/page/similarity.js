@@ -150,7 +150,7 @@ export class SimilarityView {
   async #truncate(/** @type {HTMLTextAreaElement} */ area, /** @type {"queries" | "documents"} */ list) {
     const text = area.value;
     const error = this.rejected.get(list + text);
-    if (!error) return;
+    if (!error) return this.notices.set("truncate", null);
     // The role decides the limit and the prompt.
     const options = { role: ROLES[list], ...(this.scoring === "maxsim" ? { outputs: ["multi_vector"] } : {}) };
     // A cross-encoder reads the query and the text as one input, with the default prompt unless it is part of a template.
@@ -164,7 +164,7 @@ export class SimilarityView {
       area.value = truncated;
       area.dispatchEvent(new Event("input"));
     } catch (failure) {
-      this.notices.set("truncate", /** @type {any} */ (failure));
+      this.notices.set("truncate", /** @type {any} */ (failure), () => this.#truncate(area, list));
     }
   }
 

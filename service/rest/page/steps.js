@@ -1,5 +1,5 @@
 import { lineChart } from "./chart.js";
-import { button, element, scroller, select } from "./element.js";
+import { button, element, scroller, select, svg } from "./element.js";
 import { ROLES } from "./heads.js";
 import { bdi, isolated, ordinal } from "./naming.js";
 import { formatCount, formatNumber } from "./number.js";
@@ -19,7 +19,9 @@ import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.j
  * @property {Outputs} outputs
  * @property {string[]} roles the name of what each head does, or ""
  * @property {{static: number[][], input: number[][]} | null} embeddings of the token and of that in the other sentence
+ * @property {number[][][] | null} positions of all tokens of both sentences: vectors of a table, or angles of rotations
  * @property {string | null} other the same token in the second sentence, or null without one
+ * @property {number} otherRow its place, or -1
  * @property {boolean} hasSecond whether there is a second sentence
  * @property {boolean} isPair whether the text is a pair
  * @property {number[] | null} similarities to it, by layer
@@ -63,7 +65,8 @@ export const STEPS = [
   },
   {
     title: "Each token gets its dictionary entry",
-    draw: ({ model, tokens, row, embeddings, other, hasSecond, term }) => {
+    draw: (scene) => {
+      const { model, tokens, row, embeddings, other, hasSecond, term } = scene;
       const { positions, segments, embedding_norm: isNormalized } = model.layer_structure;
       const added = positions.includes("table");
       const parts = ["E_{t_i}", ...(added ? ["P_i"] : []), ...(segments ? ["S"] : [])].join(" + ");
@@ -77,10 +80,13 @@ export const STEPS = [
           ...(typeof entries === "number" && typeof inputs === "number"
             ? [" The two entries have ", term("cosine similarity", "similarity"), " ", value(entries), ", the two inputs of the first layer ", value(inputs), "."]
             : other === null && hasSecond ? [" The second sentence does not contain this token."] : [])],
-        formulas: [`x_i = ${isNormalized ? `\\text{Norm}(${parts})` : parts}`],
+        formulas: [`x_i = ${isNormalized ? `\\text{Norm}(${parts})` : parts}`, ...(positions.includes("rotary") ? ["(R_i q_i) \\cdot (R_j k_j) = q_i \\cdot (R_{j - i} k_j)"] : [])],
         symbols: `E: the table of entries${isNormalized ? "" : " (some models multiply them by a number)"}.${added ? " P: a table with a row for each position i." : ""}${segments ? " S: a vector that tells first and second text of a pair apart." : ""}`
-          + `${isNormalized ? " Norm: see step 3." : ""} x: the input of layer 1.`,
-        figure: embeddings ? [rows([...vectors("entry", embeddings.static), ...vectors("input", embeddings.input)])] : [],
+          + `${isNormalized ? " Norm: see step 3." : ""} x: the input of layer 1.${positions.includes("rotary") ? " R: the rotation of a position, q and k: see step 4." : ""}`,
+        figure: [
+          ...(embeddings ? [rows([...vectors("entry", embeddings.static), ...vectors("input", embeddings.input)])] : []),
+          ...(scene.positions ? [added ? positionTable(scene, scene.positions) : rotationTable(scene, scene.positions)] : []),
+        ],
         why: [added ? "A vector for the " : "The entry does not contain the ", term("position"),
           added ? " is added, because attention by itself does not see the order of words."
             : positions.includes("rotary") ? ". This model adds it later: it rotates queries and keys by an angle that grows with the position, so that their dot product depends on the distance of two tokens."
@@ -349,6 +355,61 @@ export const STEPS = [
     },
   },
 ];
+
+/**
+ * Draw the vectors of the positions of a text, one below the other, and their similarity to that of the followed token.
+ *
+ * @param {Scene} scene
+ * @param {number[][][]} positions
+ */
+function positionTable(scene, [vectors, others]) {
+  const { row, otherRow, tokens } = scene;
+  const largest = peak(vectors);
+  const place = otherRow < 0 ? "" : otherRow === row ? ", in the second sentence too"
+    : `, in the second sentence position ${otherRow + 1}. The vectors of these two have similarity ${formatNumber(cosine(vectors[row], others[otherRow]))}`;
+  return element("div", { className: "figure" }, element("h3", {}, "The vectors of the positions"),
+    perToken(scene, ["position", "its vector P", `similarity to position ${row + 1}`], (index) => [
+      String(index + 1), strip(vectors[index], { name: `position ${index + 1}`, largest }), value(cosine(vectors[index], vectors[row]))]),
+    ...(isSinusoidal(vectors) ? [waves(vectors, row)] : []),
+    element("p", { className: "quiet note" }, bdi(tokens[row].text), ` has position ${row + 1}${place}. `,
+      isSinusoidal(vectors) ? "A formula made this table: each number is a sine or cosine of the position, with a wavelength that grows from left to right."
+        : "Each of these vectors was learned in training."));
+}
+
+/** Return whether pairs of neighboring numbers are sine and cosine of the same angle. */
+function isSinusoidal(/** @type {number[][]} */ vectors) {
+  return vectors.every((vector) => vector.every((sine, place) => place % 2 || Math.abs(sine ** 2 + vector[place + 1] ** 2 - 1) < 1e-3));
+}
+
+/** Draw some numbers of the vectors of positions as curves. */
+function waves(/** @type {number[][]} */ vectors, /** @type {number} */ row) {
+  const places = [0, 1 / 8, 1 / 4].map((share) => 2 * Math.floor((share * vectors[0].length) / 2));
+  const styles = ["same", "other", "static"];
+  return lineChart(places.map((place, index) => ({ className: styles[index], label: `number ${place + 1}`, values: vectors.map((vector) => vector[place]) })), {
+    description: `Numbers ${places.map((place) => place + 1).join(", ")} of the vectors of positions, as waves of growing length.`,
+    measure: "number", width: CHART_WIDTH, layer: row, across: "position", first: 1 });
+}
+
+/**
+ * Draw the angles by which a layer turns pairs of numbers of queries and keys, for each token.
+ *
+ * @param {Scene} scene
+ * @param {number[][][]} positions
+ */
+function rotationTable(scene, [angles]) {
+  const pairs = [...new Set([0, 1 / 8, 1 / 4, 1 / 2].map((share) => Math.floor(share * angles[0].length)))];
+  return element("div", { className: "figure" }, element("h3", {}, `Rotations of layer ${scene.layer}, by position`),
+    perToken(scene, pairs.map((pair) => `pair ${pair + 1}`), (index) => pairs.map((pair) => dial(angles[index][pair]))),
+    element("p", { className: "quiet note" }, `Queries and keys have ${2 * angles[0].length} numbers, which form ${angles[0].length} pairs: number m and number m + ${angles[0].length}. `
+      + "Each pair is turned like the hand of a clock. The first pairs turn fast from one position to the next, the last ones slowly."));
+}
+
+/** Draw an angle as the hand of a clock that starts at the right and turns counterclockwise. */
+function dial(/** @type {number} */ angle) {
+  const degrees = `${Math.round((((angle * 180) / Math.PI) % 360 + 360) % 360)}°`;
+  return element("span", { className: "dial" }, svg("svg", { viewBox: "-1.2 -1.2 2.4 2.4", "aria-hidden": "true" }, svg("circle", { r: 1 }),
+    svg("line", { x1: 0, y1: 0, x2: Math.cos(angle).toFixed(3), y2: (-Math.sin(angle)).toFixed(3) })), element("span", { className: "number" }, degrees));
+}
 
 /** Say to what a head attends by its measured role, or return "". */
 export function roleName(/** @type {import("./heads.js").Role | undefined} */ role, /** @type {Token[]} */ tokens) {

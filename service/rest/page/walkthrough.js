@@ -24,7 +24,8 @@ const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
 
 /**
  * @typedef {{text: string, pair: string | null, second: string, start: number, segment: number, layer: number, head: number | null,
- *            step: number}} WalkState  `start`: of the followed token, in characters; `head`: null selects one
+ *            step: number}} WalkState  `start`: of the followed token, in characters; -n is the nth token that has no characters
+ *   of its own, from 1; `head`: null selects one
  * @typedef {{query: import("./query.js").Query, wanted: string, of: string, values: any, failed: boolean}} Answer  `wanted`: the
  *   request that the state needs, `of`: the request that the values answer
  */
@@ -98,6 +99,7 @@ export class Walkthrough {
         static: results.map((result) => decodeTensor(result.static_vectors)), input: results.map((result) => decodeTensor(result.token_vectors)),
       })),
       similarities: answer("v1/compare", "#walk-similarities", ({ layers }) => layers.map(({ cosine }) => cosine[0][1])),
+      positions: answer("v1/attend", "#walk-positions", ({ results }) => results.map(({ layer_outputs: [{ position }] }) => decodeTensor(position))),
       words: answer("v1/fill-mask", "#walk-words", ({ results: [{ positions: [{ layers }] }] }) => layers),
     };
     this.#build(root);
@@ -167,6 +169,8 @@ export class Walkthrough {
 
   setActive(/** @type {boolean} */ active) {
     this.active = active;
+    // The errors of a closed tab would stay, because only the open one sends its requests again.
+    if (!active) for (const { query, failed } of Object.values(this.answers)) if (failed) query.request(null);
     this.start();
   }
 
@@ -212,7 +216,7 @@ export class Walkthrough {
   }
 
   /** Return the answer to the request that the state needs, or null while it is pending. */
-  #answer(/** @type {"tokens" | "outputs" | "maps" | "embeddings" | "similarities" | "words"} */ name) {
+  #answer(/** @type {keyof typeof this.answers} */ name) {
     const { wanted, of, values } = this.answers[name];
     return wanted && wanted === of ? values : null;
   }
@@ -229,6 +233,7 @@ export class Walkthrough {
   get #row() {
     const { start, segment } = this.state;
     const tokens = this.#tokens;
+    if (start < 0) return unnamedPlaces(tokens)[-start - 1] ?? tokens.findIndex(({ special }) => !special);
     const find = (/** @type {(token: any) => boolean} */ matches) => tokens.findIndex((token) => !token.special && matches(token));
     const places = [
       find((token) => token.segment === segment && token.start <= start && start < token.end),
@@ -240,19 +245,21 @@ export class Walkthrough {
   /** Return the place of the followed token in the other sentence, or -1. */
   get #otherRow() {
     const token = this.#tokens[this.#row];
-    return this.#others.findIndex(({ id, special }) => token && !special && id === token.id);
+    const find = token?.special ? "findLastIndex" : "findIndex";
+    // The separator after the text is the last of its kind, as is that of the other sentence.
+    return token ? this.#others[find](({ id, special }) => special === token.special && id === token.id) : -1;
   }
 
   async #truncate(/** @type {"text" | "second"} */ name) {
     const input = name === "text" ? this.#input() : this.state.second;
     const error = this.rejected.get(JSON.stringify(input));
-    if (!error) return;
+    if (!error) return this.notices.set("truncate", null);
     try {
       const [text, pair] = await truncate(/** @type {any} */ (input), error, { prompt: "" });
       this.notices.set("truncate", null);
       this.#edit(name === "second" ? { second: text } : { text, ...(pair === undefined ? {} : { pair }) }, 0);
     } catch (failure) {
-      this.notices.set("truncate", /** @type {any} */ (failure));
+      this.notices.set("truncate", /** @type {any} */ (failure), () => this.#truncate(name));
     }
   }
 
@@ -292,7 +299,7 @@ export class Walkthrough {
     if (row < 0) {
       // While the tokens are pending, the answers for the tokens before do not count.
       const hasNone = !isUsable || this.#answer("tokens") !== null;
-      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "similarities", "words"])) {
+      for (const name of /** @type {const} */ (["outputs", "maps", "embeddings", "positions", "similarities", "words"])) {
         if (hasNone) want(name, null);
         else this.answers[name].wanted = "";
       }
@@ -304,8 +311,10 @@ export class Walkthrough {
     const needsStatic = this.state.step === STATIC_STEP && this.model.outputs.includes("static");
     want("embeddings", needsStatic
       ? { inputs: [input, ...(other >= 0 ? [second] : [])], outputs: ["static", "tokens"], layers: [0], prompt: "", encoding_format: "base64" } : null);
+    const needsPositions = this.state.step === STATIC_STEP && isShort && this.model.layer_outputs.includes("position");
+    want("positions", needsPositions ? { inputs, outputs: ["position"], layers: [this.state.layer], encoding_format: "base64" } : null);
     const occurrence = (/** @type {string} */ text, /** @type {any} */ { start, end }) => ({ text, span: [start, end] });
-    want("similarities", other >= 0 && typeof input === "string"
+    want("similarities", other >= 0 && typeof input === "string" && this.#tokens[row].end > this.#tokens[row].start
       ? { occurrences: [occurrence(input, this.#tokens[row]), occurrence(second, this.#others[other])], layers: "all" } : null);
     const readsWords = this.state.step === LAST_STEP && this.model.operations.includes("fill_mask");
     want("words", readsWords ? { inputs: [input], position: row, layers: "all", top_k: READ_WORDS } : null);
@@ -386,9 +395,10 @@ export class Walkthrough {
     if (isPending || this.tokenBox.dataset.key === key) return;
     const hadFocus = this.tokenBox.contains(document.activeElement);
     this.tokenBox.dataset.key = key;
+    const unnamed = unnamedPlaces(this.#tokens);
     this.tokenBox.replaceChildren(...this.#tokens.map(({ text, special, start, segment }, place) => element("button", {
-      type: "button", className: `unit${special ? " special" : ""}`, disabled: special, "aria-pressed": String(place === row),
-      on: { click: () => this.#edit({ start, segment }, 0) },
+      type: "button", className: `unit${special ? " special" : ""}`, "aria-pressed": String(place === row),
+      on: { click: () => this.#edit(unnamed.includes(place) ? { start: -unnamed.indexOf(place) - 1, segment: 0 } : { start, segment }, 0) },
     }, element("span", { className: "text" }, bdi(text)))));
     if (hadFocus) /** @type {HTMLElement | null} */ (this.tokenBox.querySelector('[aria-pressed="true"]'))?.focus();
   }
@@ -418,6 +428,7 @@ export class Walkthrough {
       model: this.model, tokens: this.#tokens, row, layer, head: this.#head(outputs), outputs, roles: this.#roleNames(),
       other: other >= 0 ? this.#others[other].text : null, hasSecond: this.#others.length > 0, isPair: pair !== null,
       embeddings: embeddings ? { static: ofTokens(embeddings.static), input: ofTokens(embeddings.input) } : null,
+      positions: this.#answer("positions"), otherRow: other,
       similarities: this.#answer("similarities"), words: this.#answer("words"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
       onSwitch: (name, value) => { this.switches = { ...this.switches, [name]: value }; this.#render(); },
       onTarget: (target) => { this.target = target; this.#render(); },
@@ -440,9 +451,22 @@ export class Walkthrough {
   }
 }
 
+/** Return the places of tokens that have no characters of their own: the special ones, then further pieces of a character. */
+function unnamedPlaces(/** @type {any[]} */ tokens) {
+  const starts = new Set();
+  const [special, pieces] = [/** @type {number[]} */ ([]), /** @type {number[]} */ ([])];
+  tokens.forEach((token, place) => {
+    const key = `${token.segment}.${token.start}`;
+    if (token.special) special.push(place);
+    else if (starts.has(key)) pieces.push(place);
+    else starts.add(key);
+  });
+  return [...special, ...pieces];
+}
+
 /** Return the place of the followed word after an edit: the nearest equal word, or else its old place. */
 function movedWord(/** @type {WalkState} */ { text, start, segment }, /** @type {string} */ edited) {
-  if (segment > 0) return start;
+  if (segment > 0 || start < 0) return start;
   const word = wordsOf(text).find((other) => other.start <= start && start < other.end);
   const growth = Array.from(edited).length - Array.from(text).length;
   const distance = (/** @type {{start: number}} */ other) => Math.min(Math.abs(other.start - start), Math.abs(other.start - start - growth));
