@@ -235,7 +235,7 @@ def test_models_without_the_graphs_are_explained(new_driver: NewDriver) -> None:
 def test_terms_show_their_meaning(window: PageDriver) -> None:
     driver = show(window.reset(), step=3)
     driver.page.get_by_role("button", name="key", exact=True).click()
-    assert driver.page.locator(".meaning").inner_text().startswith("key: The vector (k) by which")
+    assert driver.page.locator(".meaning").inner_text().startswith("key: The vector (k) that a token")
     assert driver.focused() == "key"
     go(driver, 5)
     assert driver.page.locator(".meaning").inner_text() == ""

@@ -144,7 +144,7 @@ export class Causes {
 
   /**
    * @param {{layer: number | null, senses: (string | null)[], removed: number | null, number: number, numbers: number[],
-   *          map: import("./attention.js").AttentionMap | null}} view `senses`: of the selected word, and of the other
+   *          map: import("./attention.js").AttentionMap | null, isExploring: boolean}} view `senses`: of the selected word, and of the other
    *   occurrences; `removed`: place of the removed word; `number`: of the sentence; `numbers`: of the others; `map`: the
    *   current map of the sentence
    */
@@ -222,7 +222,7 @@ export class Causes {
     const most = effects.indexOf(Math.max(...effects));
     const index = chosen < 0 ? most : chosen;
     const change = element("span", { className: "number" }, formatNumber(effects[index]));
-    const inMap = `In the map (${this.view?.map?.view})`;
+    const inMap = `${this.view?.isExploring ? "In the map" : "Among the contributions"} (${this.view?.map?.view})`;
     const [place, listed] = [effects, shares ?? effects].map((values) => largestAt(Math.ceil(ranksOf(values)[index])));
     const said = chosen < 0
       ? ["Removing ", ...names[most], " changes the vector of ", subject, ` at layer ${layer} the most: by `, change, "."]

@@ -57,7 +57,7 @@ export function lineChart(lines, { description, measure, width, layer: markedLay
     chart.append(text(String(layer + first), { x: x(layer), y: HEIGHT - MARGIN.bottom + 20, class: `tick middle${chosen}` }));
   }
   chart.append(text(across, { x: width - right, y: HEIGHT - 6, class: "tick end" }));
-  chart.append(text(measure, { x: 4, y: 12, class: "tick" }));
+  chart.append(text(low > 0 ? `${measure}, from ${formatNumber(low)}` : measure, { x: 4, y: 12, class: "tick" }));
   const place = x(markedLayer).toFixed(1);
   chart.append(svg("line", { class: "mark", x1: place, x2: place, y1: MARGIN.top - 6, y2: HEIGHT - MARGIN.bottom + 6 }));
 

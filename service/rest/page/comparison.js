@@ -160,7 +160,7 @@ export class Comparison {
     this.rows = [["layer", ...entries("dictionary entries"), ...curves.map(({ title }) => title)],
       ...layers.map(({ layer: number }, index) => [number, ...entries(staticMean), ...curves.map(({ values }) => values[index])])];
     this.figures.replaceChildren(
-      element("div", { className: "figure" }, this.chart, element("p", { className: "quiet" }, "The vertical axis does not start at 0.")),
+      element("div", { className: "figure" }, this.chart),
       this.plane.root,
     );
     const isCurrent = this.vectorsOf === JSON.stringify(withModel({ inputs: vectorInputs(this.sent.occurrences) }));

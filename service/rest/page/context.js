@@ -293,6 +293,7 @@ export class ContextView {
     this.causes.show({
       layer: settings.layer, senses: [opened, ...others].map((sentence) => sentence ? senseOf(sentence) : null), removed: this.removed,
       number: this.#number(open), numbers: others.map(({ id }) => this.#number(id)), map: stale ? null : map,
+      isExploring: this.explore.isOpen,
     });
     this.explore.show({ sentences, open, settings, model, pairs: areAllPairs(this.sentences), ...viewOf(open) });
   }

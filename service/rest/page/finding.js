@@ -21,12 +21,13 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
     : [`As dictionary entries, the ${occurrences.length} occurrences of `, element("strong", {}, bdi(texts[0])),
       inOne ? ` in sentence ${numbers[0]}` : ""];
   const entries = staticMean > IDENTICAL ? "are identical: " : "have a similarity of ";
+  const isOnlyPosition = layer === 0 && staticMean > IDENTICAL && means.some(({ values }) => values[place] <= IDENTICAL);
   const phraseOf = (/** @type {string} */ group) => (means.length === 1 && group === "unknown" ? " in context" : PHRASES[group]);
   const figures = means.flatMap(({ group, values }, index) => [
     index ? separator(index, means.length, "and") : "", figure(values[place], group), phraseOf(group),
   ]);
   return [...subject, ` ${entries}`, figure(staticMean, "static"), ". ",
-    `${whenOf(layer)}, their similarity is `, ...figures, "."];
+    `${whenOf(layer)}, their similarity is `, ...figures, isOnlyPosition ? ", only because their positions differ." : "."];
 }
 
 /** Return whether occurrences are of different words: a mean over their pairs would say nothing. */

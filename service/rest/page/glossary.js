@@ -15,7 +15,7 @@ export const TERMS = {
   attention: "The part of a layer in which each token takes in vectors of the other tokens, some more and some less.",
   head: "One of several attentions that a layer computes side by side, each with its own matrices.",
   query: "The vector (q) that a token compares with the keys of all tokens: what it looks for.",
-  key: "The vector (k) by which a token is found: what it offers.",
+  key: "The vector (k) that a token is found by: other tokens compare their queries with it.",
   value: "The vector (v) that a token passes on to the tokens that attend to it.",
   "dot product": "The sum of the products of two vectors, number by number. It is large if they point the same way.",
   score: "How well the query of a token fits the key of another one: their dot product, scaled.",

@@ -72,7 +72,8 @@ export class Plane {
       + numbers.map((number, index) => `${number}${senses[index] ? `, sense ${senses[index]}` : ""}, at ${at(this.places[layer][index]).join(", ")}`).join("; "));
     const shapes = [senses.includes("A") && "circles: sense A", senses.includes("B") && "squares: sense B"].filter(Boolean).join(", ");
     this.title.replaceChildren("The vectors of ", named, `, by sentence${shapes ? ` (${shapes})` : ""}`);
-    this.note.replaceChildren(`Lines lead from layer 0 to layer ${layer}. Distances are approximate: two dimensions keep `
+    this.note.replaceChildren(layer === 0 ? "Before the first layer, no words are mixed yet: the picture begins here."
+      : `Lines lead from layer 0 to layer ${layer}. Distances are approximate: two dimensions keep `
       + `${Math.round(100 * this.kept[layer])}% of the squared distances between the vectors of this layer.`);
   }
 
@@ -83,9 +84,8 @@ export class Plane {
     this.svg.dataset.key = key;
     this.points.replaceChildren(...numbers.map((number, index) => {
       const group = groupOf(senses[index]);
-      const shape = group === "other"
-        ? svg("rect", { x: -RADIUS, y: -RADIUS, width: 2 * RADIUS, height: 2 * RADIUS, class: `dot ${group}` })
-        : svg("circle", { r: RADIUS, class: `dot ${group}` });
+      const shape = group === "same" ? svg("circle", { r: RADIUS, class: `dot ${group}` })
+        : svg("rect", { x: -RADIUS, y: -RADIUS, width: 2 * RADIUS, height: 2 * RADIUS, class: `dot ${group}`, ...(group === "other" ? {} : { transform: "rotate(45)" }) });
       return svg("g", { class: "point" }, shape, svg("text", { y: 4, class: "middle" }, String(number)));
     }));
   }

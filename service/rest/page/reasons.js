@@ -14,7 +14,7 @@ const EFFECT_MEANINGS = {
   leave_one_out: "How much the score falls if the vector of the word is left out. Orange: the score rises.",
   occlusion: "How much the score falls if the word is removed from the text. Orange: the score rises.",
 };
-const AGREEMENT = " Of both orders of the words, this one is closer to what happens when a word is removed from the text.";
+const AGREEMENT = " This order of the words is closer to what happens when a word is removed from the text.";
 const UNAVAILABLE = {
   max_pooling: "Contributions are not available: max pooling may take each component from a different word, so the score is not a sum over pairs of words.",
   nonlinear_dense_layers: "Contributions are not available: the dense layers of this model are not linear, so the score is not a sum over pairs of words.",

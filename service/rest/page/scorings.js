@@ -51,7 +51,7 @@ export const SCORINGS = {
   },
   embedding: {
     name: "embeddings",
-    meaning: "Each text has one vector, its embedding. If it is the mean of the token vectors, the score is a sum over pairs of words and special tokens.",
+    meaning: "Each text has one vector, its embedding. If the model averages the vectors of the tokens, the score is a sum over pairs of words and special tokens.",
     route: "similarity",
     isSupported: (model) => supports(model, "pooled") && !isCrossEncoder(model),
     // The server rejects leave_one_out for pooling that uses one token.

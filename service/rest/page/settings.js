@@ -111,7 +111,7 @@ export function layerMeaning(/** @type {Settings} */ { combine, layer }, /** @ty
   if (combine === "rollout") return `Rollout: the product of the maps of layers 1 to ${last}, from the embeddings on.`;
   if (combine === "mean") return `Mean: the average of the maps of layers 1 to ${last}.`;
   if (last === 1) return "Layer 1: its inputs are the embeddings of the words.";
-  return `Layer ${last}: the layers before it have already mixed its input vectors.`;
+  return `Layer ${last} attends to vectors that the layers before it have already mixed.`;
 }
 
 /** Describe the handling of special tokens. */
@@ -124,7 +124,7 @@ function scaling(/** @type {string} */ kind, /** @type {string} */ combine) {
   if (kind === "projection" && combine !== "rollout") {
     return "The absolute values of each row are scaled to sum to 1. The excluded mass and the bias keep their original scale.";
   }
-  return "Each row is scaled to sum to 1. The excluded mass keeps its original scale.";
+  return "Each row is scaled to sum to 1. The column “excluded” is not scaled.";
 }
 
 /** Return whether a kind has one map per head. */

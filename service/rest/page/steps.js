@@ -22,6 +22,7 @@ import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.j
  * @property {number[][][] | null} positions of all tokens of both sentences: vectors of a table, or angles of rotations
  * @property {string | null} other the same token in the second sentence, or null without one
  * @property {number} otherRow its place, or -1
+ * @property {number} pieces how many tokens the word of the token has
  * @property {boolean} hasSecond whether there is a second sentence
  * @property {boolean} isPair whether the text is a pair
  * @property {number[] | null} similarities to it, by layer
@@ -51,9 +52,11 @@ const SINK = 0.5; // weight on special tokens from which a note explains it
 export const STEPS = [
   {
     title: "The text becomes tokens",
-    draw: ({ model, tokens, row, term }) => ({
+    draw: ({ model, tokens, row, pieces, term }) => ({
       say: ["The tokenizer splits the text into ", String(tokens.length), " ", term("token", "tokens"), ", and looks up each in a ",
-        term("vocabulary"), " of ", formatCount(model.vocab_size), ". We follow ", named(tokens, row), `, number ${tokens[row].id}.`],
+        term("vocabulary"), " of ", formatCount(model.vocab_size), ". We follow ", named(tokens, row), `, number ${tokens[row].id}`,
+        ...(tokens[row].id === model.unknown_token_id ? [". The vocabulary does not contain it: all unknown texts share this number."]
+          : pieces > 1 ? [`, one of the ${pieces} pieces of a word that the vocabulary does not contain as a whole.`] : ["."])],
       formulas: [`t = (t_1, \\dots, t_T)`, `T = ${tokens.length}`, `t_{${row + 1}} = ${tokens[row].id}`],
       symbols: "t: the numbers of the tokens. T: how many there are.",
       figure: [element("ol", { className: "tokens", "aria-label": "Tokens with their numbers" }, ...tokens.map((token, place) =>
@@ -139,7 +142,7 @@ export const STEPS = [
           + "These are different roles, so the model learned a matrix for each.",
           groups < model.num_attention_heads ? ` In this model, ${model.num_attention_heads / groups} heads share keys and values.` : "",
           positions.includes("rotary") ? " Queries and keys are shown after their rotation by position." : "",
-          " Unless you select a head, the page shows one in which several tokens count."],
+          " Each head has its own matrices: select another head above, and all numbers change."],
       };
     },
   },
@@ -183,7 +186,7 @@ export const STEPS = [
         say: Math.abs(scale - 1) < 1e-6 ? ["This model uses the dot products as they are, without ", term("scaling"), "."]
           : ["Each dot product is divided by ", isRoot ? `the square root of ${size}: ` : "", divisor, " (", term("scaling"), "). With it, the largest weight will be ",
             value(Math.max(...usual)), ", without it ", value(Math.max(...extreme)), "."],
-        formulas: [switches.unscaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot ? [`d_k = ${size}`] : [])],
+        formulas: [switches.unscaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot && !switches.unscaled ? [`d_k = ${size}`] : [])],
         symbols: `s: the scores. d${"\u2096"}: how many numbers a key has. Step 8 turns the scores into weights that sum to 1.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
         figure: [
           toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
@@ -191,7 +194,7 @@ export const STEPS = [
             value(sums[place]), value(switches.unscaled ? unscaled[place] : scores[head][0][place]), bar(switches.unscaled ? extreme[place] : usual[place])]),
         ],
         why: [`A dot product is a sum of ${size} products. The more there are, the larger it can become: typically as the square root of their number. Large scores make the `,
-          term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores have the same size for any number of products."],
+          term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores typically have the same size for any number of products. One head with small products, such as this one may be, shows little of it."],
       };
     },
   },
@@ -275,7 +278,7 @@ export const STEPS = [
       };
       return {
         say: [`Layer ${layer} has ${model.num_attention_heads} `, term("head", "heads"), ` with ${model.layer_structure.head_size} numbers each. Side by side these are `,
-          formatCount(heads.length * heads[0][0].length), ` numbers. Another `, term("matrix"), ` turns them into ${model.hidden_size}.`],
+          formatCount(heads.length * heads[0][0].length), ` numbers. Another `, term("matrix"), ` turns them into ${model.hidden_size}, as many as the vector of the token has.`],
         formulas: [`\\text{all} = \\text{Concat}(\\text{head}_0, \\dots, \\text{head}_{${heads.length - 1}})`, model.layer_structure.block === "sandwich" ? "\\text{MultiHead} = \\text{Norm}(\\text{all } W^O + b^O)" : "\\text{MultiHead} = \\text{all } W^O + b^O"],
         symbols: "Concat: side by side. W, b: learned (some models have no b).",
         figure: [
@@ -299,7 +302,7 @@ export const STEPS = [
         say: ["The output of the attention is added to the vector of ", named(tokens, row), ": a ", term("residual connection"), ". Old and new vector have a ",
           term("cosine similarity", "similarity"), " of ", value(cosine(input[0], residual[0])), "."],
         formulas: [block === "post" ? "y = \\text{Norm}(x + \\text{MultiHead}(x))" : "y = x + \\text{MultiHead}(n)"],
-        symbols: `x: the vector before. y: the vector after. ${block === "post" ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions.`,
+        symbols: `x: the vector before. y: the vector after. ${block === "post" ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions${block === "post" ? ", and the norm changes the length of the sum" : ""}.`,
         figure: [change(["vector before", input[0]], ["+ output of the attention", projected[0]], [block === "post" ? "= sum, normalized" : "= sum", residual[0]], largest)],
         why: ["Attention changes a vector, it does not replace it, so that what earlier layers found is kept."],
       };
@@ -350,7 +353,7 @@ export const STEPS = [
           element("p", { className: "actions" }, button(last ? "Start again at layer 1" : `Follow it through layer ${layer + 1}`, () => onPlace(last ? { layer: 1, step: 0 } : { layer: layer + 1, step: 2 }), { id: "walk-on" })),
         ],
         why: ["Each layer repeats steps 3 to 12 with its own learned numbers, and reads vectors that already contain their neighbors. ",
-          "That is how one dictionary entry becomes two vectors in two sentences. The similarity can also rise again: a layer mixes in whatever its heads attend to."],
+          "That is how one dictionary entry becomes two vectors in two sentences: they part in step 9, where each takes in the values of its own neighbors. The similarity can also rise again: a layer mixes in whatever its heads attend to."],
       };
     },
   },
@@ -458,7 +461,10 @@ function finder({ tokens, row, maps, target, onTarget, onPlace }) {
   if (!maps.length) return "";
   const places = tokens.map((_, place) => place).filter((place) => place !== row && !tokens[place].special);
   if (!places.length) return "";
-  const chosen = places.includes(target) ? target : places[0];
+  const selectivity = (/** @type {number} */ place) => Math.max(...rankHeads(maps, tokens, row, place).map(({ weight, mean }) => weight - mean));
+  // Heads that attend to a neighbor say nothing about what the token refers to.
+  const distant = places.filter((place) => Math.abs(place - row) > 1);
+  const chosen = places.includes(target) ? target : (distant.length ? distant : places).toSorted((a, b) => selectivity(b) - selectivity(a))[0];
   const ranked = rankHeads(maps, tokens, row, chosen).slice(0, FOUND_HEADS);
   return element("div", { className: "finder" },
     select(`Heads in which “${label(tokens, row)}” gives most weight to`, places.map((place) => ({ value: String(place), text: label(tokens, place) })), String(chosen),
@@ -466,7 +472,9 @@ function finder({ tokens, row, maps, target, onTarget, onPlace }) {
     rows(ranked.map(({ layer, head, weight, mean, hasOthers }) => [
       button(`layer ${layer}, head ${head}`, () => onPlace({ layer, head }), { id: `walk-found-${layer}-${head}`, className: "plain found" }), value(weight),
       hasOthers ? [value(mean), weight < SELECTIVE * mean ? ` (${label(tokens, chosen)} gets weight from other words too)` : ""] : ""]),
-    "Heads", ["head", "weight", "mean from other words"]));
+    "Heads", ["head", "weight", "mean weight from the other words"]),
+    element("p", { className: "quiet note" }, "A large weight alone does not show that a head understands the link. Change a word so that ",
+      element("strong", {}, bdi(tokens[row].text)), " should refer to another one, and look whether the weight moves with it."));
 }
 
 /** Return an entry of a vocabulary without the sign for a space before it. */

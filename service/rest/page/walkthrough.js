@@ -250,6 +250,12 @@ export class Walkthrough {
     return token ? this.#others[find](({ id, special }) => special === token.special && id === token.id) : -1;
   }
 
+  /** How many tokens the word of the followed token has. */
+  get #pieces() {
+    const { word_index: word, segment } = this.#tokens[this.#row];
+    return word === null ? 1 : this.#tokens.filter((token) => token.word_index === word && token.segment === segment).length;
+  }
+
   async #truncate(/** @type {"text" | "second"} */ name) {
     const input = name === "text" ? this.#input() : this.state.second;
     const error = this.rejected.get(JSON.stringify(input));
@@ -428,7 +434,7 @@ export class Walkthrough {
       model: this.model, tokens: this.#tokens, row, layer, head: this.#head(outputs), outputs, roles: this.#roleNames(),
       other: other >= 0 ? this.#others[other].text : null, hasSecond: this.#others.length > 0, isPair: pair !== null,
       embeddings: embeddings ? { static: ofTokens(embeddings.static), input: ofTokens(embeddings.input) } : null,
-      positions: this.#answer("positions"), otherRow: other,
+      positions: this.#answer("positions"), otherRow: other, pieces: this.#pieces,
       similarities: this.#answer("similarities"), words: this.#answer("words"), maps: this.#answer("maps")?.maps ?? [], target: this.target, switches: this.switches,
       onSwitch: (name, value) => { this.switches = { ...this.switches, [name]: value }; this.#render(); },
       onTarget: (target) => { this.target = target; this.#render(); },
