@@ -1,5 +1,6 @@
 """The walkthrough of the page with other architectures: windows, causal attention, grouped queries, relative biases."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Browser
+from safetensors.torch import load_file, save_file
 
+from model.encoder.layers import sinusoids
 from model.export.export import export
 from tests.browser.page_driver import PageDriver, format_number
 from tests.browser.test_walkthrough import DRAWN, STEPS, array, go, numbers, said
@@ -30,7 +33,10 @@ def models(publish: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     """A server of a tiny model of each case, and of one with a masked-LM head."""
     root = tmp_path_factory.mktemp("models")
     for kind, name in CASES.items():
-        export(str(publish(kind)), root / name, revision=None, name=name, progress=lambda step: None)
+        source = shutil.copytree(publish(kind), root / f"source-{name}")
+        if name == "mpnet":
+            set_sinusoids(source / "model.safetensors")
+        export(str(source), root / name, revision=None, name=name, progress=lambda step: None)
     paths = {name: root / name for name in CASES.values()} | {MASKED: export_retriever(MASKED_LMS[0])}
     with serving(models=",".join(f"{name}={path}" for name, path in paths.items())) as server:
         yield server
@@ -57,6 +63,14 @@ def test_steps_of_other_architectures(browser: Browser, models: RunningServer, n
     context.close()
 
 
+def set_sinusoids(path: Path) -> None:
+    """Replace the table of positions by scaled sinusoids."""
+    weights = load_file(path)
+    (name,) = (key for key in weights if key.endswith("position_embeddings.weight"))
+    weights[name] = (0.2 * sinusoids(*weights[name].shape)).contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, step: dict[str, Any]) -> None:
     head = info["num_attention_heads"] - 1
     state = {"text": TEXT, "second": SECOND, "start": TEXT.index("boats"), "layer": layer, "head": head}
@@ -73,7 +87,10 @@ def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, 
 
     go(driver, 2)
     driver.page.locator(".drawing .figure").wait_for()
-    if "table" not in info["layer_structure"]["positions"]:
+    if "table" in info["layer_structure"]["positions"]:
+        assert driver.page.locator(".drawing .chart .curve").count() == 3
+        assert "A formula made this table" in driver.page.locator(".drawing .figure").inner_text()
+    else:
         hands = driver.page.locator(".drawing .figure tbody tr td:nth-child(2)").all_inner_texts()
         turned = np.rad2deg(step["position"][:, 0]) % 360
         assert (

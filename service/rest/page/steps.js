@@ -379,9 +379,10 @@ function positionTable(scene, [vectors, others]) {
         : "Each of these vectors was learned in training."));
 }
 
-/** Return whether pairs of neighboring numbers are sine and cosine of the same angle. */
+/** Return whether pairs of neighboring numbers are sine and cosine of the same angle, times a common factor. */
 function isSinusoidal(/** @type {number[][]} */ vectors) {
-  return vectors.every((vector) => vector.every((sine, place) => place % 2 || Math.abs(sine ** 2 + vector[place + 1] ** 2 - 1) < 1e-3));
+  const power = vectors[0][0] ** 2 + vectors[0][1] ** 2;
+  return vectors.every((vector) => vector.every((sine, place) => place % 2 || Math.abs(sine ** 2 + vector[place + 1] ** 2 - power) < 1e-3 * power));
 }
 
 /** Draw some numbers of the vectors of positions as curves. */
