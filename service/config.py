@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from attendant_client.types import Truncation
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
@@ -79,6 +80,12 @@ class Settings(BaseModel):
     not apply to the admin port."""
     cors_origins: str = ""
     """Origins that browsers may send requests from, separated by commas; * allows all."""
+    truncate: Truncation = "error"
+    """What /v1/embeddings, /v1/rerank, /score, /classify and /pooling do with inputs over the token limit if a request
+    does not say so: an error, or truncation at the right, at the left, or at the side that the model names (auto)."""
+    root_path: str = ""
+    """Path at which a proxy serves this server, such as /embeddings-api, whether or not the proxy removes it from
+    requests."""
     openai_token_ids: bool = False
     """Accept token ids at /v1/embeddings. They must be ids of the served model's vocabulary."""
     api_keys_file: Path | None = None
@@ -202,6 +209,14 @@ class Settings(BaseModel):
     @classmethod
     def _check_origins(cls, value: str) -> str:
         return _check_list(value, ORIGIN, "is not an origin such as https://example.org, or *")
+
+    @field_validator("root_path")
+    @classmethod
+    def _check_root_path(cls, value: str) -> str:
+        if value and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value):
+            problem = f"{value!r} is not a path such as /embeddings-api"
+            raise PydanticCustomError("list_item", "{problem}", {"problem": problem})
+        return value
 
     @field_validator("trusted_proxies")
     @classmethod

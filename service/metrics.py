@@ -46,7 +46,7 @@ CALLER_OUTCOMES = ("ok", "rejected", "cancelled", "error")
 HTTP_CODES = ("200", "500", "503", "504")
 GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
-FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface")
+FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface", "ollama")
 """The APIs whose requests all run on the fast lane."""
 CLOSING_REASONS = {"rest": ("limit", "idle", "stalled"), "grpc": ("limit", "idle", "stalled", "resets")}
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota", "auth", "too_large", "invalid")
@@ -55,8 +55,8 @@ OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota
 class Metrics:
     """The instruments.
 
-    Label `api` is rest, openai, tei, cohere, vllm, infinity, huggingface, oip or grpc; `endpoint` is a route template
-    or RPC, never a raw path; `model` is the served name.
+    Label `api` is rest, openai, tei, cohere, vllm, infinity, huggingface, ollama, oip or grpc; `endpoint` is a route
+    template or RPC, never a raw path; `model` is the served name.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -3,13 +3,14 @@
 A route reads and validates its body, runs a handler, and renders the handler's document. apis.py lists all APIs.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Literal
 
 import orjson
-from attendant_client.types import Operation, RerankResponse, TokenizeResponse
+from attendant_client.types import Operation, RerankResponse, TokenizeResponse, Truncation
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -23,7 +24,16 @@ from service.metrics import Metrics
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.request_log import RequestRecord
-from service.rest.bodies import JSON, body_schema
+from service.rest.bodies import (
+    IGNORED_HEADER,
+    JSON,
+    STRICT_HEADER,
+    ForeignModel,
+    body_schema,
+    printable,
+    unknown_field,
+    unknown_fields,
+)
 from service.rest.requests import RequestReader, reject_query, unknown_parameter
 from service.rest.responses import json_response
 from service.spelling import Spelling
@@ -50,6 +60,7 @@ WITHOUT_422 = tuple(status for status in STATUSES if status != 422)
 """The statuses of APIs that use 400 for all invalid content."""
 GET_STATUSES = (401, 403, 404, 500, 503)
 RETRIED = (429, 503)
+MAX_IGNORED = 8
 NAME_PARAMETER = {
     "name": "name",
     "in": "path",
@@ -132,6 +143,20 @@ class Exchange:
     def find(self, name: str | None = None) -> Engine:
         """Return the engine of a model; raises `NotFound`."""
         return self.lifecycle.models.find(name)
+
+    @property
+    def truncation(self) -> Truncation:
+        """The truncation for requests that name none, in APIs whose clients often cannot."""
+        return self.services.reader.settings.truncate
+
+    def ignore(self, names: Iterable[str], model: type[BaseModel]) -> None:
+        """Name fields and query parameters without effect in a header. Raises `UnknownField` in strict mode."""
+        query = (f"?{name}" for name in self.request.query_params) if self.request.scope["query_string"] else ()
+        first = list(islice(chain(names, query), MAX_IGNORED))
+        if first and STRICT_HEADER in self.request.headers:
+            raise unknown_field(first[0].split("."), model.model_fields)
+        if first:
+            self.headers[IGNORED_HEADER] = ", ".join(map(printable, first))
 
     async def run(self, operation: Operation, engine: Engine, request: Any, **options: Any) -> Any:
         """Run an operation and return its response; `options` are fields of `Call`."""
@@ -227,7 +252,6 @@ class Api:
         render: Returns the error document for an error and a request ID.
         status: Returns the HTTP status of an error.
         descriptions: Descriptions of its errors.
-        ignores_query: Whether routes without a body ignore parameters after `?`, which are an error otherwise.
     """
 
     name: str
@@ -239,7 +263,11 @@ class Api:
     render: Callable[[ServiceError, str], Any] = native_error
     status: Callable[[ServiceError], int] = same_status
     descriptions: Mapping[int, str] = field(default_factory=lambda: ERRORS)
-    ignores_query: bool = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is the API of another server. Its clients may send what has no effect here."""
+        return self.error is not ErrorResponse
 
     def render_error(self, error: ServiceError, request_id: str) -> tuple[bytes, int]:
         """Return the body and the HTTP status of an error."""
@@ -278,16 +306,18 @@ def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Reque
 
     async def respond(request: Request) -> Response:
         body: Any = None
-        if bodies is None:
-            if not api.ignores_query:
-                reject_query(request)
-        elif route.reads_body:
+        if request.scope["query_string"] and not (api.is_foreign and STRICT_HEADER not in request.headers):
+            reject_query(request)
+        if bodies is not None and route.reads_body:
             read = reader.read if route.requires_body else reader.read_optional
             model: Any = bodies[0] if select is None else partial(select, request, services.lifecycle)
             body = await read(request, model, **limits)
         exchange = Exchange(request, services)
+        if api.is_foreign or isinstance(body, ForeignModel):
+            exchange.ignore(unknown_fields(body), type(body))
         document = await handler(exchange, body)
         if isinstance(document, Response):
+            document.headers.update(exchange.headers)
             return document
         return await json_response(request, document, exchange.headers, compress=exchange.compress)
 
@@ -309,7 +339,7 @@ def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]
     statuses = {*route.statuses}
     if route.bodies is not None:
         statuses.add(501)  # for other transfer encodings than chunked
-    elif not api.ignores_query:
+    elif not api.is_foreign:
         statuses.add(api.status(unknown_parameter("")))
     for status in sorted(statuses):
         described[status] = {"description": api.descriptions[status], "content": {JSON: {"schema": schema}}}

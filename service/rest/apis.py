@@ -1,10 +1,12 @@
 """All APIs over REST: routing, metrics, load shedding and OpenAPI follow from this list."""
 
 from service.rest.api import Api, Route
-from service.rest.routes import cohere, health, huggingface, infinity, native, oip, openai, tei, vllm
+from service.rest.routes import cohere, health, huggingface, infinity, native, oip, ollama, openai, tei, vllm
 
 TEI = tei.make_api(native.rerank, native.select_rerank(native.TEXTS), native.RerankBody, native.RerankResponseBody)
-APIS: tuple[Api, ...] = (native.API, openai.API, TEI, cohere.API, vllm.API, infinity.API, huggingface.API, oip.API)
+APIS: tuple[Api, ...] = (
+    native.API, openai.API, TEI, cohere.API, vllm.API, infinity.API, huggingface.API, ollama.API, oip.API,
+)  # fmt: skip
 BY_NAME = {api.name: api for api in APIS}
 ROUTES: dict[tuple[str, str], tuple[Api, Route]] = {
     (route.method, route.path): (api, route) for api in APIS for route in api.routes

@@ -1,6 +1,7 @@
 """The REST applications: routes, error handlers and OpenAPI."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,7 +18,8 @@ from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.api import Services, make_router
-from service.rest.apis import APIS, PROBE_PATHS
+from service.rest.apis import APIS, PROBE_PATHS, ROUTES
+from service.rest.bodies import MAX_COMPARED
 from service.rest.cors import Cors
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, error_response, method_response
@@ -58,12 +60,13 @@ def make_app(
     for api in APIS:
         routes = [route for route in api.routes if route.is_public and route.names_model and not route.is_probe]
         metrics.create_requests(api.name, [route.template for route in routes])
-    install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.")
-    complete_document(app)
+    paths = sorted({route.path for _, route in ROUTES.values() if "{" not in route.path and not route.is_probe})
+    install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.", paths)
+    complete_document(app, settings.root_path)
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
         app, routers, lifecycle, requests or RequestLog.of(settings, metrics), access.keys,
-        public_paths=(*PROBE_PATHS, *docs.PATHS, *files), hosts=hosts,
+        public_paths=(*PROBE_PATHS, *docs.PATHS, *files), hosts=hosts, root_path=settings.root_path,
     )  # fmt: skip
     return Cors(settings.cors_origins).wrap(middleware)
 
@@ -89,8 +92,11 @@ def make_admin_app(
     return RequestMiddleware(app, routers, lifecycle, None, None, public_paths=(), hosts=hosts)
 
 
-def install_error_handlers(app: FastAPI, where: str) -> None:
-    """Turn every error that a route may raise into a `ServiceError` response. `where` to find the paths: a sentence."""
+def install_error_handlers(app: FastAPI, where: str, paths: Sequence[str] = ()) -> None:
+    """Turn every error that a route may raise into a `ServiceError` response.
+
+    `where`: a sentence that says where to find the paths, unless one of `paths` is similar to an unknown one.
+    """
 
     async def handle_service_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServiceError)
@@ -101,7 +107,9 @@ def install_error_handlers(app: FastAPI, where: str) -> None:
         headers: Mapping[str, str] = error.headers or {}
         if error.status_code == 405:
             return method_response(request, headers["Allow"].split(", "))
-        not_found = NotFound("Path not found", where)
+        path = request.scope["path"]
+        nearest = difflib.get_close_matches(path, paths, 1) if len(path) <= MAX_COMPARED else []
+        not_found = NotFound("Path not found", f"Did you mean {nearest[0]}?" if nearest else where)
         return error_response(request.scope["record"], not_found if error.status_code == 404 else Internal())
 
     async def handle_exception(request: Request, error: Exception) -> Response:

@@ -6,7 +6,7 @@ validation stops at the first invalid item. An error names the first problem in 
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -22,6 +22,7 @@ from attendant_client.types import (
     Nullable,
     Range,
     SparseMatrix,
+    Truncation,
 )
 from attendant_client.wire import Field as ContractField
 from attendant_client.wire import fields_of, item_type, strip
@@ -56,6 +57,12 @@ from service.operations.inputs import too_many
 
 JSON = "application/json"
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+STRICT_HEADER = "X-Attendant-Strict"
+IGNORED_HEADER = "x-attendant-ignored"
+MAX_FIELD_NAME = 40
+MAX_COMPARED = 64
+NO_LIMIT = -1
+"""The value of `truncate_prompt_tokens` that selects the model's limit."""
 TIMEOUT_PARAMETER = {
     "name": TIMEOUT_HEADER,
     "in": "header",
@@ -103,10 +110,47 @@ class StrictModel(BaseModel):
         return kept
 
 
-class LenientModel(BaseModel):
-    """A JSON object that ignores unknown fields, as other servers do, and rejects type coercion and NaN."""
+class ForeignModel(BaseModel):
+    """A JSON object of another server's API: clients may send fields that have no effect. No type coercion, no NaN."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class PromptTokensBody(ForeignModel):
+    """A request in which clients of vLLM limit the number of tokens."""
+
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description=f"{NO_LIMIT} or the model's token limit truncates longer inputs. null does what ATTENDANT_TRUNCATE "
+        "says.",
+    )
+
+    def chosen_truncation(self, limit: int) -> Truncation | None:
+        """Return the truncation that the request names. Raises `OutOfRange` for another limit than the model's."""
+        actual = self.truncate_prompt_tokens
+        if actual not in (None, NO_LIMIT, limit):
+            remedy = f"Use {NO_LIMIT} or {limit}."
+            raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
+        return None if actual is None else "auto"
+
+
+def unknown_fields(body: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of the fields of a body that its models do not have."""
+    if not isinstance(body, ForeignModel):
+        return
+    for name in body.model_extra or ():
+        yield prefix + name
+    for name, value in body.__dict__.items():
+        if isinstance(value, ForeignModel):
+            yield from unknown_fields(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], ForeignModel):
+            for index, item in enumerate(value):
+                yield from unknown_fields(item, f"{prefix}{name}[{index}].")
+
+
+def printable(name: str) -> str:
+    """Return the name of a field in ASCII, for a header: at most 40 characters, without separators."""
+    return re.sub(r"[^!-~]|,", "?", name)[:MAX_FIELD_NAME] or "?"
 
 
 def at_most(name: str) -> BeforeValidator:
@@ -395,7 +439,10 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
         case "extra_forbidden":
             return _unknown_field(steps, document, model)
         case "missing":
-            return MissingField("missing", "Send it.", field=path)
+            unknown = [name for name in _value(steps[:-1], document) if name not in model.model_fields]
+            misspelled = difflib.get_close_matches(str(steps[-1]), unknown, 1)
+            remedy = f"Rename `{misspelled[0]}`." if misspelled and len(unknown) <= MAX_COMPARED else "Send it."
+            return MissingField("missing", remedy, field=path)
         case "too_many":
             return too_many(path, details["name"], details["actual"], details["limit"])
         case "too_long" | "too_short":
@@ -425,11 +472,16 @@ def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any
 
 
 def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:
-    name = str(steps[-1])
     present = _value(steps[:-1], document)
     known = [
         field for field in (_nested_fields(model) if len(steps) > 1 else model.model_fields) if field not in present
     ]
+    return unknown_field(steps, known)
+
+
+def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgument:
+    """Return the error of a field that may be a misspelling of a known one."""
+    name = str(steps[-1])
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
     remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
     path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from service.auth import API_KEY_HEADER
 from service.request_log import HEADER as REQUEST_ID_HEADER
 from service.request_log import TRACE_HEADER
-from service.rest.bodies import TIMEOUT_HEADER
+from service.rest.bodies import IGNORED_HEADER, STRICT_HEADER, TIMEOUT_HEADER
 from service.rest.routes.oip import LENGTH_HEADER
 
 
@@ -52,11 +52,13 @@ class Cors:
                 REQUEST_ID_HEADER,
                 TRACE_HEADER,
                 API_KEY_HEADER,
+                STRICT_HEADER,
             ],
             expose_headers=[
                 LENGTH_HEADER,
                 "retry-after",
                 "server-timing",
+                IGNORED_HEADER,
                 "x-attendant-model",
                 "x-attendant-precision",
                 "x-attendant-scored-by",

@@ -6,6 +6,7 @@ it (matching, dependencies, three layers of middleware) takes longer than all ot
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from fastapi import APIRouter, FastAPI
@@ -39,7 +40,7 @@ from service.rest.apis import BY_NAME, api_of
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
-from service.rest.routes import health, native, oip, openai
+from service.rest.routes import docs, health, native, oip, openai
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
@@ -49,6 +50,9 @@ TLS_PART_BYTES = 64 * 1024
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("attendant.rest")
+
+
+PAGES = (f"{docs.DOCS_PATH}/", "/page/")
 
 
 class RequestMiddleware:
@@ -67,7 +71,9 @@ class RequestMiddleware:
         *,
         public_paths: Iterable[str],
         hosts: HostCheck,
+        root_path: str = "",
     ) -> None:
+        self._root_path = root_path
         self._app = app
         self._endpoints = direct_endpoints(routers)
         self._lifecycle = lifecycle
@@ -79,6 +85,9 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        path = normalize(scope["path"], self._root_path)
+        if path != scope["path"]:
+            scope = {**scope, "path": path}
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
@@ -152,6 +161,18 @@ class RequestMiddleware:
             if response is not self._app:
                 raise
             log_exception(record)  # FastAPI has responded, and re-raises the error
+
+
+def normalize(path: str, root_path: str) -> str:
+    """Return a path without the prefix that a proxy did not remove, repeated slashes, and a slash at the end.
+
+    Pages keep their slash, because the URLs in them are relative.
+    """
+    if root_path and path.startswith(f"{root_path}/"):
+        path = path[len(root_path) :]
+    if "//" in path:
+        path = re.sub("/{2,}", "/", path)
+    return path[:-1] if path.endswith("/") and path != "/" and not path.startswith(PAGES) else path
 
 
 class ResponseSender:

@@ -14,7 +14,7 @@ from service.errors import ServiceError
 from service.request_log import HEADER, TRACE_HEADER
 from service.rest.api import Api, Route
 from service.rest.apis import APIS, PROBE_PATHS
-from service.rest.bodies import SCHEMA_REFERENCE
+from service.rest.bodies import IGNORED_HEADER, SCHEMA_REFERENCE, STRICT_HEADER, ForeignModel
 
 EXAMPLES: dict[int, ServiceError] = {
     400: errors.MalformedRequest("Request body is not valid JSON", "Correct it."),
@@ -68,6 +68,16 @@ SCORED_BY_HEADER = {
         "schema": _TEXT,
     }
 }
+_IGNORED_HEADER = {
+    IGNORED_HEADER: {
+        "description": "Names of up to eight fields and query parameters without effect.",
+        "schema": _TEXT,
+    }
+}
+_STRICT_HEADER = {
+    "name": STRICT_HEADER, "in": "header", "required": False, "schema": _TEXT,
+    "description": "With any value, fields and query parameters that have no effect here are an error.",
+}  # fmt: skip
 _REQUEST_HEADERS = [
     {
         "name": HEADER, "in": "header", "required": False, "schema": _TEXT,
@@ -80,8 +90,11 @@ _REQUEST_HEADERS = [
 ]  # fmt: skip
 
 
-def complete_document(app: FastAPI) -> None:
-    """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them."""
+def complete_document(app: FastAPI, root_path: str = "") -> None:
+    """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them.
+
+    `root_path` is the path at which clients reach the server.
+    """
     fastapi_document = app.openapi
     routes = {route.operation_id: (api, route) for api in APIS for route in api.routes}
     requests = {body: None for _, route in routes.values() for body in route.bodies or ()}
@@ -94,6 +107,8 @@ def complete_document(app: FastAPI) -> None:
             ref_template=SCHEMA_REFERENCE,
         )
         document = fastapi_document()
+        if root_path:
+            document["servers"] = [{"url": root_path}]
         components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(schemas["$defs"])
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route returns
@@ -138,5 +153,8 @@ def _complete_responses(operation: dict[str, Any], api: Api, route: Route) -> No
             response["content"]["application/json"]["example"] = orjson.loads(example)
     if route.headers and route.bodies is not None:
         described["200"]["headers"].update(INFERENCE_HEADERS)
+    if route.bodies is not None and any(issubclass(body, ForeignModel) for body in route.bodies):
+        operation["parameters"].append(_STRICT_HEADER)
+        described["200"]["headers"].update(_IGNORED_HEADER)
     if "rerank" in route.operation_id:
         described["200"]["headers"].update(SCORED_BY_HEADER)

@@ -67,8 +67,6 @@ class RequestReader:
     async def read(self, request: Request, model: type[Body] | Select, **limits: int) -> Body:
         """Read and parse the body as `parse_json` does; `limits` override `item_limits`."""
         self._update_limits()
-        if request.scope["query_string"]:
-            reject_query(request)
         media_type, _, parameters = request.headers.get("content-type", "").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
@@ -86,7 +84,6 @@ class RequestReader:
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""
-        reject_query(request)
         media_type = request.headers.get("content-type", media_types[0]).partition(";")[0].strip().lower()
         if media_type not in media_types:
             raise UnsupportedMedia("not supported", f"Send {' or '.join(media_types)}.", field="Content-Type")

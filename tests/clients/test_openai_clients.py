@@ -45,7 +45,8 @@ for name, call in (
     ("dimensions_error", lambda: strict.embeddings.create(model=model, input="a", dimensions=500)),
     ("other_model", lambda: strict.embeddings.create(model="text-embedding-3-small", input="a")),
     ("other_model_retrieved", lambda: strict.models.retrieve("text-embedding-3-small")),
-    ("unknown_field", lambda: strict.embeddings.create(model=model, input="a", extra_body={"no": 1})),
+    ("unknown_field", lambda: strict.embeddings.create(
+        model=model, input="a", extra_body={"no": 1}, extra_headers={"x-attendant-strict": "1"})),
 ):
     try:
         call()

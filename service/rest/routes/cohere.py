@@ -6,11 +6,11 @@ from attendant_client.types import Array, Dtype, EncodeRequest, EncodeResponse, 
 from attendant_client.wire import Base64
 from pydantic import BaseModel, Field
 
-from service.errors import Duplicate, Empty, ServiceError
+from service.errors import Duplicate, Empty, ServiceError, UnknownField
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
 from service.rest.api import Api, Exchange, Route
-from service.rest.bodies import MODEL_DESCRIPTION, FirstError, StrictModel, TextList, at_most
+from service.rest.bodies import MODEL_DESCRIPTION, FirstError, ForeignModel, TextList, at_most
 from service.rest.routes.native import Documents, Meta, meta, returned_bytes, to_object, to_texts
 from service.spelling import Spelling
 from service.steps import convert
@@ -30,7 +30,7 @@ TRUNCATIONS: dict[Truncate, Truncation] = {"NONE": "error", "START": "left", "EN
 SIGN_BIT = 128
 
 
-class CohereRerankBody(StrictModel):
+class CohereRerankBody(ForeignModel):
     """The body of POST /v2/rerank."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -40,13 +40,9 @@ class CohereRerankBody(StrictModel):
         None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
     )
     return_documents: bool | None = Field(None, description="Whether to return the documents.")
-    max_tokens_per_doc: int | None = Field(
-        None, description="Ignored: documents are truncated at the model's token limit."
-    )
-    priority: int | None = Field(None, description="Ignored.")
 
 
-class CohereEmbedBody(StrictModel):
+class CohereEmbedBody(ForeignModel):
     """The body of POST /v2/embed."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -68,7 +64,6 @@ class CohereEmbedBody(StrictModel):
         description="What to do with texts over the token limit: reject, drop the start, or drop the end. null drops "
         "tokens where the model's tokenizer does, usually at the end.",
     )
-    priority: int | None = Field(None, description="Ignored.")
 
 
 class CohereErrorBody(BaseModel):
@@ -136,6 +131,8 @@ async def rerank(exchange: Exchange, body: CohereRerankBody) -> Any:
 
 async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
     """Return embeddings of the texts, in one or more types."""
+    for name in (name for name in ("images", "inputs") if name in (body.model_extra or {})):
+        raise UnknownField("not supported", "Send texts only.", field=name)
     types: list[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types
     if not types:
         raise Empty("empty", "Leave it out or name at least one.", field="embedding_types")

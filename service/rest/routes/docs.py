@@ -18,29 +18,29 @@ ASSETS = {
 START_PATH = f"{DOCS_PATH}/start.js"
 PATHS = (DOCS_PATH, OPENAPI_PATH, START_PATH, *(f"{DOCS_PATH}/{name}" for name in ASSETS))
 
-INDEX = f"""<!doctype html>
+INDEX = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Attendant API</title>
-<link rel="icon" href="/page/icon.svg">
-<link rel="stylesheet" href="{DOCS_PATH}/swagger-ui.css">
+<link rel="icon" href="page/icon.svg">
+<link rel="stylesheet" href="docs/swagger-ui.css">
 </head>
 <body>
 <div id="swagger-ui"></div>
-<script src="{DOCS_PATH}/swagger-ui-bundle.js"></script>
-<script src="{START_PATH}"></script>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
 </body>
 </html>
 """
-START = f"""SwaggerUIBundle({{
-  url: "{OPENAPI_PATH}",
+START = """SwaggerUIBundle({
+  url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
   defaultModelsExpandDepth: 0,
   tryItOutEnabled: true,
-}});
+});
 """
 # Swagger UI sets inline styles, which the policy of the page forbids.
 DOCS_HEADERS = HEADERS | {

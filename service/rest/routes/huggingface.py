@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from service.engine.tokenizer import ServingTokenizer
 from service.errors import ServiceError
 from service.rest.api import NAME_PARAMETER, Api, Exchange, Handler, Route
-from service.rest.bodies import FirstError, StrictModel, Texts, at_most
+from service.rest.bodies import FirstError, ForeignModel, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.spelling import Spelling
 from service.steps import convert
@@ -29,7 +29,7 @@ CONTINUATION = "##"
 INPUTS_DESCRIPTION = "A text, or a list of texts."
 
 
-class FillMaskParametersBody(StrictModel):
+class FillMaskParametersBody(ForeignModel):
     """The parameters of fill-mask."""
 
     top_k: int | None = Field(
@@ -41,14 +41,14 @@ class FillMaskParametersBody(StrictModel):
     )
 
 
-class HuggingFaceFillMaskBody(StrictModel):
+class HuggingFaceFillMaskBody(ForeignModel):
     """The body of the task fill-mask."""
 
     inputs: Texts = Field(description=INPUTS_DESCRIPTION)
     parameters: FillMaskParametersBody | None = Field(None, description="Parameters of the task.")
 
 
-class TokenClassificationParametersBody(StrictModel):
+class TokenClassificationParametersBody(ForeignModel):
     """The parameters of token-classification."""
 
     aggregation_strategy: Aggregation | None = Field(
@@ -56,7 +56,7 @@ class TokenClassificationParametersBody(StrictModel):
     )
 
 
-class HuggingFaceTokenClassificationBody(StrictModel):
+class HuggingFaceTokenClassificationBody(ForeignModel):
     """The body of the task token-classification."""
 
     inputs: Texts = Field(description=INPUTS_DESCRIPTION)

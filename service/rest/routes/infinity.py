@@ -11,7 +11,7 @@ from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
-from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, StrictModel, TextList, Texts, at_most
+from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, TextList, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.rest.routes.openai import Embedding, PromptUsage, prompt_usage, to_embeddings
 from service.spelling import Spelling
@@ -22,7 +22,7 @@ UNSPECIFIED = "default/not-specified"
 CAPABILITIES = {"encode": "embed", "rerank": "rerank", "classify": "classify"}
 
 
-class InfinityModel(StrictModel):
+class InfinityModel(ForeignModel):
     """A request that may name a model."""
 
     model: str = Field(UNSPECIFIED, description=f"Name or alias of the served model. `{UNSPECIFIED}` is the default.")
@@ -42,7 +42,6 @@ class InfinityEmbeddingsBody(InfinityModel):
         0, description="Number of leading components to return (Matryoshka truncation). 0 returns all."
     )
     modality: Literal["text"] = Field("text", description="Kind of input.")
-    user: str | None = Field(None, description="Ignored.")
 
 
 class InfinityRerankBody(InfinityModel):

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import ConflictingFields, Empty, MissingField, WrongType, json_type
 from service.lifecycle import Lifecycle
+from service.operations.inputs import cut
 from service.operations.table import OPERATIONS
 from service.rest.api import GET_STATUSES, STATUSES, Api, ErrorResponse, Exchange, Handler, Route
 from service.rest.bodies import (
-    ContractModel,
     FirstError,
+    PromptTokensBody,
     at_most,
     list_of,
     model_of,
@@ -83,8 +84,8 @@ class DocumentBody(BaseModel):
 Documents = list_of(text_or(DocumentBody), "documents")
 
 
-class RerankExtensions(ContractModel):
-    """Fields of clients of Cohere and Jina."""
+class RerankExtensions(PromptTokensBody):
+    """Fields of clients of Cohere and Jina, which may send others that have no effect here."""
 
     documents: Documents = Field(  # type: ignore[valid-type]
         description="The documents, each a text or an object with `text` and other fields."
@@ -202,14 +203,19 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
     if isinstance(body, tei.RerankTextsBody):
         return await tei.rerank_texts(exchange, body)
     engine = exchange.find(body.model)
-    ignored = (body.max_chunks_per_doc, body.max_tokens_per_doc)
+    query, texts, truncation = body.query, to_texts(body.documents, body.rank_fields), body.truncation
+    if "truncation" not in body.model_fields_set:  # the client may be one that cannot name it
+        is_coheres = (body.max_chunks_per_doc, body.max_tokens_per_doc) != (None, None)
+        chosen = "auto" if is_coheres else exchange.truncation
+        truncation = body.chosen_truncation(engine.info.max_input_tokens) or chosen
+        query, texts = cut(query, truncation, engine.info), tuple(cut(text, truncation, engine.info) for text in texts)
     request = RerankRequest(
-        body.query,
-        to_texts(body.documents, body.rank_fields),
+        query,
+        texts,
         body.model,
         body.top_n,
         body.raw_scores,
-        "auto" if "truncation" not in body.model_fields_set and ignored != (None, None) else body.truncation,
+        truncation,
         body.effect,
         body.unit,
         body.explain_top,

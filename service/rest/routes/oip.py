@@ -44,7 +44,7 @@ from service.oip.models import (
 from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.operations.inputs import Wire, item_limits
 from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
-from service.rest.bodies import JSON, FirstError, LenientModel, at_most
+from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, unknown_fields
 from service.rest.compression import accepted
 from service.rest.requests import parse_json
 from service.rest.responses import PART_BYTES, encoded_response, json_response, render
@@ -71,7 +71,7 @@ MAX_DIGITS = 18
 Datatype = Literal["BYTES", "INT64", "INT32", "BOOL", "FP32"]
 
 
-class InferInputBody(LenientModel):
+class InferInputBody(ForeignModel):
     """An input tensor."""
 
     name: str = Field(description="`text`, `input_ids` or `attention_mask`.")
@@ -83,7 +83,7 @@ class InferInputBody(LenientModel):
     data: Any = Field(None, description="Elements in row-major order, flat or nested.")
 
 
-class RequestedOutputBody(LenientModel):
+class RequestedOutputBody(ForeignModel):
     """An output to return."""
 
     name: str = Field(description="`pooled`, `tokens`, `token_counts` or `attention`.")
@@ -92,7 +92,7 @@ class RequestedOutputBody(LenientModel):
     )
 
 
-class InferBody(LenientModel):
+class InferBody(ForeignModel):
     """The body of POST /v2/models/{name}/infer."""
 
     id: str | None = Field(None, description="Identifier that the response repeats.")
@@ -103,13 +103,13 @@ class InferBody(LenientModel):
     )
 
 
-class IndexBody(LenientModel):
+class IndexBody(ForeignModel):
     """The optional body of POST /v2/repository/index."""
 
     ready: bool | None = Field(None, description="Whether to return the models that are ready, and no others.")
 
 
-class LoadBody(LenientModel):
+class LoadBody(ForeignModel):
     """The optional body of a request to load or unload a model."""
 
     parameters: dict[str, Any] | None = Field(
@@ -448,6 +448,7 @@ async def infer_model(exchange: Exchange, body: None) -> Any:
     length = exchange.request.headers.get(LENGTH_HEADER)
     document, binary = split_body(content, length)
     parsed = parse_body(document, infos, has_length=length is not None)
+    exchange.ignore(unknown_fields(parsed), InferBody)
     engine = _model_of(exchange)
     request, flags = infer_request(parsed, binary, exchange.deadline)
     response = await infer(engine, request)
@@ -610,5 +611,4 @@ API = Api(
         404: "Unknown model or version.",
         409: "The model cannot be loaded, or is the default model.",
     },
-    ignores_query=True,
 )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import Array, EncodeRequest, EncodingFormat, Input, Role
+from attendant_client.types import Array, EncodeRequest, EncodingFormat, Input, ModelInfo, Role, Truncation
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from model.artifact.manifest import Role as RetrievalRole
 from service.errors import InvalidArgument, ServiceError, Unauthenticated
 from service.operations.encode import pooled_vectors
+from service.operations.inputs import cut
 from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
@@ -18,7 +19,7 @@ from service.rest.bodies import (
     OTHER_TAG,
     FirstError,
     Integers,
-    StrictModel,
+    PromptTokensBody,
     TokenIds,
     count_inputs_or_ids,
 )
@@ -30,6 +31,8 @@ NAME = "openai"
 MODELS_PATH = "/v1/models"
 MAX_INPUTS = 2048
 ROLES: dict[RetrievalRole, Role] = {"query": "query", "document": "document", "passage": "document"}
+TASKS: dict[str, RetrievalRole] = {"retrieval.query": "query", "retrieval.passage": "passage"}
+"""Jina's tasks that select a prompt."""
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -45,7 +48,7 @@ def _branch(value: Any) -> str:
     return IDS_TAG if isinstance(first, int) else LIST_TAG
 
 
-class EmbeddingsBody(StrictModel):
+class EmbeddingsBody(PromptTokensBody):
     """The body of POST /v1/embeddings; `input_type` and `truncate` are extensions of OpenAI's API."""
 
     input: Annotated[
@@ -63,11 +66,18 @@ class EmbeddingsBody(StrictModel):
         description="Number of leading components to return (Matryoshka truncation).",
         json_schema_extra={"minimum": 1},
     )
-    user: str | None = Field(None, description="Ignored.")
     input_type: RetrievalRole | None = Field(
         None, description="Extension: kind of input; selects the prompt of the model for it, if any."
     )
-    truncate: bool = Field(False, description="Extension: whether to truncate inputs over the token limit.")
+    task: str | None = Field(
+        None,
+        description="Jina's name of `input_type`: `retrieval.query` or `retrieval.passage`. Others have no effect.",
+    )
+    truncate: bool | None = Field(
+        None,
+        description="Extension: whether to truncate inputs over the token limit. null does what ATTENDANT_TRUNCATE "
+        "says.",
+    )
 
 
 class Embedding(BaseModel):
@@ -120,8 +130,12 @@ def to_embeddings(vectors: Array, *, encoded: bool) -> Table:
     return Table(object=names, index=range(len(vectors)), embedding=Base64Rows(vectors) if encoded else vectors)
 
 
-def to_inputs(value: str | list[Any]) -> tuple[Input, ...]:
+def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -> tuple[Input, ...]:
     """Return the inputs; validation has made sure that all items of a list have one type."""
+    if truncation != "error":
+        value = cut(value, truncation, info) if isinstance(value, str) else [
+            cut(item, truncation, info) if isinstance(item, str) else item for item in value
+        ]  # fmt: skip
     if isinstance(value, str):
         return (Input(value),)
     if value and isinstance(value[0], int):
@@ -131,19 +145,24 @@ def to_inputs(value: str | list[Any]) -> tuple[Input, ...]:
 
 async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
     """Return one embedding per input."""
-    engine, inputs, encoded = exchange.find(body.model), to_inputs(body.input), body.encoding_format == "base64"
+    engine, encoded = exchange.find(body.model), body.encoding_format == "base64"
+    truncation = body.chosen_truncation(engine.info.max_input_tokens) or exchange.truncation
+    if body.truncate is not None:
+        truncation = "auto" if body.truncate else "error"
+    inputs = to_inputs(body.input, truncation, engine.info)
     if not exchange.services.reader.settings.openai_token_ids and any(item.token_ids is not None for item in inputs):
         raise InvalidArgument(
             "token ids are disabled (clients send ids of OpenAI's vocabulary, not of this model)",
             "Send text; with LangChain set check_embedding_ctx_length=False.",
             field="input", reason="TOKEN_IDS_DISABLED",
         )  # fmt: skip
+    kind = body.input_type or TASKS.get(body.task or "")
     request = EncodeRequest(
         inputs,
         dimensions=body.dimensions,
-        truncation="auto" if body.truncate else "error",
-        prompt_name=engine.role_prompt_name(body.input_type),
-        role=None if body.input_type is None else ROLES[body.input_type],
+        truncation=truncation,
+        prompt_name=engine.role_prompt_name(kind),
+        role=None if kind is None else ROLES[kind],
     )
     wire = "base64" if encoded else "json"
     response = await exchange.run("encode", engine, request, wire=wire, max_inputs=MAX_INPUTS)
@@ -181,6 +200,11 @@ API = Api(
             summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_INPUTS}, shed="always",
         ),
         Route(
+            "/embeddings", "create_embeddings_at_root", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
+            summary="Create embeddings, for clients whose base URL lacks /v1", statuses=WITHOUT_422,
+            limits={"inputs": MAX_INPUTS}, shed="always",
+        ),
+        Route(
             MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", tag="models",
             statuses=GET_STATUSES, headers=False, names_model=False,
         ),
@@ -195,7 +219,7 @@ API = Api(
         {"encoding_format": "encoding_format", "truncation": "truncate"},
         values={"truncation": "true"},
     ),
-    ("/v1/embeddings", MODELS_PATH),
+    ("/v1/embeddings", "/embeddings", MODELS_PATH),
     OpenAIErrorBody,
     render_error,
     status_400,

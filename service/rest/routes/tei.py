@@ -24,8 +24,8 @@ from service.rest.bodies import (
     LIST_TAG,
     OTHER_TAG,
     FirstError,
+    ForeignModel,
     Integers,
-    LenientModel,
     TextList,
     Texts,
     TokenIds,
@@ -99,7 +99,7 @@ TeiPairs = Annotated[
 ]
 
 
-class TruncatableBody(LenientModel):
+class TruncatableBody(ForeignModel):
     """A request whose inputs may be truncated."""
 
     truncate: bool | None = Field(
@@ -153,7 +153,7 @@ class PredictBody(TruncatableBody):
     raw_scores: bool | None = Field(None, description=SCORES_DESCRIPTION)
 
 
-class Sentences(LenientModel):
+class Sentences(ForeignModel):
     """The texts to compare."""
 
     source_sentence: str = Field(description="The text to compare with the others.")
@@ -166,14 +166,14 @@ class SimilarityParameters(TruncatableBody):
     prompt_name: str | None = Field(None, description=PROMPT_NAME_DESCRIPTION)
 
 
-class TeiSimilarityBody(LenientModel):
+class TeiSimilarityBody(ForeignModel):
     """The body of POST /similarity."""
 
     inputs: Sentences = Field(description="The texts to compare.")
     parameters: SimilarityParameters | None = Field(None, description="Options.")
 
 
-class TeiTokenizeBody(LenientModel):
+class TeiTokenizeBody(ForeignModel):
     """The body of POST /tokenize."""
 
     inputs: Texts = Field(description="A text or a list of texts.")
@@ -181,7 +181,7 @@ class TeiTokenizeBody(LenientModel):
     prompt_name: str | None = Field(None, description=PROMPT_NAME_DESCRIPTION)
 
 
-class DecodeBody(LenientModel):
+class DecodeBody(ForeignModel):
     """The body of POST /decode."""
 
     ids: TeiIds = Field(description="Token ids, or a list of lists of token ids.")
@@ -341,7 +341,7 @@ def add_headers(exchange: Exchange, engine: Engine, response: Any, characters: i
     """Add TEI's headers and the native API's."""
     total_s = time.perf_counter() - exchange.record.started
     metadata = tei.ComputeMetadata.measure(response.token_count, exchange.call, characters, total_s)
-    exchange.headers = metadata.headers(engine.info)
+    exchange.headers |= metadata.headers(engine.info)
     exchange.add_metadata(engine, response)
 
 
@@ -541,5 +541,4 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
             422: "Invalid argument, or unknown prompt.",
             429: "Queue full, or too much memory in use for request bodies.",
         },
-        ignores_query=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The API of vLLM for pooling models: /score, /v1/score, /classify and /pooling."""
+"""The API of vLLM for pooling models: /score, /v1/score, /classify, /pooling, /detokenize and /version."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,27 @@ from attendant_client.types import (
 from attendant_client.wire import Base64
 from pydantic import BaseModel, Field
 
+from service import __version__
 from service.engine.engine import Engine
 from service.engine.vectors import normalize
-from service.errors import ConflictingFields, Empty, OutOfRange, ServiceError, UnsupportedByModel, WrongShape
-from service.operations.inputs import cut
-from service.rest.api import WITHOUT_422, Api, Exchange, Route, status_400
-from service.rest.bodies import ENCODING_DESCRIPTION, MODEL_DESCRIPTION, LenientModel, Texts
+from service.errors import ConflictingFields, Empty, ServiceError, UnsupportedByModel, WrongShape
+from service.operations.inputs import Call, cut
+from service.operations.tokenize import decode
+from service.rest.api import GET_STATUSES, WITHOUT_422, Api, Exchange, Route, status_400
+from service.rest.bodies import (
+    ENCODING_DESCRIPTION,
+    MODEL_DESCRIPTION,
+    NO_LIMIT,
+    ForeignModel,
+    PromptTokensBody,
+    Texts,
+    TokenIds,
+)
 from service.rest.routes.openai import PromptUsage, prompt_usage
 from service.spelling import Spelling
 from service.steps import convert
 
 NAME = "vllm"
-NO_LIMIT = -1
-"""The value of `truncate_prompt_tokens` that selects the model's limit."""
 RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
 """Fields of which false selects raw values."""
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
@@ -45,13 +53,10 @@ ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimit
 Task = Literal["embed", "token_embed", "classify"]
 
 
-class VllmModel(LenientModel):
+class VllmModel(PromptTokensBody):
     """Fields that all requests share."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
-    truncate_prompt_tokens: int | None = Field(
-        None, description="-1 or the model's token limit truncates longer inputs. null rejects them."
-    )
     use_activation: bool | None = Field(None, description="false returns logits instead of scores.")
     activation: bool | None = Field(None, description="Older name of `use_activation`.")
     softmax: bool | None = Field(None, description="Older name of `use_activation`.")
@@ -60,14 +65,6 @@ class VllmModel(LenientModel):
     def raw_scores(self) -> bool:
         """Whether to return logits."""
         return False in (self.use_activation, self.activation, self.softmax)
-
-    def truncation(self, engine: Engine) -> Truncation:
-        """Return the truncation as operations name it. Raises `OutOfRange` for another limit than the model's."""
-        limit, actual = engine.info.max_input_tokens, self.truncate_prompt_tokens
-        if actual not in (None, NO_LIMIT, limit):
-            remedy = f"Use {NO_LIMIT} or {limit}."
-            raise OutOfRange("not the model's limit", remedy, field="truncate_prompt_tokens", actual=actual)
-        return "error" if actual is None else "auto"
 
 
 class VllmScoreBody(VllmModel):
@@ -103,6 +100,13 @@ class VllmPoolingBody(VllmModel):
     endianness: Literal["native", "little"] = Field("native", description="Order of bytes in base64: little-endian.")
 
 
+class VllmDetokenizeBody(ForeignModel):
+    """The body of POST /detokenize."""
+
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
+    tokens: TokenIds = Field(description="Token ids.")
+
+
 class VllmErrorDetail(BaseModel):
     """One error in vLLM's format."""
 
@@ -126,6 +130,18 @@ class VllmResponse(BaseModel):
     created: int = Field(description="Time in seconds since 1970.")
     model: str = Field(description="Name of the served model.")
     usage: PromptUsage
+
+
+class VllmText(BaseModel):
+    """The response of /detokenize."""
+
+    prompt: str = Field(description="The text.")
+
+
+class VllmVersion(BaseModel):
+    """The response of /version."""
+
+    version: str = Field(description="Version of the server.")
 
 
 class VllmScore(BaseModel):
@@ -189,8 +205,12 @@ def _cut(texts: str | Sequence[str], truncation: Truncation, engine: Engine) -> 
     return tuple(cut(text, truncation, engine.info) for text in ([texts] if isinstance(texts, str) else texts))
 
 
-def _inputs(body: Any, engine: Engine) -> tuple[Input, ...]:
-    return tuple(map(Input, _cut(body.input, body.truncation(engine), engine)))
+def _truncation(exchange: Exchange, body: VllmModel, engine: Engine) -> Truncation:
+    return body.chosen_truncation(engine.info.max_input_tokens) or exchange.truncation
+
+
+def _inputs(body: Any, engine: Engine, truncation: Truncation) -> tuple[Input, ...]:
+    return tuple(map(Input, _cut(body.input, truncation, engine)))
 
 
 # Score
@@ -207,7 +227,7 @@ async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
 async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[float]]:
     """Return the response of the operation and the score of each pair."""
     engine = exchange.find(body.model)
-    info, truncation = engine.info, body.truncation(engine)
+    info, truncation = engine.info, _truncation(exchange, body, engine)
     first, second = (_cut(texts, truncation, engine) for texts in (body.text_1, body.text_2))
     _check_counts(len(first), len(second))
     is_zipped = len(first) > 1
@@ -286,7 +306,8 @@ def name_text(path: str, body: VllmScoreBody) -> str:
 async def classify(exchange: Exchange, body: VllmClassifyBody) -> Any:
     """Return the best label of each input and the scores of all labels. Requires a classifier."""
     engine = exchange.find(body.model)
-    inputs, truncation = _inputs(body, engine), body.truncation(engine)
+    truncation = _truncation(exchange, body, engine)
+    inputs = _inputs(body, engine, truncation)
     response = await exchange.run(
         "classify", engine, ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation)
     )
@@ -312,7 +333,8 @@ async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
 
 async def _pool(exchange: Exchange, body: VllmPoolingBody, engine: Engine) -> tuple[Any, list[Any]]:
     """Return the response of the operation, and the data of each input."""
-    encoded, inputs, truncation = body.encoding_format == "base64", _inputs(body, engine), body.truncation(engine)
+    encoded, truncation = body.encoding_format == "base64", _truncation(exchange, body, engine)
+    inputs = _inputs(body, engine, truncation)
     task = body.task or ("classify" if "classify" in engine.info.operations else "token_embed")
     raw = body.raw_scores or body.normalize is False
     if body.dimensions is not None and task != "embed":
@@ -361,6 +383,18 @@ def in_order(result: ClassifyResult, labels: Sequence[str]) -> list[float]:
     return [scores[label] for label in labels]
 
 
+async def detokenize(exchange: Exchange, body: VllmDetokenizeBody) -> Any:
+    """Return the text of token ids, special tokens included."""
+    engine = exchange.find(body.model)
+    (text,) = await decode(engine, [body.tokens], Call(exchange.deadline), skip_special_tokens=False)
+    return {"prompt": text}
+
+
+async def version(exchange: Exchange, body: None) -> Any:
+    """Return the version of the server."""
+    return {"version": __version__}
+
+
 def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
     """Return vLLM's error document."""
     status = status_400(error)
@@ -380,8 +414,24 @@ API = Api(
         _post("/v1/score", "v1_score", score, VllmScoreBody, VllmScoreResponse),
         _post("/classify", "classify", classify, VllmClassifyBody, VllmClassifyResponse),
         _post("/pooling", "pooling", pooling, VllmPoolingBody, VllmPoolingResponse),
+        Route(
+            "/detokenize",
+            "vllm_detokenize",
+            detokenize,
+            VllmText,
+            (VllmDetokenizeBody,),
+            statuses=WITHOUT_422,
+            headers=False,
+        ),
+        Route(
+            "/version", "vllm_version", version, VllmVersion, statuses=GET_STATUSES, headers=False, names_model=False
+        ),
     ),
-    Spelling({"inputs": "input"}, {"truncation": "truncate_prompt_tokens"}, values={"truncation": str(NO_LIMIT)}),
+    Spelling(
+        {"inputs": "input", "token_ids": "tokens"},
+        {"truncation": "truncate_prompt_tokens"},
+        values={"truncation": str(NO_LIMIT)},
+    ),
     error=VllmErrorBody,
     render=render_error,
     status=status_400,

@@ -231,7 +231,8 @@ def test_described_headers_are_sent(document: dict[str, Any], rest: httpx.Client
     path, method = OPERATIONS[name]
     operation = document["paths"][path][method]
     content = operation["requestBody"]["content"]["application/json"]["example"]
-    assert set(operation["responses"]["200"]["headers"]) <= set(rest.post(path, json=content).headers)
+    ignored = {} if path.startswith("/v1/") and path != "/v1/embeddings" else {"unknown": 1}
+    assert set(operation["responses"]["200"]["headers"]) <= set(rest.post(path, json=content | ignored).headers)
     rejected = rest.get(path)
     assert {header.lower() for header in operation["responses"]["405"]["headers"]} <= set(rejected.headers)
 

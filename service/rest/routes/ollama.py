@@ -1,0 +1,168 @@
+"""Ollama's API for embeddings: /api/embed, /api/embeddings, /api/tags and /api/version."""
+
+import time
+from typing import Any
+
+from attendant_client.types import EncodeRequest, Input, ModelInfo, Truncation
+from pydantic import BaseModel, Field
+
+from service import __version__
+from service.errors import ServiceError
+from service.operations.encode import pooled_vectors
+from service.operations.inputs import cut
+from service.rest.api import GET_STATUSES, Api, Exchange, Route
+from service.rest.bodies import MODEL_DESCRIPTION, ForeignModel, Texts
+from service.spelling import Spelling
+
+NAME = "ollama"
+TAG = ":latest"
+"""The tag that Ollama's clients append to a name without one."""
+
+
+class OllamaEmbedBody(ForeignModel):
+    """The body of POST /api/embed."""
+
+    model: str = Field(description=MODEL_DESCRIPTION)
+    input: Texts = Field(description="A text or a list of texts.")
+    truncate: bool | None = Field(
+        None, description="Whether to truncate inputs over the token limit, which are an error otherwise. null is true."
+    )
+    dimensions: int | None = Field(
+        None,
+        description="Number of leading components to return (Matryoshka truncation).",
+        json_schema_extra={"minimum": 1},
+    )
+
+
+class OllamaEmbeddingsBody(ForeignModel):
+    """The body of POST /api/embeddings, which has one text."""
+
+    model: str = Field(description=MODEL_DESCRIPTION)
+    prompt: str = Field(description="The text.")
+
+
+class OllamaErrorBody(BaseModel):
+    """The body of every error of Ollama's API."""
+
+    error: str = Field(description="Message for people.")
+
+
+class OllamaEmbedResponse(BaseModel):
+    """The response of /api/embed."""
+
+    model: str
+    embeddings: list[list[float]] = Field(description="One embedding per text.")
+    total_duration: int = Field(description="Time in nanoseconds.")
+    load_duration: int = Field(description="Always 0: models stay loaded.")
+    prompt_eval_count: int = Field(description="Number of tokens.")
+
+
+class OllamaEmbeddingsResponse(BaseModel):
+    """The response of /api/embeddings."""
+
+    embedding: list[float]
+
+
+class OllamaDetails(BaseModel):
+    """The kind of a model."""
+
+    format: str
+    family: str
+    families: list[str]
+
+
+class OllamaModelBody(BaseModel):
+    """A served model."""
+
+    name: str
+    model: str
+    modified_at: str = Field(description="Always 1970: models have no date.")
+    size: int = Field(description="Always 0.")
+    digest: str
+    details: OllamaDetails
+
+
+class OllamaModelsBody(BaseModel):
+    """The response of /api/tags."""
+
+    models: list[OllamaModelBody] = Field(description="The served models, the default model first.")
+
+
+class OllamaVersionBody(BaseModel):
+    """The response of /api/version."""
+
+    version: str = Field(description="Version of the server.")
+
+
+async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: Truncation, **options: Any) -> Any:
+    engine = exchange.find(name.removesuffix(TAG))
+    inputs = tuple(Input(cut(text, truncation, engine.info)) for text in texts)
+    return await exchange.run("encode", engine, EncodeRequest(inputs, truncation=truncation, **options))
+
+
+async def embed(exchange: Exchange, body: OllamaEmbedBody) -> Any:
+    """Return one embedding per text."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    truncation: Truncation = "error" if body.truncate is False else "auto"
+    response = await _encode(exchange, body.model, texts, truncation, dimensions=body.dimensions)
+    return {
+        "model": response.model,
+        "embeddings": pooled_vectors(response),
+        "total_duration": int(1e9 * (time.perf_counter() - exchange.record.started)),
+        "load_duration": 0,
+        "prompt_eval_count": response.token_count,
+    }
+
+
+async def embeddings(exchange: Exchange, body: OllamaEmbeddingsBody) -> Any:
+    """Return the embedding of a text."""
+    response = await _encode(exchange, body.model, [body.prompt], "auto")
+    return {"embedding": pooled_vectors(response)[0]}
+
+
+async def tags(exchange: Exchange, body: None) -> Any:
+    """Return the served models; the first is the default model."""
+    return {"models": [_describe(info) for info in exchange.lifecycle.models.infos]}
+
+
+def _describe(info: ModelInfo) -> dict[str, Any]:
+    details = {"format": "onnx", "family": info.model_type, "families": [info.model_type]}
+    return {
+        "name": info.name, "model": info.name, "modified_at": "1970-01-01T00:00:00Z", "size": 0,
+        "digest": info.digest, "details": details,
+    }  # fmt: skip
+
+
+async def version(exchange: Exchange, body: None) -> Any:
+    """Return the version of the server."""
+    return {"version": __version__}
+
+
+def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return Ollama's error document."""
+    return {"error": error.message}
+
+
+def _get(path: str, handler: Any, response: type[BaseModel]) -> Route:
+    return Route(
+        path, f"ollama_{handler.__name__}", handler, response, statuses=GET_STATUSES, headers=False, names_model=False
+    )
+
+
+API = Api(
+    NAME,
+    "ollama",
+    (
+        Route("/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedBody,), shed="always"),
+        Route(
+            "/api/embeddings", "ollama_embeddings", embeddings, OllamaEmbeddingsResponse, (OllamaEmbeddingsBody,),
+            shed="always",
+        ),
+        _get("/api/tags", tags, OllamaModelsBody),
+        _get("/api/version", version, OllamaVersionBody),
+    ),
+    Spelling({"inputs": "input"}, {"truncation": "truncate"}, values={"truncation": "true"}),
+    ("/api/",),
+    OllamaErrorBody,
+    render_error,
+)  # fmt: skip

@@ -1,0 +1,111 @@
+"""Fields and query parameters of other servers' clients that have no effect here are ignored, and named in a header."""
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import RunningServer, serving
+
+MODEL = "all-MiniLM-L6-v2"
+HEADER = "x-attendant-ignored"
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "a", "model": MODEL},
+    "/embed": {"inputs": "a"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/tokenize": {"inputs": "a"},
+    "/decode": {"ids": [101]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/embed": {"texts": ["a"], "input_type": "search_query"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/pooling": {"input": "a"},
+    "/infinity/embeddings": {"input": "a"},
+    "/infinity/rerank": {"query": "a", "documents": ["b"]},
+    f"/v2/models/{MODEL}/infer": {"inputs": [TENSOR]},
+}
+NATIVE = {"/v1/encode": {"inputs": "a"}, "/v1/attend": {"inputs": "a"}, "/v1/tokenize": {"inputs": "a"}}
+
+
+@pytest.fixture(scope="module")
+def rest() -> Any:
+    with serving() as server, _client(server) as client:
+        yield client
+
+
+def _client(server: RunningServer) -> httpx.Client:
+    return httpx.Client(base_url=server.rest, timeout=60)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_unknown_fields_change_nothing_and_are_named(rest: httpx.Client, path: str) -> None:
+    expected, extra = rest.post(path, json=BODIES[path]), {"priority": 1, "nested": {"a": [1]}, "user": None}
+    assert expected.status_code == 200
+    assert HEADER not in expected.headers
+    response = rest.post(path, json=extra | BODIES[path])
+    assert response.status_code == 200
+    assert response.headers[HEADER] == "priority, nested, user"
+    changing = {"id", "created", "meta"}
+    first, second = (body if isinstance(body := answer.json(), list) else {
+        name: value for name, value in body.items() if name not in changing
+    } for answer in (expected, response))  # fmt: skip
+    assert first == second
+    strict = rest.post(path, json=extra | BODIES[path], headers={"x-attendant-strict": "1"})
+    assert strict.status_code in (400, 422)
+    assert "priority: unknown field. Remove it." in strict.text
+    assert rest.post(path, json=BODIES[path], headers={"x-attendant-strict": "1"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/rerank"])
+def test_query_parameters_are_named(rest: httpx.Client, path: str) -> None:
+    response = rest.post(path, json=BODIES[path], params={"api-version": "2024-02-01"})
+    assert (response.status_code, response.headers[HEADER]) == (200, "?api-version")
+    strict = rest.post(path, json=BODIES[path], params={"api-version": "1"}, headers={"x-attendant-strict": "1"})
+    assert strict.status_code in (400, 422)
+    assert "unknown query parameter" in strict.text
+
+
+@pytest.mark.parametrize("path", NATIVE)
+def test_native_api_is_strict(rest: httpx.Client, path: str) -> None:
+    response = rest.post(path, json=NATIVE[path] | {"layer": [1]})
+    assert response.status_code == 422
+    assert response.json()["error"]["reason"] == "UNKNOWN_FIELD"
+
+
+def test_fields_of_nested_objects_are_named_with_their_path(rest: httpx.Client) -> None:
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"], "x": 1}, "parameters": {"truncate": True, "y": 1}}
+    assert rest.post("/similarity", json=body).headers[HEADER] == "inputs.x, parameters.y"
+    body = {"inputs": [TENSOR | {"z": 1}], "outputs": [{"name": "pooled", "w": 1}]}
+    assert rest.post(f"/v2/models/{MODEL}/infer", json=body).headers[HEADER] == "inputs[0].z, outputs[0].w"
+
+
+def test_misspelled_required_field_is_named(rest: httpx.Client) -> None:
+    response = rest.post("/v1/embeddings", json={"inputs": "a", "model": MODEL})
+    assert response.json()["error"]["message"] == "input: missing. Rename `inputs`."
+
+
+def test_images_are_not_ignored(rest: httpx.Client) -> None:
+    """They would be missing in the response."""
+    response = rest.post("/v2/embed", json=BODIES["/v2/embed"] | {"images": ["data:"]})
+    assert "images: not supported. Send texts only." in response.text
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.lists(st.text(max_size=60), min_size=1, max_size=20, unique=True))
+def test_any_name_is_safe_in_the_header(rest: httpx.Client, names: list[str]) -> None:
+    """At most eight names, in printable ASCII, whatever the client sends."""
+    names = [name for name in names if name not in BODIES["/v1/embeddings"] and name not in FIELDS]
+    response = rest.post("/v1/embeddings", json=dict.fromkeys(names, 1) | BODIES["/v1/embeddings"])
+    assert response.status_code == 200
+    header = response.headers.get(HEADER, "")
+    listed = header.split(", ") if names else []
+    assert len(listed) == min(len(names), 8)
+    for name, shown in zip(names, listed, strict=False):
+        assert len(shown) <= 40
+        assert all(other in (character, "?") for character, other in zip(name, shown, strict=False))
+
+
+FIELDS = ("encoding_format", "dimensions", "input_type", "truncate")

@@ -1,0 +1,101 @@
+"""Paths that clients send besides those of the routes: aliases, extra slashes, prefixes of proxies, and mistakes."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service import __version__
+from tests.conftest import serving
+
+MODEL = "all-MiniLM-L6-v2"
+PREFIX = "/embeddings-api"
+EMBEDDINGS = {"input": "money bank grows", "model": MODEL}
+
+
+@pytest.fixture(scope="module")
+def rest() -> Iterator[httpx.Client]:
+    with serving(root_path=PREFIX) as server, httpx.Client(base_url=server.rest, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/embeddings", "//v1/embeddings", "/v1/embeddings/", "/v1//embeddings//", f"{PREFIX}/v1/embeddings"]
+)
+def test_path_reaches_the_route(rest: httpx.Client, path: str) -> None:
+    expected = rest.post("/v1/embeddings", json=EMBEDDINGS).json()
+    assert rest.post(f"{rest.base_url}".rstrip("/") + path, json=EMBEDDINGS).json() == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/embedding", "/v1/embeddings"),
+        ("/v1/v1/embeddings", "/v1/embeddings"),
+        ("/v1/embeddings/embeddings", "/v1/embeddings"),
+        ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/v1/re-rank", "/v1/rerank"),
+        ("/v1/encodes", "/v1/encode"),
+    ],
+)
+def test_unknown_path_names_the_nearest_one(rest: httpx.Client, path: str, nearest: str) -> None:
+    response = rest.post(path, json={})
+    assert response.status_code == 404
+    assert f"Did you mean {nearest}?" in response.text
+
+
+def test_docs_work_behind_a_prefix(rest: httpx.Client) -> None:
+    """All URLs of the page are relative, and requests go to the prefix."""
+    for base in ("", PREFIX):
+        page = rest.get(f"{base}/docs")
+        for url in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            assert rest.get(f"{base}/{url}").status_code == 200
+        start = rest.get(f"{base}/docs/start.js").text
+        assert 'url: "openapi.json"' in start
+        assert rest.get(f"{base}/openapi.json").json()["servers"] == [{"url": PREFIX}]
+        assert rest.get(f"{base}/").headers["content-type"].startswith("text/html")
+
+
+def test_ollama_clients_get_the_same_vectors(rest: httpx.Client) -> None:
+    texts = ["money bank grows", "word " * 300]
+    native = rest.post("/v1/encode", json={"inputs": texts, "truncation": "right"}).json()
+    vectors = [result["pooled"] for result in native["results"]]
+    body = {"model": f"{MODEL}:latest", "input": texts, "keep_alive": "5m", "options": {}}
+    response = rest.post("/api/embed", json=body)
+    answer = response.json()
+    assert (answer["embeddings"], answer["model"]) == (vectors, MODEL)
+    assert answer["prompt_eval_count"] == sum(result["token_count"] for result in native["results"])
+    assert response.headers["x-attendant-ignored"] == "keep_alive, options"
+    assert rest.post("/api/embed", json={"model": MODEL, "input": texts[0]}).json()["embeddings"] == vectors[:1]
+    assert rest.post("/api/embeddings", json={"model": MODEL, "prompt": texts[0]}).json() == {"embedding": vectors[0]}
+    short = rest.post("/api/embed", json={"model": MODEL, "input": texts[0], "dimensions": 8}).json()["embeddings"]
+    assert len(short[0]) == 8
+    assert [model["name"] for model in rest.get("/api/tags").json()["models"]] == [MODEL]
+    assert rest.get("/api/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": "llama3", "input": "a"}, 404, 'model: not found ("llama3")'),
+        ({"model": MODEL, "input": "word " * 300, "truncate": False}, 422, "or set truncate to true"),
+        ({"model": MODEL}, 422, "input: missing. Send it."),
+    ],
+)
+def test_ollama_clients_get_its_errors(rest: httpx.Client, body: Any, status: int, message: str) -> None:
+    response = rest.post("/api/embed", json=body)
+    assert response.status_code == status
+    assert list(response.json()) == ["error"]
+    assert message in response.json()["error"]
+
+
+def test_detokenize_returns_the_text_of_tokens(rest: httpx.Client) -> None:
+    tokens = rest.post("/v1/tokenize", json={"inputs": "money bank grows"}).json()["results"][0]["tokens"]
+    ids = [token["id"] for token in tokens]
+    response = rest.post("/detokenize", json={"model": MODEL, "tokens": ids})
+    assert response.json() == {"prompt": "[CLS] money bank grows [SEP]"}
+    wrong = rest.post("/detokenize", json={"tokens": [10**6]}).json()["error"]
+    assert wrong["param"] == "tokens[0]"
+    assert rest.get("/version").json() == {"version": __version__}
