@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from attendant_client.types import Truncation
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
@@ -80,7 +79,7 @@ class Settings(BaseModel):
     not apply to the admin port."""
     cors_origins: str = ""
     """Origins that browsers may send requests from, separated by commas; * allows all."""
-    truncate: Truncation = "error"
+    truncate: Literal["error", "right", "left", "auto"] = "error"
     """What /v1/embeddings, /v1/rerank, /score, /classify and /pooling do with inputs over the token limit if a request
     does not say so: an error, or truncation at the right, at the left, or at the side that the model names (auto)."""
     root_path: str = ""

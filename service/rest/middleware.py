@@ -36,11 +36,11 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import BY_NAME, api_of
+from service.rest.apis import BY_NAME, PROBE_PATHS, ROUTES, api_of
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
-from service.rest.routes import docs, health, native, oip, openai
+from service.rest.routes import health, native, oip, openai
 
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
@@ -50,9 +50,6 @@ TLS_PART_BYTES = 64 * 1024
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("attendant.rest")
-
-
-PAGES = (f"{docs.DOCS_PATH}/", "/page/")
 
 
 class RequestMiddleware:
@@ -85,7 +82,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = normalize(scope["path"], self._root_path)
+        path = normalize(scope["method"], scope["path"], self._root_path)
         if path != scope["path"]:
             scope = {**scope, "path": path}
         allow_cancellation(scope)
@@ -163,16 +160,18 @@ class RequestMiddleware:
             log_exception(record)  # FastAPI has responded, and re-raises the error
 
 
-def normalize(path: str, root_path: str) -> str:
-    """Return a path without the prefix that a proxy did not remove, repeated slashes, and a slash at the end.
+def normalize(method: str, path: str, root_path: str) -> str:
+    """Return a path without the prefix that a proxy did not remove, and without slashes too many before a route.
 
-    Pages keep their slash, because the URLs in them are relative.
+    Pages and probes have one path each: the URLs of pages are relative, and probes need no key.
     """
     if root_path and path.startswith(f"{root_path}/"):
         path = path[len(root_path) :]
-    if "//" in path:
-        path = re.sub("/{2,}", "/", path)
-    return path[:-1] if path.endswith("/") and path != "/" and not path.startswith(PAGES) else path
+    if "//" in path or path.endswith("/"):
+        single = re.sub("/{2,}", "/", path).removesuffix("/")
+        if (method, single) in ROUTES and single not in PROBE_PATHS:
+            return single
+    return path
 
 
 class ResponseSender:

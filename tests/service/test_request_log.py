@@ -43,7 +43,8 @@ def send_requests(server: RunningServer) -> None:
             headers = {"x-request-id": f"rest-{number}", "traceparent": TRACE}
             response = client.post("/v1/encode", json=body, headers=headers)
             assert response.headers["traceparent"] == TRACE
-            openai_body = {"input": body["inputs"], "model": "all-MiniLM-L6-v2"} | ({TEXT: TEXT} if number else {})
+            wrong = {"dimensions": TEXT} if number else {}
+            openai_body = {"input": body["inputs"], "model": "all-MiniLM-L6-v2"} | wrong
             client.post("/v1/embeddings", json=openai_body, headers={"x-request-id": f"openai-{number}"})
         client.get(f"/{TEXT}", headers={"x-request-id": "unknown", "traceparent": f"00-{TEXT}"})
         client.get("/livez")
@@ -72,7 +73,7 @@ FINISHED = {
 }
 REJECTED = {
     ("rest-1", "rest", "/v1/encode", "422", "UNKNOWN_FIELD"),
-    ("openai-1", "openai", "/v1/embeddings", "400", "UNKNOWN_FIELD"),
+    ("openai-1", "openai", "/v1/embeddings", "400", "WRONG_TYPE"),
     ("grpc-1", "grpc", "/attendant.v1.EncoderService/Encode", "INVALID_ARGUMENT", "EMPTY"),
     ("stream", "grpc", "/attendant.v1.EncoderService/EncodeStream", "INVALID_ARGUMENT", "EMPTY"),
     ("unknown", "rest", "_OTHER", "404", "ROUTE_NOT_FOUND"),
