@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -34,9 +34,20 @@ from model.artifact.console import (
 from service.commands import sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.labeled_texts import LabeledText, read_lines
-from service.commands.row_files import INPUT_FORMATS, Row, RowFile, RowReader, import_arrow, input_format
+from service.commands.row_files import (
+    COMPRESSED_SUFFIXES,
+    INPUT_FORMATS,
+    InputFormat,
+    Row,
+    RowFile,
+    RowReader,
+    import_arrow,
+    input_format,
+)
+from service.commands.row_files import SUFFIXES as INPUT_SUFFIXES
 from service.commands.sources import Encoded, VectorOptions, encode_texts, open_engine, open_source
 from service.commands.vector_files import (
+    OUTPUT_COLUMNS,
     OUTPUT_FORMATS,
     Chunk,
     JsonLines,
@@ -46,6 +57,7 @@ from service.commands.vector_files import (
     VectorFormat,
     output_format,
 )
+from service.commands.vector_files import SUFFIXES as OUTPUT_SUFFIXES
 from service.config import Settings, load_settings
 from service.errors import ServiceError
 
@@ -175,7 +187,11 @@ def check_absent(target: Path) -> None:
 
 def _check_same_run(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     before, now = ({name: "unset" if value is None else value for name, value in run.items()} for run in (old, new))
-    changed = [f"{name}: {before[name]}, now {now[name]}" for name in sorted(now) if before.get(name) != now[name]]
+    changed = [
+        f"{name}: {before.get(name, 'unset')}, now {now.get(name, 'unset')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
     if changed:
         problem = f"{path}: state of another run ({'; '.join(changed)})"
         raise CommandError(f"{problem}. Repeat that run's command, or remove the directory.", EX_CONFIG)
@@ -363,7 +379,7 @@ async def embed_file(job: EmbedFile, embedder: Embedder) -> tuple[Counts, float]
     Return row counts over all runs, and the rows per second of this run.
     """
     with job.source.open() as reader:
-        output = _vector_format(job, embedder, reader.id_type)
+        output = _vector_format(job, embedder, reader.types)
         run = _run_key(job, embedder.info)
         with WorkDirectory.open(job.target, run, output.header, overwrite=job.overwrite) as work:
             with FileProgress(work.state.counts.rows) as progress:
@@ -439,14 +455,14 @@ def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
     return source.error(f"{problem}. See {rejected_path(job.target)}{remedy}.")
 
 
-def _vector_format(job: EmbedFile, embedder: Embedder, id_type: Any) -> VectorFormat:
+def _vector_format(job: EmbedFile, embedder: Embedder, types: Mapping[str, Any]) -> VectorFormat:
     info, dtype = embedder.info, job.vectors.dtype
     if job.output_format == "jsonl":
-        return JsonLines(ids=job.source.id_field is not None)
+        return JsonLines(ids=job.source.id_field is not None, keep=job.source.keep)
     if job.output_format == "npy":
         return Numpy(embedder.dimensions, dtype)
     metadata = {"attendant.model": info.name, "attendant.digest": info.digest, "attendant.precision": info.precision}
-    return Parquet(embedder.dimensions, dtype, id_type, metadata, ids=job.source.id_field is not None)
+    return Parquet(embedder.dimensions, dtype, job.source, types, metadata)
 
 
 def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
@@ -456,6 +472,8 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
         size = file.tell()
     run: dict[str, Any] = {"input size": size, "input digest": digest[:16], "input format": job.source.format}
     run |= {"field": job.source.field, "id-field": job.source.id_field, "reject-truncated": job.reject_truncated}
+    if job.source.keep or job.source.delimiter is not None:
+        run |= {"keep": ",".join(job.source.keep), "delimiter": job.source.delimiter}
     run |= {"model digest": info.digest, "precision": info.precision, "output format": job.output_format}
     # The name of the model may be an alias; the digest identifies it.
     return run | {name.replace("_", "-"): value for name, value in asdict(job.vectors).items() if name != "model"}
@@ -463,9 +481,9 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
 
 COMMAND = "attendant embed"
 DESCRIPTION = """\
-Write an embedding for each row of a file. Input is one text per line (.txt), JSON lines (.jsonl), CSV with a header
-(.csv) or Parquet (.parquet); output is Parquet, NumPy (.npy) or JSON lines. Without -o, print the embedding of each
-TEXT, or of each line of standard input, as one line of JSON."""
+Write an embedding for each row of a file. Input is one text per line (.txt), JSON lines (.jsonl), CSV or TSV with a
+header (.csv, .tsv), which may be compressed (.gz, .zst), or Parquet (.parquet); output is Parquet, NumPy (.npy) or JSON
+lines. Without -o, print the embedding of each TEXT, or of each line of standard input, as one line of JSON."""
 EPILOG = """\
 OUT has one embedding per row in input order, with row numbers from 1 (in CSV, not counting the header). Rows without a
 usable text are rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their
@@ -475,7 +493,7 @@ interruption, run the same command again.
 Engine options come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
 examples:
-  attendant embed texts.parquet -o vectors.parquet --field body --id-field id
+  attendant embed texts.parquet -o vectors.parquet --field body --id-field id --keep title,body
   attendant embed texts.txt -o vectors.npy --server grpc://127.0.0.1:8081
   attendant embed "river bank flows" "money bank grows"
 """
@@ -571,13 +589,20 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     source_format = options.input_format or input_format(options.input)
     target_format = options.output_format or output_format(options.output)
     if source_format is None:
-        parser.error(f"IN: unknown suffix ({options.input.suffix or 'none'}). Set --input-format")
+        known = ", ".join((*INPUT_SUFFIXES, *COMPRESSED_SUFFIXES))
+        parser.error(f"IN: unknown suffix ({options.input.suffix or 'none'}; known: {known}). Set --input-format")
     if target_format is None:
-        parser.error(f"--output: unknown suffix ({options.output.suffix or 'none'}). Set --output-format")
+        known = ", ".join(OUTPUT_SUFFIXES)
+        parser.error(
+            f"--output: unknown suffix ({options.output.suffix or 'none'}; known: {known}). Set --output-format"
+        )
     if options.id_field is not None and source_format == "text":
         parser.error("--id-field: not supported for lines of text. Use row numbers")
     if options.id_field is not None and target_format == "npy":
         parser.error("--id-field: not supported for NumPy files. Use .parquet or .jsonl")
+    _check_keep(parser, options, source_format, target_format)
+    if options.delimiter is not None and source_format != "csv":
+        parser.error("--delimiter: set for a file that is not CSV. Remove it, or set --input-format csv")
     parser.check_source_options(options)
     if options.ray and options.server is not None:
         parser.error("--server: not supported with --ray. Remove one of them")
@@ -590,13 +615,29 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     if "parquet" in (source_format, target_format):
         import_arrow()
     return EmbedFile(
-        RowFile(options.input, source_format, options.field, options.id_field),
+        RowFile(options.input, source_format, options.field, options.id_field, options.keep, options.delimiter),
         options.output,
         target_format,
         VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize),
         reject_truncated=options.reject_truncated,
         overwrite=options.overwrite,
     )
+
+
+def _check_keep(
+    parser: Parser, options: argparse.Namespace, source_format: InputFormat, target_format: OutputFormat
+) -> None:
+    """Exit with an error if the columns to keep do not exist or would replace those of the output."""
+    keep: tuple[str, ...] = options.keep
+    if keep and target_format == "npy":
+        parser.error("--keep: not supported for NumPy files. Use .parquet or .jsonl")
+    if source_format == "text" and set(keep) - {"text"}:
+        parser.error("--keep: lines of text have one column. Use --keep text")
+    for name in keep:
+        if keep.count(name) > 1:
+            parser.error(f"--keep: {name} is listed twice. Remove one")
+        if name in OUTPUT_COLUMNS:
+            parser.error(f"--keep: {name} is a column of every output. Rename it in IN")
 
 
 def _check_output(source: Path, target: Path) -> None:
@@ -620,6 +661,8 @@ def _parser() -> Parser:
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
     add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
     add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--keep", type=_names, default=(), metavar="NAME,...", help="keys or columns to copy to the output")
+    add("--delimiter", type=_delimiter, metavar="C", help="character between the columns of CSV (default: a comma)")
     add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the values (default: float32)")
     add("--prompt-name", metavar="NAME", help="prompt of the model (default: its default prompt)")
@@ -630,6 +673,20 @@ def _parser() -> Parser:
     add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")
     add("--ray-workers", type=integer(1, 10_000), metavar="N", help="number of workers (default: as many as fit)")
     return parser
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(name for name in value.split(",") if name)
+    if not names:
+        raise argparse.ArgumentTypeError("names no column")
+    return names
+
+
+def _delimiter(value: str) -> str:
+    value = "\t" if value == "\\t" else value
+    if len(value) != 1 or value in '"\r\n':
+        raise argparse.ArgumentTypeError("must be one character other than a quote")
+    return value
 
 
 async def _embed_texts(settings: Settings, texts: Iterable[LabeledText]) -> int:

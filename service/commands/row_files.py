@@ -1,35 +1,42 @@
-"""Rows of a file to embed: text lines, JSON lines, CSV or Parquet. Files are never read into memory as a whole."""
+"""Rows of a file to embed: text lines, JSON lines, CSV, TSV or Parquet. Files are never read into memory as a whole."""
 
 import codecs
 import csv
+import gzip
 import io
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO, get_args
+from typing import Any, Literal, TextIO, get_args
 
 import orjson
 
 from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError, import_extra
 
-InputFormat = Literal["text", "jsonl", "csv", "parquet"]
+InputFormat = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 INPUT_FORMATS: tuple[InputFormat, ...] = get_args(InputFormat)
 SUFFIXES: dict[str, InputFormat] = {
-    ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet",
+    ".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
 }  # fmt: skip
+COMPRESSED_SUFFIXES = (".gz", ".zst")
+SEPARATOR_NAMES: dict[InputFormat, str] = {"csv": "commas", "tsv": "tabs"}
+SEPARATORS: dict[InputFormat, str] = {"csv": ",", "tsv": "\t"}
 MAX_LINE_BYTES = 16 * 2**20
 """Longer lines are rejected without being read into memory."""
 READ_ROWS = 1024
 """Rows per Parquet batch."""
 BUFFER_BYTES = 2**20
 """Bytes per Parquet read. Without a buffer, each row group would be read as a whole."""
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 OTHER_FILES = {
     codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
     codecs.BOM_UTF16_BE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
-    b"\x1f\x8b": "compressed. Decompress it: gzip -d.",
-    b"\x28\xb5\x2f\xfd": "compressed. Decompress it: zstd -d.",
+    b"BZh": "compressed. Decompress it: bzip2 -d.",
+    b"\xfd7zXZ": "compressed. Decompress it: xz -d.",
+    b"PK\x03\x04": "compressed. Decompress it: unzip.",
 }
 """Magic numbers of files that are not text, with an error for each."""
 
@@ -45,6 +52,8 @@ class Row:
     text: str | None
     id: Id | None = None
     error: str = ""
+    kept: tuple[Any, ...] = ()
+    """The values of the columns to copy to the output."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +63,38 @@ class RowReader:
     rows: Iterator[Row]
     estimate_total: Callable[[int], int]
     """Returns the estimated number of rows of the file, given the number of the last row read."""
-    id_type: Any = None
-    """Arrow type of the ids, or None if they are strings in Parquet."""
+    types: Mapping[str, Any] = field(default_factory=dict)
+    """Arrow types of the ids and the columns to copy, if the file has types. Others are strings in Parquet."""
 
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file to embed. `field` and `id_field` are column names or keys."""
+    """A file to embed. `field`, `id_field` and those to `keep` are column names or keys."""
 
     path: Path
     format: InputFormat
     field: str = "text"
     id_field: str | None = None
+    keep: tuple[str, ...] = ()
+    delimiter: str | None = None
+    """Between the columns of a CSV file; None selects that of the format."""
 
     @contextmanager
     def open(self) -> Iterator[RowReader]:
         """Open the file. Raises `CommandError` if the file or its columns are unusable."""
-        with self.read_errors():
-            # Decode invalid UTF-8 to surrogates, so that only the affected row is rejected.
-            file = self.path.open(encoding="utf-8", errors="surrogateescape", newline="")
-        with file:
+        with ExitStack() as files:
             with self.read_errors():
-                reader = (_open_parquet if self.format == "parquet" else _open_text)(self, file)
+                file = files.enter_context(self.path.open("rb"))
+                reader = _open_parquet(self, file) if self.format == "parquet" else _open_text(self, file, files)
             yield reader
 
     @contextmanager
     def read_errors(self) -> Iterator[None]:
-        """Raise `CommandError` instead of `OSError`."""
+        """Raise `CommandError` instead of `OSError`, and for damaged compressed data."""
         try:
             yield
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self.error(f"damaged ({error}). Check the file.") from None
         except OSError as error:
             raise self.error(f"cannot be read ({error.strerror or error}). Check the path.") from None
 
@@ -91,7 +103,8 @@ class RowFile:
 
     def check_columns(self, columns: list[str]) -> None:
         """Raise `CommandError` unless the file has each selected column once."""
-        for option, name in (("--field", self.field), ("--id-field", self.id_field)):
+        options = (("--field", self.field), ("--id-field", self.id_field), *(("--keep", name) for name in self.keep))
+        for option, name in options:
             if name is not None and columns.count(name) != 1:
                 problem = "column exists more than once" if name in columns else "no such column"
                 listed = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
@@ -112,14 +125,17 @@ class RowFile:
         if not isinstance(text, str):
             problem = "missing" if text is None else "not a string"
             return Row(number, None, row_id, f"{self.field}: {problem}. Use a string.")
-        if not _is_utf8(text):
-            return Row(number, None, row_id, f"{self.field}: not UTF-8. Convert it to UTF-8.")
-        return Row(number, text, row_id)
+        kept = tuple([fields.get(name) for name in self.keep])
+        for name, value in ((self.field, text), *zip(self.keep, kept, strict=True)):
+            if isinstance(value, str) and not _is_utf8(value):
+                return Row(number, None, row_id, f"{name}: not UTF-8. Convert it to UTF-8.")
+        return Row(number, text, row_id, kept=kept)
 
 
 def input_format(path: Path) -> InputFormat | None:
-    """Return the format of a file's suffix, or None if it is unknown."""
-    return SUFFIXES.get(path.suffix.lower())
+    """Return the format of a file's suffix, before one of a compressed file, or None if it is unknown."""
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+    return SUFFIXES.get(name.suffix.lower())
 
 
 def import_arrow() -> tuple[Any, Any]:
@@ -128,25 +144,43 @@ def import_arrow() -> tuple[Any, Any]:
     return arrow, import_extra("pyarrow.parquet", "data", "Parquet needs pyarrow, which")
 
 
-def _open_text(source: RowFile, file: TextIO) -> RowReader:
-    data = file.buffer
-    size = data.seek(0, io.SEEK_END)
-    data.seek(0)
-    start = data.read(4)
+def _open_text(source: RowFile, file: io.BufferedReader, files: ExitStack) -> RowReader:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    data = files.enter_context(_decompress(file))
+    start = data.peek(8)
     for magic, problem in OTHER_FILES.items():
         if start.startswith(magic):
             raise source.error(problem)
-    data.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
-    rows = _csv_rows(source, file) if source.format == "csv" else _line_rows(source, data)
+    if start.startswith(codecs.BOM_UTF8):
+        data.read(len(codecs.BOM_UTF8))
+    if source.format in SEPARATORS:
+        # Decode invalid UTF-8 to surrogates, so that only the affected row is rejected.
+        text = files.enter_context(io.TextIOWrapper(data, "utf-8", "surrogateescape", newline=""))
+        rows = _csv_rows(source, text)
+    else:
+        rows = _line_rows(source, data)
 
     def read() -> Iterator[Row]:
         with source.read_errors():
             yield from rows
 
-    return RowReader(read(), lambda number: round(number * size / (data.tell() or 1)))
+    return RowReader(read(), lambda number: round(number * size / (file.tell() or 1)))
 
 
-def _line_rows(source: RowFile, file: BinaryIO) -> Iterator[Row]:
+def _decompress(file: io.BufferedReader) -> io.BufferedReader:
+    """Return a reader of a file's content, which may be compressed with gzip or Zstandard."""
+    start = file.read(len(ZSTD))
+    file.seek(0)
+    if start.startswith(GZIP):
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))  # has the methods of RawIOBase
+    if start.startswith(ZSTD):
+        arrow = import_extra("pyarrow", "data", "Zstandard needs pyarrow, which")
+        return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd"))
+    return file
+
+
+def _line_rows(source: RowFile, file: io.BufferedReader) -> Iterator[Row]:
     for number, line in enumerate(_lines(file), start=1):
         if line is None:
             yield Row(number, None, error=f"Line too long (limit {MAX_LINE_BYTES} bytes). Shorten it.")
@@ -156,10 +190,11 @@ def _line_rows(source: RowFile, file: BinaryIO) -> Iterator[Row]:
         except UnicodeDecodeError:
             yield Row(number, None, error="Not UTF-8. Convert the line to UTF-8.")
         else:
-            yield Row(number, text) if source.format == "text" else _json_row(source, number, text)
+            is_text = source.format == "text"
+            yield Row(number, text, kept=(text,) * len(source.keep)) if is_text else _json_row(source, number, text)
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+def _lines(file: io.BufferedReader) -> Iterator[bytes | None]:
     """Yield each line, or None for a line that is too long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
@@ -197,7 +232,7 @@ def _csv_records(source: RowFile, file: TextIO) -> Iterator[list[str] | str]:
 
     Raises `CommandError` for an unclosed quote, which turns all following lines into one field.
     """
-    reader = csv.reader(file, strict=True)
+    reader = csv.reader(file, strict=True, delimiter=source.delimiter or SEPARATORS[source.format])
     while True:
         first = reader.line_num + 1
         try:
@@ -220,14 +255,14 @@ def _csv_row(source: RowFile, header: list[str], number: int, record: list[str] 
         return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
     if len(record) != len(header):
         problem = f"Wrong number of columns ({len(record)}, header {len(header)})"
-        return Row(number, None, error=f"{problem}. Quote fields that contain commas.")
+        return Row(number, None, error=f"{problem}. Quote fields that contain {SEPARATOR_NAMES[source.format]}.")
     return source.make_row(number, dict(zip(header, record, strict=True)))
 
 
-def _open_parquet(source: RowFile, file: TextIO) -> RowReader:
+def _open_parquet(source: RowFile, file: io.BufferedReader) -> RowReader:
     arrow, parquet = import_arrow()
     try:
-        opened = parquet.ParquetFile(file.buffer, buffer_size=BUFFER_BYTES)
+        opened = parquet.ParquetFile(file, buffer_size=BUFFER_BYTES)
     except (arrow.ArrowException, OSError):
         raise source.error("not Parquet or damaged. Check the file.") from None
     source.check_columns(opened.schema_arrow.names)
@@ -240,8 +275,11 @@ def _open_parquet(source: RowFile, file: TextIO) -> RowReader:
             if not is_string and not (integers and arrow.types.is_integer(kind)):
                 expected = "strings or integers" if integers else "strings"
                 raise source.error(f"{name}: wrong type ({kind}). Choose a column of {expected}.")
+    for name in source.keep:
+        kind = opened.schema_arrow.field(name).type
+        types.setdefault(name, kind.value_type if arrow.types.is_dictionary(kind) else kind)
     rows = _parquet_rows(source, opened, list(types))
-    return RowReader(rows, lambda number: opened.metadata.num_rows, types.get(source.id_field or ""))
+    return RowReader(rows, lambda number: opened.metadata.num_rows, types)
 
 
 def _parquet_rows(source: RowFile, file: Any, names: list[str]) -> Iterator[Row]:
@@ -260,8 +298,10 @@ def _values(arrow: Any, column: Any) -> list[Any]:
     """Return a column's values; invalid UTF-8 becomes surrogates."""
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not arrow.types.is_integer(column.type):
+    if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
         column = column.cast(arrow.large_binary())
+    elif not arrow.types.is_integer(column.type):  # a column to copy
+        return list(column.to_pylist())
     return [item.decode(errors="surrogateescape") if isinstance(item, bytes) else item for item in column.to_pylist()]
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,11 +12,12 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.commands.row_files import Row, import_arrow
+from service.commands.row_files import Row, RowFile, import_arrow
 
 OutputFormat = Literal["jsonl", "npy", "parquet"]
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 SUFFIXES: dict[str, OutputFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
+OUTPUT_COLUMNS = ("row", "id", "embedding")
 ROW_GROUP_BYTES = 64 * 2**20
 """Minimum size of a Parquet row group, except for the last one."""
 
@@ -45,17 +47,18 @@ class VectorFormat(ABC):
 
 
 class JsonLines(VectorFormat):
-    """One object per accepted row: `{"row": 1, "id": "a", "embedding": [...]}`."""
+    """One object per accepted row: `{"row": 1, "id": "a", ..., "embedding": [...]}`, with the columns to `keep`."""
 
-    def __init__(self, *, ids: bool) -> None:
-        self._ids = ids
+    def __init__(self, *, ids: bool, keep: Sequence[str] = ()) -> None:
+        self._ids, self._keep = ids, keep
 
     def encode(self, chunk: Chunk) -> bytes:
         lines = []
         for index, row in zip(chunk.accepted, chunk.rows, strict=True):
             fields: dict[str, Any] = {"row": row.number} | ({"id": row.id} if self._ids else {})
+            fields |= zip(self._keep, row.kept, strict=True)
             fields["embedding"] = chunk.vectors[index]
-            lines.append(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            lines.append(orjson.dumps(fields, str, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
         return b"".join(lines)
 
 
@@ -87,21 +90,27 @@ class Numpy(VectorFormat):
 
 
 class Parquet(VectorFormat):
-    """Columns `row` (int64), `id` if there is an id field, and `embedding` (fixed-size list), for accepted rows only.
+    """Columns `row` (int64), `id` if there is an id field, those to keep, and `embedding`, for accepted rows only.
 
-    The work file is an Arrow stream, because Parquet keeps its metadata at the end of the file.
+    Embeddings are fixed-size lists. Columns have the types of the input; without types they are strings, JSON if a
+    value is not a string. The work file is an Arrow stream, because Parquet keeps its metadata at the end of the file.
     """
 
-    def __init__(self, dimensions: int, dtype: DType, id_type: Any, metadata: dict[str, str], *, ids: bool) -> None:
+    def __init__(
+        self, dimensions: int, dtype: DType, source: RowFile, types: Mapping[str, Any], metadata: dict[str, str]
+    ) -> None:
         arrow, self._parquet = import_arrow()
+        ids, id_type = source.id_field is not None, types.get(source.id_field or "")
         fields = [arrow.field("row", arrow.int64(), nullable=False)]
         if ids:
             fields.append(arrow.field("id", id_type or arrow.string(), nullable=False))
+        fields += [arrow.field(name, types.get(name, arrow.string())) for name in source.keep]
         # Readers expect vectors to contain no nulls.
         item = arrow.field("element", arrow.from_numpy_dtype(np.dtype(dtype)), nullable=False)
         fields.append(arrow.field("embedding", arrow.list_(item, dimensions), nullable=False))
         self._arrow, self._schema = arrow, arrow.schema(fields, metadata)
         self._ids, self._as_text = ids, id_type is None
+        self._keep, self._typed = source.keep, types.keys()
         self.header = self._schema.serialize().to_pybytes()
 
     def encode(self, chunk: Chunk) -> bytes:
@@ -110,6 +119,10 @@ class Parquet(VectorFormat):
         if self._ids:
             ids = [str(row.id) if self._as_text else row.id for row in chunk.rows]
             columns.append(arrow.array(ids, schema.field("id").type))
+        for place, name in enumerate(self._keep):
+            kept = [row.kept[place] for row in chunk.rows]
+            values = kept if name in self._typed else list(map(_as_text, kept))
+            columns.append(arrow.array(values, schema.field(name).type))
         values = arrow.array(chunk.vectors[chunk.accepted].reshape(-1))
         columns.append(arrow.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type))
         return bytes(arrow.record_batch(columns, schema=schema).serialize().to_pybytes())
@@ -132,6 +145,10 @@ class Parquet(VectorFormat):
     def _write(self, writer: Any, batches: list[Any]) -> None:
         table = self._arrow.Table.from_batches(batches, self._schema)
         writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def output_format(path: Path) -> OutputFormat | None:

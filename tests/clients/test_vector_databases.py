@@ -55,7 +55,8 @@ def vectors(tmp_path: Path, default_artifact: Path) -> Path:
     (line,) = re.findall(r"^printf '%s\\n' (.*) > texts\.txt$", PAGE, re.MULTILINE)
     (tmp_path / "texts.txt").write_text("\n".join(re.findall(r'"(.*?)"', line)) + "\n")
     files = [str(tmp_path / name) for name in ("texts.txt", "vectors.jsonl")]
-    result = run_python("-m", "service", "embed", files[0], "-o", files[1], model_dir=default_artifact)
+    options = ("-o", files[1], "--keep", "text")
+    result = run_python("-m", "service", "embed", files[0], *options, model_dir=default_artifact)
     assert result.returncode == 0, result.stderr
     return tmp_path
 
@@ -67,25 +68,27 @@ def expected_hits() -> list[tuple[float, str]]:
 
 def test_qdrant_finds_the_nearest_texts(environment: ClientEnvironment, vectors: Path, service: ServiceThread) -> None:
     code = code_blocks("Qdrant", "python").replace("http://127.0.0.1:8080", service.rest)
-    printed = environment.call(QDRANT, rest=service.rest, grpc=service.grpc, directory=str(vectors), script=code)
-    for line, (score, text) in zip(printed, expected_hits(), strict=True):
-        assert line.split(" ", 1)[1] == text
-        assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # the precision depends on the CPU
+    for _ in range(2):  # the recipe may be repeated
+        printed = environment.call(QDRANT, rest=service.rest, grpc=service.grpc, directory=str(vectors), script=code)
+        for line, (score, text) in zip(printed, expected_hits(), strict=True):
+            assert line.split(" ", 1)[1] == text
+            assert float(line.split()[0]) == pytest.approx(score, abs=0.01)  # the precision depends on the CPU
 
 
 def test_pgvector_finds_the_nearest_texts(
     environment: ClientEnvironment, vectors: Path, service: ServiceThread
 ) -> None:
-    rows = environment.call(
-        POSTGRES,
-        rest=service.rest,
-        grpc=service.grpc,
-        texts=[],
-        directory=str(vectors),
-        script=code_blocks("PostgreSQL with pgvector", "sql"),
-    )
     texts = (vectors / "texts.txt").read_text().splitlines()
-    for (number, cosine), (score, text) in zip(rows, expected_hits(), strict=False):
-        assert texts[int(number) - 1] == text
-        assert float(cosine) == pytest.approx(score, abs=0.01)
-    assert len(rows) == len(texts)
+    for _ in range(2):
+        rows = environment.call(
+            POSTGRES,
+            rest=service.rest,
+            grpc=service.grpc,
+            texts=[],
+            directory=str(vectors),
+            script=code_blocks("PostgreSQL with pgvector", "sql"),
+        )
+        for (number, content, cosine), (score, text) in zip(rows, expected_hits(), strict=False):
+            assert (content, texts[int(number) - 1]) == (text, text)
+            assert float(cosine) == pytest.approx(score, abs=0.01)
+        assert len(rows) == len(texts)
