@@ -158,7 +158,7 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
     whose message contains no key.
     """
     try:
-        lines = [line.strip() for line in content.decode().splitlines()]
+        lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
         last_complete = len(lines) if content.endswith((b"\n", b"\r")) else len(lines) - 1
     except UnicodeDecodeError:
         raise ConfigError(f"{option}: {path} is not UTF-8. Check the file.") from None

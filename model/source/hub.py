@@ -30,7 +30,7 @@ from model.artifact.names import (
     parse_hub_id,
     read_license,
 )
-from model.source.published import model_weight_files, select_pickled
+from model.source.published import ADAPTER, MERGE, model_weight_files, select_pickled
 
 
 def check_free_space(directory: Path, required: int, contents: str, remedy: str) -> None:
@@ -327,8 +327,8 @@ def locate(source: str, revision: str | None = None, progress: Callable[[str], N
         return _default()
     directory = Path(source)
     if directory.is_dir():
-        if not any((directory / name).is_file() for name in ("config.json", "modules.json")):
-            raise SourceError(f"{directory}: not a model (no config.json or modules.json). Choose another directory.")
+        if not is_model(directory):
+            raise SourceError(f"{directory}: not a model (no config.json or modules.json). {_advise(directory)}")
         name = _read_name(directory) or directory.resolve().name
         return ModelSource(
             directory, name, name, digest_weights(directory), read_license(directory), find_notices(directory)
@@ -358,6 +358,28 @@ def digest_weights(directory: Path) -> str | None:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return f"sha256:{digest.hexdigest()}" if paths else None
+
+
+def is_model(directory: Path) -> bool:
+    """Return whether a directory has the files of a published model."""
+    return any((directory / name).is_file() for name in ("config.json", "modules.json"))
+
+
+def _advise(directory: Path) -> str:
+    """Return what to do with a directory that has no model."""
+    if (directory / ADAPTER).is_file():
+        return MERGE
+    models = [path for path in directory.iterdir() if path.is_dir() and is_model(path)]
+    old = next((path for path in models if path.name.startswith("0_")), None)
+    if old is not None:
+        return (
+            f"{old.name} is the layout of sentence-transformers before modules.json: load it there and save it again, "
+            f"or export {old} alone."
+        )
+    if models:
+        newest = max(models, key=lambda path: path.stat().st_mtime)
+        return f"Did you mean {newest}?"
+    return "Choose another directory."
 
 
 def _default() -> ModelSource:

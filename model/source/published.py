@@ -183,6 +183,11 @@ STANFORD = "artifact.metadata"
 """The options of Stanford's ColBERT, for training and inference."""
 TOKENIZER_JSON = "tokenizer.json"
 ADAPTER = "adapter_config.json"
+MERGE = (
+    'Merge the adapter with its base model: python -c "from peft import AutoPeftModelForFeatureExtraction as M; '
+    "M.from_pretrained('ADAPTER').merge_and_unload().save_pretrained('MERGED')\", copy the files of the tokenizer to "
+    "MERGED, and export it."
+)
 PACKAGES = ("sentence_transformers", "pylate")
 """Packages whose modules are known."""
 TRANSFORMERS = ("Transformer", "MLMTransformer")
@@ -318,7 +323,7 @@ class Published:
         self.transformer = first.path if first is not None and first.kind in TRANSFORMERS else directory
         """The directory of config.json, weights and tokenizer."""
         if (self.transformer / ADAPTER).is_file():
-            raise CheckpointError(f"{ADAPTER}: PEFT adapters are not supported. Merge them (merge_and_unload).")
+            raise CheckpointError(f"{ADAPTER}: PEFT adapters are not supported. {MERGE}")
 
     @property
     def order(self) -> str:

@@ -62,7 +62,7 @@ def make_app(
         metrics.create_requests(api.name, [route.template for route in routes])
     paths = sorted({route.path for _, route in ROUTES.values() if "{" not in route.path and not route.is_probe})
     install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.", paths)
-    complete_document(app, settings.root_path)
+    complete_document(app, settings.root_path, has_keys=access.keys is not None)
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(
         app, routers, lifecycle, requests or RequestLog.of(settings, metrics), access.keys,

@@ -90,10 +90,10 @@ _REQUEST_HEADERS = [
 ]  # fmt: skip
 
 
-def complete_document(app: FastAPI, root_path: str = "") -> None:
+def complete_document(app: FastAPI, root_path: str = "", *, has_keys: bool = True) -> None:
     """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them.
 
-    `root_path` is the path at which clients reach the server.
+    `root_path` is the path at which clients reach the server; `has_keys` says whether requests need a key.
     """
     fastapi_document = app.openapi
     routes = {route.operation_id: (api, route) for api in APIS for route in api.routes}
@@ -113,15 +113,16 @@ def complete_document(app: FastAPI, root_path: str = "") -> None:
         components.setdefault("schemas", {}).update(schemas["$defs"])
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route returns
             components["schemas"].pop(name, None)
-        components["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "header": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
-        }
+        if has_keys:
+            components["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER},
+            }
         examples = orjson.loads((Path(__file__).parent / "examples.json").read_bytes())
         for path, operations in document["paths"].items():
             for operation in operations.values():
-                # {} makes the key optional: the server may run without keys.
-                operation["security"] = [] if path in PROBE_PATHS else [{"bearer": []}, {"header": []}, {}]
+                if has_keys:
+                    operation["security"] = [] if path in PROBE_PATHS else [{"bearer": []}, {"header": []}]
                 if operation["operationId"] in examples:
                     content = operation["requestBody"]["content"]["application/json"]
                     content["example"] = examples[operation["operationId"]]

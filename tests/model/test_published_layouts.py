@@ -15,6 +15,7 @@ from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from model.artifact.names import SourceError
 from model.checkpoint import load_checkpoint
 from model.export.export import export
 from model.export.heads import without_frame
@@ -145,6 +146,24 @@ def test_static_embedding_is_refused(tmp_path: Path) -> None:
     write_chain(tmp_path, {"0_StaticEmbedding": "sentence_transformers.models.StaticEmbedding"})
     with pytest.raises(CheckpointError, match=r"StaticEmbedding is not supported: it has no encoder"):
         load_checkpoint(locate(str(tmp_path)).directory)
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        ([], "Choose another directory."),
+        (["adapter_config.json", "adapter_model.safetensors"], "Merge the adapter with its base model: python -c"),
+        (["0_BERT/config.json", "1_Pooling/config.json"], "0_BERT is the layout of sentence-transformers before"),
+        (["checkpoint-500/config.json"], "Did you mean {}/checkpoint-500?"),
+    ],
+)
+def test_directory_without_a_model_is_explained(tmp_path: Path, files: list[str], advice: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(SourceError) as raised:
+        locate(str(tmp_path))
+    assert advice.format(tmp_path) in str(raised.value)
 
 
 def test_adapters_of_peft_are_refused(source: Path) -> None:

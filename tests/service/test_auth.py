@@ -1,6 +1,7 @@
 """API keys: the key file's format, and the routes and methods that require a key."""
 
 import asyncio
+import codecs
 import re
 import socket
 import threading
@@ -241,6 +242,8 @@ CUT = (
 def test_cut_file_has_no_other_keys() -> None:
     """A reload that loses a caller fails unless the file was cut after a complete line, which nobody can see."""
     whole = parse_keys(Path("keys"), CUT)
+    with_mark = parse_keys(Path("keys"), codecs.BOM_UTF8 + CUT, whole.callers)
+    assert with_mark.entries == whole.entries
     digests, line_ends = {digest for digest, _ in whole.entries}, 0
     for end in range(len(CUT)):
         try:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from service import tei
 from service.engine.engine import Engine
-from service.errors import Empty, Overloaded, ServiceError, Unavailable
+from service.errors import Empty, Overloaded, ServiceError, Unavailable, WrongType
 from service.lifecycle import Lifecycle
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import Call, cut
@@ -496,6 +496,8 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
 
     def select_root(request: Request, lifecycle: Lifecycle, document: Any) -> type[BaseModel]:
         kind = tei.model_type(lifecycle.models.find())
+        if isinstance(document, dict) and isinstance(document.get("inputs"), dict):
+            raise WrongType("wrong type (object)", "Send sentences to compare to /similarity.", field="inputs")
         if kind == "reranker":
             return select(request, lifecycle, document)
         return EmbedBody if kind == "embedding" else PredictBody

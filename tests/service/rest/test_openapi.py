@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from service.rest.apis import ROUTES
-from tests.conftest import RunningServer
+from tests.conftest import RunningServer, serving
 from tests.service.conftest import GOLDEN
 
 OPERATIONS = {
@@ -181,10 +181,19 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
             assert schema.get("description"), (name, field)
 
 
-def test_api_key_and_timeout_header_are_described(document: dict[str, Any]) -> None:
-    assert document["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
+def test_timeout_header_is_described_and_keys_only_if_the_server_has_them(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-key\n")
+    with serving(api_keys_file=keys) as server:
+        protected = httpx.get(f"{server.rest}/openapi.json").json()
+    assert protected["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert protected["paths"]["/v1/encode"]["post"]["security"] == [{"bearer": []}, {"header": []}]
+    assert "security" not in protected["paths"]["/livez"]["get"] or not protected["paths"]["/livez"]["get"]["security"]
+    assert "securitySchemes" not in document["components"]
     encode = document["paths"]["/v1/encode"]["post"]
-    assert encode["security"] == [{"bearer": []}, {"header": []}, {}]
+    assert "security" not in encode
     assert [parameter["name"] for parameter in encode["parameters"]] == [
         "X-Request-Timeout-Ms",
         "x-request-id",

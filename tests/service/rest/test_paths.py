@@ -91,6 +91,13 @@ def test_ollama_clients_get_its_errors(rest: httpx.Client, body: Any, status: in
     assert message in response.json()["error"]
 
 
+def test_sentences_at_the_root_are_explained(rest: httpx.Client) -> None:
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+    response = rest.post("/", json=body)
+    assert response.json()["error"] == "inputs: wrong type (object). Send sentences to compare to /similarity."
+    assert rest.post("/similarity", json=body).status_code == 200
+
+
 def test_detokenize_returns_the_text_of_tokens(rest: httpx.Client) -> None:
     tokens = rest.post("/v1/tokenize", json={"inputs": "money bank grows"}).json()["results"][0]["tokens"]
     ids = [token["id"] for token in tokens]
