@@ -128,6 +128,7 @@ MACHINE_FIELDS = frozenset(
         "precision",
         "provider",
         "threads",
+        "total_duration",
         "version",
     )
 )
