@@ -105,7 +105,7 @@ def check_same_error(response: httpx.Response, native: httpx.Response) -> bool:
     [
         ("masked/pipeline/fill-mask", {"inputs": "[MASK] " * 60 + "x" * 60_000}, 413, "too many characters"),
         ("masked/pipeline/fill-mask", {"inputs": "money"}, 422, "inputs[0]: no mask token"),
-        ("masked/pipeline/fill-mask", {"inputs": "[MASK]", "parameters": {"stride": 1}}, 422, "parameters.stride"),
+        ("masked/pipeline/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": 1}}, 422, "parameters.targets"),
         ("masked/pipeline/fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "parameters.top_k"),
         ("tokens/pipeline/fill-mask", {"inputs": "[MASK]"}, 422, "token-classify"),
         ("none/pipeline/fill-mask", {"inputs": "[MASK]"}, 404, "masked"),
