@@ -636,8 +636,8 @@ def _check_keep(
     for name in keep:
         if keep.count(name) > 1:
             parser.error(f"--keep: {name} is listed twice. Remove one")
-        if name in OUTPUT_COLUMNS:
-            parser.error(f"--keep: {name} is a column of every output. Rename it in IN")
+        if name in OUTPUT_COLUMNS and (name != "id" or options.id_field is not None):
+            parser.error(f"--keep: {name} is a column of OUT already. Rename it in IN")
 
 
 def _check_output(source: Path, target: Path) -> None:
@@ -676,7 +676,7 @@ def _parser() -> Parser:
 
 
 def _names(value: str) -> tuple[str, ...]:
-    names = tuple(name for name in value.split(",") if name)
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
     if not names:
         raise argparse.ArgumentTypeError("names no column")
     return names

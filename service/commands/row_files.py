@@ -96,6 +96,8 @@ class RowFile:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self.error(f"damaged ({error}). Check the file.") from None
         except OSError as error:
+            if error.errno is None:  # from the decompressor of Zstandard
+                raise self.error("damaged compressed data. Check the file.") from None
             raise self.error(f"cannot be read ({error.strerror or error}). Check the path.") from None
 
     def error(self, problem: str) -> CommandError:
@@ -254,8 +256,9 @@ def _csv_row(source: RowFile, header: list[str], number: int, record: list[str] 
     if isinstance(record, str):
         return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
     if len(record) != len(header):
+        separator = SEPARATOR_NAMES[source.format] if source.delimiter is None else "the delimiter"
         problem = f"Wrong number of columns ({len(record)}, header {len(header)})"
-        return Row(number, None, error=f"{problem}. Quote fields that contain {SEPARATOR_NAMES[source.format]}.")
+        return Row(number, None, error=f"{problem}. Quote fields that contain {separator}.")
     return source.make_row(number, dict(zip(header, record, strict=True)))
 
 
@@ -277,7 +280,10 @@ def _open_parquet(source: RowFile, file: io.BufferedReader) -> RowReader:
                 raise source.error(f"{name}: wrong type ({kind}). Choose a column of {expected}.")
     for name in source.keep:
         kind = opened.schema_arrow.field(name).type
-        types.setdefault(name, kind.value_type if arrow.types.is_dictionary(kind) else kind)
+        kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+        if not _can_copy(arrow.types, kind):
+            raise source.error(f"{name}: cannot be copied (type {kind}). Cast it, or leave it out of --keep.")
+        types.setdefault(name, kind)
     rows = _parquet_rows(source, opened, list(types))
     return RowReader(rows, lambda number: opened.metadata.num_rows, types)
 
@@ -292,6 +298,22 @@ def _parquet_rows(source: RowFile, file: Any, names: list[str]) -> Iterator[Row]
                 yield source.make_row(number, dict(zip(names, values, strict=True)))
     except (arrow.ArrowException, OSError):
         raise source.error(f"damaged after row {number}. Check the file.") from None
+    except (ValueError, OverflowError) as error:
+        problem = f"a value after row {number} cannot be copied ({error})"
+        raise source.error(f"{problem}. Correct it, or leave its column out of --keep.") from None
+
+
+def _can_copy(types: Any, kind: Any) -> bool:
+    """Return whether the values of an Arrow type have the same meaning as objects of Python and in JSON."""
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _can_copy(types, kind.value_type)
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return len({field.name for field in fields}) == len(fields) and all(_can_copy(types, f.type) for f in fields)
+    if types.is_timestamp(kind):
+        return bool(kind.unit != "ns")
+    checks = ("string", "large_string", "integer", "floating", "boolean", "decimal", "date", "null")
+    return any(getattr(types, f"is_{check}")(kind) for check in checks)
 
 
 def _values(arrow: Any, column: Any) -> list[Any]:

@@ -303,17 +303,18 @@ def make_router(api: Api, services: Services) -> APIRouter:
 def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Request], Awaitable[Response]]:
     """Return the function that answers the requests of a route."""
     bodies, select, handler, limits, reader = route.bodies, route.select, route.handler, route.limits, services.reader
+    is_lenient = api.is_foreign or any(issubclass(body, ForeignModel) for body in bodies or ())
 
     async def respond(request: Request) -> Response:
         body: Any = None
-        if request.scope["query_string"] and not (api.is_foreign and STRICT_HEADER not in request.headers):
+        if request.scope["query_string"] and (not is_lenient or STRICT_HEADER in request.headers):
             reject_query(request)
         if bodies is not None and route.reads_body:
             read = reader.read if route.requires_body else reader.read_optional
             model: Any = bodies[0] if select is None else partial(select, request, services.lifecycle)
             body = await read(request, model, **limits)
         exchange = Exchange(request, services)
-        if api.is_foreign or isinstance(body, ForeignModel):
+        if is_lenient:
             exchange.ignore(unknown_fields(body), type(body))
         document = await handler(exchange, body)
         if isinstance(document, Response):

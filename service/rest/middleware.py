@@ -82,7 +82,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = normalize(scope["method"], scope["path"], self._root_path)
+        path = normalize(scope["path"], self._root_path)
         if path != scope["path"]:
             scope = {**scope, "path": path}
         allow_cancellation(scope)
@@ -160,16 +160,19 @@ class RequestMiddleware:
             log_exception(record)  # FastAPI has responded, and re-raises the error
 
 
-def normalize(method: str, path: str, root_path: str) -> str:
+ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path != "/") - PROBE_PATHS
+
+
+def normalize(path: str, root_path: str) -> str:
     """Return a path without the prefix that a proxy did not remove, and without slashes too many before a route.
 
     Pages and probes have one path each: the URLs of pages are relative, and probes need no key.
     """
-    if root_path and path.startswith(f"{root_path}/"):
+    if root_path and path.startswith(f"{root_path}/") and path not in ROUTE_PATHS:
         path = path[len(root_path) :]
     if "//" in path or path.endswith("/"):
         single = re.sub("/{2,}", "/", path).removesuffix("/")
-        if (method, single) in ROUTES and single not in PROBE_PATHS:
+        if single in ROUTE_PATHS:
             return single
     return path
 

@@ -132,7 +132,7 @@ async def rerank(exchange: Exchange, body: CohereRerankBody) -> Any:
 async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
     """Return embeddings of the texts, in one or more types."""
     for name in (name for name in ("images", "inputs") if name in (body.model_extra or {})):
-        raise UnknownField("not supported", "Send texts only.", field=name)
+        raise UnknownField(f"{name} is not supported", "Send texts only.")
     types: list[EmbeddingType] = ["float"] if body.embedding_types is None else body.embedding_types
     if not types:
         raise Empty("empty", "Leave it out or name at least one.", field="embedding_types")

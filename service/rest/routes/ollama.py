@@ -95,7 +95,8 @@ class OllamaVersionBody(BaseModel):
 
 
 async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: Truncation, **options: Any) -> Any:
-    engine = exchange.find(name.removesuffix(TAG))
+    names = exchange.lifecycle.models.names
+    engine = exchange.find(name if name in names else name.removesuffix(TAG))
     inputs = tuple(Input(cut(text, truncation, engine.info)) for text in texts)
     return await exchange.run("encode", engine, EncodeRequest(inputs, truncation=truncation, **options))
 

@@ -22,6 +22,7 @@ from service.rest.bodies import (
     PromptTokensBody,
     TokenIds,
     count_inputs_or_ids,
+    unknown_fields,
 )
 from service.rest.responses import Base64Rows, Table
 from service.rest.routes.native import ModelBody, ModelsBody, describe_model
@@ -156,6 +157,8 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
             "Send text; with LangChain set check_embedding_ctx_length=False.",
             field="input", reason="TOKEN_IDS_DISABLED",
         )  # fmt: skip
+    if body.task is not None and (body.task not in TASKS or body.input_type is not None):
+        exchange.ignore((*unknown_fields(body), "task"), EmbeddingsBody)
     kind = body.input_type or TASKS.get(body.task or "")
     request = EncodeRequest(
         inputs,

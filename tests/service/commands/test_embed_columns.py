@@ -118,18 +118,39 @@ def test_types_of_parquet_columns_are_kept(tmp_path: Path, run_embed: RunEmbed) 
 
 
 @pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pa.array([0], pa.timestamp("ns")), "kept: cannot be copied (type timestamp[ns]). Cast it, or leave it out"),
+        (pa.array([b"a"]), "kept: cannot be copied (type binary)."),
+        (pa.array([0], pa.time64("ns")), "kept: cannot be copied"),
+        (pa.array([{"a": b"x"}]), "kept: cannot be copied"),
+        (pa.StructArray.from_arrays([pa.array(["a"]).dictionary_encode()], ["c"]), "kept: cannot be copied"),
+        (pa.array([2**62], pa.timestamp("us")), "a value after row 0 cannot be copied"),
+    ],
+    ids=str,
+)
+def test_column_that_cannot_be_copied_is_an_error(
+    tmp_path: Path, run_embed: RunEmbed, values: Any, message: str
+) -> None:
+    pq.write_table(pa.table({"text": ["a"], "kept": values}), tmp_path / "in.parquet")
+    for target in ("out.parquet", "out.jsonl"):
+        status, err = run_embed(tmp_path / "in.parquet", "-o", tmp_path / target, "--keep", "kept")
+        assert (status, message in err) == (65, True), err
+
+
+@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("in.jsonl", ["-o", "out.npy", "--keep", "title"], "--keep: not supported for NumPy files."),
         ("in.txt", ["-o", "out.jsonl", "--keep", "title"], "--keep: lines of text have one column. Use --keep text"),
-        ("in.jsonl", ["-o", "out.jsonl", "--keep", "id"], "--keep: id is a column of every output. Rename it in IN"),
+        ("in.jsonl", ["-o", "out.jsonl", "--keep", "row"], "--keep: row is a column of OUT already. Rename it in IN"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "a,a"], "--keep: a is listed twice. Remove one"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", ","], "--keep: names no column"),
         ("in.jsonl", ["-o", "out.jsonl", "--delimiter", ";"], "--delimiter: set for a file that is not CSV."),
         ("in.csv", ["-o", "out.jsonl", "--delimiter", ";;"], "--delimiter: must be one character"),
         ("in.csv", ["-o", "out.jsonl", "--keep", "title"], "title: no such column (columns: text). Set --keep."),
         ("in.jsonl.gz", ["-o", "out.jsonl"], "damaged ("),
-        ("in.jsonl.zst", ["-o", "out.jsonl"], "cannot be read ("),
+        ("in.jsonl.zst", ["-o", "out.jsonl"], "damaged compressed data."),
         ("in.parquet.gz", ["-o", "out.jsonl"], "not Parquet or damaged."),
     ],
 )

@@ -59,7 +59,7 @@ def test_unknown_fields_change_nothing_and_are_named(rest: httpx.Client, path: s
     assert rest.post(path, json=BODIES[path], headers={"x-attendant-strict": "1"}).status_code == 200
 
 
-@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/rerank"])
+@pytest.mark.parametrize("path", BODIES)
 def test_query_parameters_are_named(rest: httpx.Client, path: str) -> None:
     response = rest.post(path, json=BODIES[path], params={"api-version": "2024-02-01"})
     assert (response.status_code, response.headers[HEADER]) == (200, "?api-version")
@@ -90,7 +90,17 @@ def test_misspelled_required_field_is_named(rest: httpx.Client) -> None:
 def test_images_are_not_ignored(rest: httpx.Client) -> None:
     """They would be missing in the response."""
     response = rest.post("/v2/embed", json=BODIES["/v2/embed"] | {"images": ["data:"]})
-    assert "images: not supported. Send texts only." in response.text
+    assert "images is not supported. Send texts only." in response.text
+
+
+def test_task_without_a_prompt_is_named(rest: httpx.Client) -> None:
+    for extra, named in (
+        ({"task": "separation"}, "task"),
+        ({"task": "retrieval.query", "input_type": "query", "x": 1}, "x, task"),
+        ({"task": "retrieval.query"}, None),
+    ):
+        response = rest.post("/v1/embeddings", json=BODIES["/v1/embeddings"] | extra)
+        assert response.headers.get(HEADER) == named
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from service import __version__
+from service.rest.middleware import normalize
 from tests.conftest import serving
 
 MODEL = "all-MiniLM-L6-v2"
@@ -44,6 +45,13 @@ def test_unknown_path_names_the_nearest_one(rest: httpx.Client, path: str, neare
     response = rest.post(path, json={})
     assert response.status_code == 404
     assert f"Did you mean {nearest}?" in response.text
+
+
+def test_prefix_that_is_part_of_a_route_is_kept() -> None:
+    assert normalize("/api/embed", "/api") == "/api/embed"
+    assert normalize("/api/v1/encode", "/api") == "/v1/encode"
+    assert normalize("/api/", "/api") == "/"
+    assert normalize("//livez", "") == "//livez"
 
 
 def test_docs_work_behind_a_prefix(rest: httpx.Client) -> None:

@@ -103,7 +103,7 @@ def test_documents_are_returned_as_objects(rest: httpx.Client) -> None:
         ("/v2/embed", {"texts": ["word " * 300], "truncate": "NONE"}, 422, 'or set truncate to "END"'),
         ("/v2/embed", {"output_dimension": 900}, 422, "output_dimension: out of range"),
         ("/v2/embed", {"output_dimension": 7, "embedding_types": ["binary"]}, 422, "output_dimension: "),
-        ("/v2/embed", {"images": ["data:"]}, 422, "images: not supported"),
+        ("/v2/embed", {"images": ["data:"]}, 422, "images is not supported"),
         ("/v2/embed", {"model": "embed-v4.0"}, 404, 'model: not found ("embed-v4.0")'),
         ("/v2/rerank", {"model": "rerank-v3.5"}, 404, 'model: not found ("rerank-v3.5")'),
         ("/v2/rerank", {"documents": ["a", {"txt": "b"}]}, 422, "documents[1].text: missing"),

@@ -110,7 +110,7 @@ async def test_spans_of_tokenize_are_rejected(harness: ServiceHarness) -> None:
     ("path", "body"),
     [
         ("/v1/encode", {"inputs": "bank"}),
-        ("/v1/rerank", {"query": "bank", "documents": ["bank"]}),
+        ("/v1/tokenize", {"inputs": "bank"}),
     ],
 )
 async def test_query_parameters_are_rejected(harness: ServiceHarness, path: str, body: dict[str, Any]) -> None:
