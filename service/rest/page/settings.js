@@ -111,7 +111,7 @@ export function layerMeaning(/** @type {Settings} */ { combine, layer }, /** @ty
   if (combine === "rollout") return `Rollout: the product of the maps of layers 1 to ${last}, from the embeddings on.`;
   if (combine === "mean") return `Mean: the average of the maps of layers 1 to ${last}.`;
   if (last === 1) return "Layer 1: its inputs are the embeddings of the words.";
-  return `Layer ${last} attends to vectors that the layers before it have already mixed.`;
+  return `Layer ${last}: its inputs are vectors that the layers before it have already mixed.`;
 }
 
 /** Describe the handling of special tokens. */
