@@ -128,8 +128,8 @@ def check_descriptions(driver: PageDriver, kind: str, combine: str, layer: int) 
     assert layer_text.startswith(starts[combine])
     assert driver.page.locator("#combine").get_attribute("aria-describedby") == "layer-meaning"
     heads = driver.page.locator("#map thead th").all_inner_texts()
-    assert ("and the bias keep" in special_text) == ("bias" in heads)
-    assert "original scale" in special_text
+    assert ("“bias”" in special_text) == ("bias" in heads)
+    assert "not scaled" in special_text
     rows = [[float(text.replace("\u2212", "-")) for text in row] for row in driver.cells()]
     units = len(heads) - ("bias" in heads) - ("excluded" in heads)
     assert signed == ("absolute values" in special_text)

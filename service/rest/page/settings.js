@@ -122,7 +122,7 @@ export function specialMeaning(/** @type {Settings} */ { kind, combine, special 
 
 function scaling(/** @type {string} */ kind, /** @type {string} */ combine) {
   if (kind === "projection" && combine !== "rollout") {
-    return "The absolute values of each row are scaled to sum to 1. The excluded mass and the bias keep their original scale.";
+    return "The absolute values of each row are scaled to sum to 1. The columns “excluded” and “bias” are not scaled.";
   }
   return "Each row is scaled to sum to 1. The column “excluded” is not scaled.";
 }
