@@ -80,8 +80,8 @@ class Settings(BaseModel):
     cors_origins: str = ""
     """Origins that browsers may send requests from, separated by commas; * allows all."""
     truncate: Literal["error", "right", "left", "auto"] = "error"
-    """What /v1/embeddings, /v1/rerank, /score, /classify and /pooling do with inputs over the token limit if a request
-    does not say so: an error, or truncation at the right, at the left, or at the side that the model names (auto)."""
+    """How /v1/embeddings, /v1/rerank, /score, /classify and /pooling treat an input over the token limit if the request
+    does not say: reject it (error), or truncate it at the right, the left, or the side that the model names (auto)."""
     root_path: str = ""
     """Path at which a proxy serves this server, such as /embeddings-api, whether or not the proxy removes it from
     requests."""

@@ -578,7 +578,7 @@ class Manifest(Record):
 
     @property
     def has_position_step(self) -> bool:
-        """Whether the artifact tells how positions enter the layers."""
+        """Whether the artifact has the vectors of positions, or graphs that return the angles of rotary positions."""
         if not isinstance(self.layers, LayersRecord):
             return False
         steps = self.layers.layers[0].steps

@@ -472,7 +472,7 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
         size = file.tell()
     run: dict[str, Any] = {"input size": size, "input digest": digest[:16], "input format": job.source.format}
     run |= {"field": job.source.field, "id-field": job.source.id_field, "reject-truncated": job.reject_truncated}
-    if job.source.keep or job.source.delimiter is not None:
+    if job.source.keep or job.source.delimiter is not None:  # else runs of earlier versions could not be resumed
         run |= {"keep": ",".join(job.source.keep), "delimiter": job.source.delimiter}
     run |= {"model digest": info.digest, "precision": info.precision, "output format": job.output_format}
     # The name of the model may be an alias; the digest identifies it.
@@ -627,7 +627,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
 def _check_keep(
     parser: Parser, options: argparse.Namespace, source_format: InputFormat, target_format: OutputFormat
 ) -> None:
-    """Exit with an error if the columns to keep do not exist or would replace those of the output."""
+    """Exit with an error if a column cannot be copied: IN has none of this name, or OUT has its own."""
     keep: tuple[str, ...] = options.keep
     if keep and target_format == "npy":
         parser.error("--keep: not supported for NumPy files. Use .parquet or .jsonl")

@@ -77,7 +77,7 @@ class RowFile:
     id_field: str | None = None
     keep: tuple[str, ...] = ()
     delimiter: str | None = None
-    """Between the columns of a CSV file; None selects that of the format."""
+    """The character between the columns of a CSV file. None: a comma, or a tab for TSV."""
 
     @contextmanager
     def open(self) -> Iterator[RowReader]:

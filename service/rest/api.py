@@ -29,6 +29,7 @@ from service.rest.bodies import (
     JSON,
     STRICT_HEADER,
     ForeignModel,
+    PromptTokensBody,
     body_schema,
     printable,
     unknown_field,
@@ -144,10 +145,9 @@ class Exchange:
         """Return the engine of a model; raises `NotFound`."""
         return self.lifecycle.models.find(name)
 
-    @property
-    def truncation(self) -> Truncation:
-        """The truncation for requests that name none, in APIs whose clients often cannot."""
-        return self.services.reader.settings.truncate
+    def truncation(self, body: PromptTokensBody, engine: Engine) -> Truncation:
+        """Return the truncation that a request names, or that of the server if its client cannot name one."""
+        return body.chosen_truncation(engine.info.max_input_tokens) or self.services.reader.settings.truncate
 
     def ignore(self, names: Iterable[str], model: type[BaseModel]) -> None:
         """Name fields and query parameters without effect in a header. Raises `UnknownField` in strict mode."""
@@ -266,7 +266,7 @@ class Api:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is the API of another server. Its clients may send what has no effect here."""
+        """Whether this is the API of another server, whose clients may send fields without effect here."""
         return self.error is not ErrorResponse
 
     def render_error(self, error: ServiceError, request_id: str) -> tuple[bytes, int]:

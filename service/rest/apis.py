@@ -12,6 +12,8 @@ ROUTES: dict[tuple[str, str], tuple[Api, Route]] = {
     (route.method, route.path): (api, route) for api in APIS for route in api.routes
 }
 PROBE_PATHS = frozenset((*health.PATHS, *(route.path for _, route in ROUTES.values() if route.is_probe)))
+ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path != "/") - PROBE_PATHS
+"""The paths without parameters, besides pages and probes."""
 
 _PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
 _PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(

@@ -18,7 +18,7 @@ from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.api import Services, make_router
-from service.rest.apis import APIS, PROBE_PATHS, ROUTES
+from service.rest.apis import APIS, PROBE_PATHS, ROUTE_PATHS
 from service.rest.bodies import MAX_COMPARED
 from service.rest.cors import Cors
 from service.rest.hosts import HostCheck
@@ -60,8 +60,7 @@ def make_app(
     for api in APIS:
         routes = [route for route in api.routes if route.is_public and route.names_model and not route.is_probe]
         metrics.create_requests(api.name, [route.template for route in routes])
-    paths = sorted({route.path for _, route in ROUTES.values() if "{" not in route.path and not route.is_probe})
-    install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.", paths)
+    install_error_handlers(app, "See /docs." if settings.docs else "See docs/api.md.", sorted(ROUTE_PATHS))
     complete_document(app, settings.root_path, has_keys=access.keys is not None)
     hosts = HostCheck(settings.host, settings.allowed_hosts)
     middleware = RequestMiddleware(

@@ -6,7 +6,7 @@ validation stops at the first invalid item. An error names the first problem in 
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -61,6 +61,7 @@ STRICT_HEADER = "X-Attendant-Strict"
 IGNORED_HEADER = "x-attendant-ignored"
 MAX_FIELD_NAME = 40
 MAX_COMPARED = 64
+"""Longer names, and objects with more unknown names, are not searched for a similar one."""
 NO_LIMIT = -1
 """The value of `truncate_prompt_tokens` that selects the model's limit."""
 TIMEOUT_PARAMETER = {
@@ -439,10 +440,10 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
         case "extra_forbidden":
             return _unknown_field(steps, document, model)
         case "missing":
-            unknown = [name for name in _value(steps[:-1], document) if name not in model.model_fields]
-            misspelled = difflib.get_close_matches(str(steps[-1]), unknown, 1)
-            remedy = f"Rename `{misspelled[0]}`." if misspelled and len(unknown) <= MAX_COMPARED else "Send it."
-            return MissingField("missing", remedy, field=path)
+            known = _known_fields(steps, model)
+            unknown = [name for name in _value(steps[:-1], document) if name not in known]
+            similar = difflib.get_close_matches(str(steps[-1]), unknown, 1) if len(unknown) <= MAX_COMPARED else []
+            return MissingField("missing", f"Rename `{similar[0]}`." if similar else "Send it.", field=path)
         case "too_many":
             return too_many(path, details["name"], details["actual"], details["limit"])
         case "too_long" | "too_short":
@@ -473,16 +474,18 @@ def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any
 
 def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel]) -> InvalidArgument:
     present = _value(steps[:-1], document)
-    known = [
-        field for field in (_nested_fields(model) if len(steps) > 1 else model.model_fields) if field not in present
-    ]
-    return unknown_field(steps, known)
+    return unknown_field(steps, [name for name in _known_fields(steps, model) if name not in present])
+
+
+def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Collection[str]:
+    """Return the fields of a body, or of its objects if the path is in one of them."""
+    return _nested_fields(model) if len(steps) > 1 else model.model_fields
 
 
 def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgument:
     """Return the error of a field that may be a misspelling of a known one."""
     name = str(steps[-1])
-    nearest = difflib.get_close_matches(name, known, 1) if len(name) <= 64 else []
+    nearest = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_COMPARED else []
     remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
     path = _path(steps) if _FIELD_NAME.fullmatch(name) else _path([*steps[:-1], "(another name)"])
     return UnknownField("unknown field", remedy, field=path)

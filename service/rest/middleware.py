@@ -36,7 +36,7 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import BY_NAME, PROBE_PATHS, ROUTES, api_of
+from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
@@ -158,9 +158,6 @@ class RequestMiddleware:
             if response is not self._app:
                 raise
             log_exception(record)  # FastAPI has responded, and re-raises the error
-
-
-ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path != "/") - PROBE_PATHS
 
 
 def normalize(path: str, root_path: str) -> str:

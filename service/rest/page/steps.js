@@ -194,7 +194,7 @@ export const STEPS = [
             value(sums[place]), value(switches.unscaled ? unscaled[place] : scores[head][0][place]), bar(switches.unscaled ? extreme[place] : usual[place])]),
         ],
         why: [`A dot product is a sum of ${size} products. The more there are, the larger it can become: typically as the square root of their number. Large scores make the `,
-          term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores typically have the same size for any number of products. One head with small products, such as this one may be, shows little of it."],
+          term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores typically have the same size for any number of products. A head whose products are small shows little of this."],
       };
     },
   },

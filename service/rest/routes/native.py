@@ -206,8 +206,8 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
     query, texts, truncation = body.query, to_texts(body.documents, body.rank_fields), body.truncation
     if "truncation" not in body.model_fields_set:  # the client may be one that cannot name it
         is_coheres = (body.max_chunks_per_doc, body.max_tokens_per_doc) != (None, None)
-        chosen = "auto" if is_coheres else exchange.truncation
-        truncation = body.chosen_truncation(engine.info.max_input_tokens) or chosen
+        truncation = exchange.truncation(body, engine)
+        truncation = "auto" if is_coheres else truncation
         query, texts = cut(query, truncation, engine.info), tuple(cut(text, truncation, engine.info) for text in texts)
     request = RerankRequest(
         query,

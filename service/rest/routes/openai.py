@@ -147,7 +147,7 @@ def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -
 async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
     """Return one embedding per input."""
     engine, encoded = exchange.find(body.model), body.encoding_format == "base64"
-    truncation = body.chosen_truncation(engine.info.max_input_tokens) or exchange.truncation
+    truncation = exchange.truncation(body, engine)
     if body.truncate is not None:
         truncation = "auto" if body.truncate else "error"
     inputs = to_inputs(body.input, truncation, engine.info)

@@ -205,10 +205,6 @@ def _cut(texts: str | Sequence[str], truncation: Truncation, engine: Engine) -> 
     return tuple(cut(text, truncation, engine.info) for text in ([texts] if isinstance(texts, str) else texts))
 
 
-def _truncation(exchange: Exchange, body: VllmModel, engine: Engine) -> Truncation:
-    return body.chosen_truncation(engine.info.max_input_tokens) or exchange.truncation
-
-
 def _inputs(body: Any, engine: Engine, truncation: Truncation) -> tuple[Input, ...]:
     return tuple(map(Input, _cut(body.input, truncation, engine)))
 
@@ -227,7 +223,7 @@ async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
 async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[float]]:
     """Return the response of the operation and the score of each pair."""
     engine = exchange.find(body.model)
-    info, truncation = engine.info, _truncation(exchange, body, engine)
+    info, truncation = engine.info, exchange.truncation(body, engine)
     first, second = (_cut(texts, truncation, engine) for texts in (body.text_1, body.text_2))
     _check_counts(len(first), len(second))
     is_zipped = len(first) > 1
@@ -306,7 +302,7 @@ def name_text(path: str, body: VllmScoreBody) -> str:
 async def classify(exchange: Exchange, body: VllmClassifyBody) -> Any:
     """Return the best label of each input and the scores of all labels. Requires a classifier."""
     engine = exchange.find(body.model)
-    truncation = _truncation(exchange, body, engine)
+    truncation = exchange.truncation(body, engine)
     inputs = _inputs(body, engine, truncation)
     response = await exchange.run(
         "classify", engine, ClassifyRequest(inputs, raw_scores=body.raw_scores, truncation=truncation)
@@ -333,7 +329,7 @@ async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
 
 async def _pool(exchange: Exchange, body: VllmPoolingBody, engine: Engine) -> tuple[Any, list[Any]]:
     """Return the response of the operation, and the data of each input."""
-    encoded, truncation = body.encoding_format == "base64", _truncation(exchange, body, engine)
+    encoded, truncation = body.encoding_format == "base64", exchange.truncation(body, engine)
     inputs = _inputs(body, engine, truncation)
     task = body.task or ("classify" if "classify" in engine.info.operations else "token_embed")
     raw = body.raw_scores or body.normalize is False
