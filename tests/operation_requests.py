@@ -5,6 +5,7 @@ The limits come from `/v1/model`. Most requests are valid. Some have conflicting
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, get_args
 
 from attendant_client.pb import encoder_pb2 as pb
@@ -62,6 +63,7 @@ class ModelFacts:
     num_hidden_layers: int
     num_attention_heads: int
     hidden_size: int
+    max_input_tokens: int
     vocab_size: int
     attention_kinds: list[str]
     labels: list[str]
@@ -149,6 +151,31 @@ def encode_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
         )
     )
     return drawn if outputs is ... else drawn | {"outputs": outputs}
+
+
+@st.composite
+def chunk_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
+    """Draw a body of encode with chunks; a few other fields conflict with them."""
+    by_span = draw(st.sampled_from([False] * 4 + [True]))
+    chunks = draw(
+        body(
+            by=st.just("span") if by_span else st.sampled_from([..., "sentence", "paragraph", "token"]),
+            max_tokens=optional(st.integers(0, 40)) if by_span else st.sampled_from([..., 1, 3, 8, 20, 500]),
+            overlap_tokens=optional(st.integers(0, 12)),
+            merge=optional(st.booleans()),
+            mode=st.sampled_from([..., "separate", "late", "late"]),
+            language=optional(st.sampled_from(["de", "zh", "none"])),
+        )
+    )
+    if by_span:
+        texts: Any = draw(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 60), min_size=2, max_size=6, unique=True))))
+        items: Any = [{"text": text, "spans": [[start, end] for start, end in pairwise(sorted(cuts))]}
+                      for text, cuts in texts]  # fmt: skip
+    else:
+        items = draw(st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), inputs(facts, spans=False)))
+    options = draw(encode_bodies(facts))
+    kept = draw(st.lists(st.sampled_from(sorted(options)), max_size=3))
+    return {name: options[name] for name in kept if name != "inputs"} | {"inputs": items, "chunks": chunks}
 
 
 @st.composite
@@ -336,7 +363,7 @@ def _masked(text: str, mask: str) -> st.SearchStrategy[str]:
 
 
 BODIES: dict[str, Callable[[ModelFacts], st.SearchStrategy[Body]]] = {
-    "encode": encode_bodies,
+    "encode": lambda facts: st.one_of(*[encode_bodies(facts)] * 3, chunk_bodies(facts)),
     "attend": attend_bodies,
     "compare": compare_bodies,
     "similarity": similarity_bodies,

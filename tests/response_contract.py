@@ -2,7 +2,9 @@
 
 import base64
 import re
+import unicodedata
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, get_args
 
 import httpx
@@ -21,6 +23,8 @@ DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sq
 NUMBERS: dict[int, str] = dict(enumerate(("", *DTYPES)))
 Array = NDArray[Any]
 SIDES = ("queries", "documents")
+DROPPED = ("Cc", "Cf", "Cn", "Co", "Mn", "Zl", "Zp", "Zs")
+"""Unicode categories of characters that tokenizers drop."""
 
 
 def to_array(value: Any, dtype: str = "float32") -> Array:
@@ -33,6 +37,10 @@ def to_array(value: Any, dtype: str = "float32") -> Array:
 
 def tensor_to_array(tensor: Any) -> Array:
     return np.frombuffer(tensor.data, dtype=DTYPES[NUMBERS[tensor.dtype]]).reshape(tuple(tensor.shape))
+
+
+def is_visible(character: str) -> bool:
+    return character != "\ufffd" and unicodedata.category(character) not in DROPPED
 
 
 def assert_finite(values: Array) -> None:
@@ -89,6 +97,9 @@ def check_words(words: list[Any], item: Any) -> None:
 
 
 def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
+    if request.get("chunks") is not None:
+        check_chunks(request, response, facts)
+        return
     outputs = request.get("outputs", ["pooled"])
     dtype = request.get("dtype", "float32")
     width, last = facts.hidden_size, facts.num_hidden_layers
@@ -127,6 +138,40 @@ def check_encode(request: dict[str, Any], response: dict[str, Any], facts: Any) 
             assert_finite(values)
         if "pooled" in outputs and dtype == "float32" and not stacked and request.get("normalize", True) is True:
             assert abs(np.linalg.norm(to_array(result["pooled"])) - 1) < 1e-3
+
+
+def check_chunks(request: dict[str, Any], response: dict[str, Any], facts: Any) -> None:
+    options, dtype, last = request["chunks"], request.get("dtype", "float32"), facts.num_hidden_layers
+    layers, reduce = request.get("layers", [-1]), request.get("layer_reduce", "concat")
+    layers = list(range(last + 1)) if layers == "all" else layers
+    size = facts.hidden_size * (len(layers) if reduce == "concat" and not set(layers) <= {-1, last} else 1)
+    size = request.get("dimensions") or size
+    width = size // 8 if dtype == "ubinary" else size
+    assert response["usage"] == {
+        "tokens": sum(result["token_count"] for result in response["results"]), "truncated_inputs": 0,
+    }  # fmt: skip
+    for item, result in zip(as_list(request["inputs"]), response["results"], strict=True):
+        text, chunks = input_texts(item)[0], result["chunks"]
+        stacked = (len(layers),) if reduce == "stack" else ()
+        vectors = to_array(result["chunk_vectors"], dtype)
+        assert vectors.shape == (*stacked, len(chunks), width)
+        assert_finite(vectors)
+        assert set(result) == {"token_count", "truncated", "chunks", "chunk_vectors"}
+        assert [chunk["text"] for chunk in chunks] == [text[chunk["start"] : chunk["end"]] for chunk in chunks]
+        if options.get("by") == "span":
+            assert [[chunk["start"], chunk["end"]] for chunk in chunks] == item["spans"]
+            continue
+        overlaps = 0
+        for before, after in pairwise(chunks):
+            assert before["start"] < after["start"] or options.get("merge") is False
+            assert before["end"] < after["end"]
+            overlaps += after["start"] < before["end"]
+            assert options.get("overlap_tokens") or not any(map(is_visible, text[before["end"] : after["start"]]))
+        assert not overlaps or options.get("overlap_tokens")
+        for chunk in chunks:
+            assert chunk["text"] == chunk["text"].strip() != ""
+            limit = max(2, options.get("max_tokens") or 256)  # the mark of a space and a character stay together
+            assert chunk["token_count"] <= limit or sum(map(is_visible, chunk["text"])) <= 1, "could be split"
 
 
 def check_heads(result: Any, outputs: list[str], dtype: str, vocab_size: int) -> None:
@@ -387,7 +432,8 @@ def paired_results(body: Any, message: Any) -> Iterator[tuple[Any, Any]]:
 def compare_encode(request: Body, body: Any, result: Any, tolerance: float) -> None:
     dtype = request.get("dtype", "float32")
     for actual, expected in paired_results(body, result):
-        for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector"):
+        for name in ("pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "multi_vector",
+                     "chunk_vectors"):  # fmt: skip
             assert actual.HasField(name) == (name in expected)
             if name in expected:
                 rest = to_array(expected[name], dtype)
@@ -398,6 +444,8 @@ def compare_encode(request: Body, body: Any, result: Any, tolerance: float) -> N
             found = {"token_ids": list(actual.sparse.token_ids), "weights": weights}
             assert_sparse_close(found, expected["sparse"], dtype_tolerance(tolerance, dtype))
         assert len(actual.multi_vector_tokens) == len(expected.get("multi_vector_tokens", ()))
+        for chunk, other in zip(actual.chunks, expected.get("chunks", ()), strict=True):
+            assert other == {name: getattr(chunk, name) for name in ("text", "start", "end", "token_count")}
 
 
 def compare_attend(request: Body, body: Any, result: Any) -> None:

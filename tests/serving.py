@@ -31,8 +31,8 @@ START_TIMEOUT_S = 60
 class ServiceThread:
     """Serves loaded models inside a `with` block.
 
-    `options` are fields of Settings. If there are several models, `models` names them. `largest_response` is the latest
-    response size estimate for the first model.
+    `options` are fields of Settings. If there are several models, `models` names them. `largest_response` is the
+    largest response size estimate for the first model; tests reset it.
     """
 
     def __init__(self, *models: LoadedModel, **options: Any) -> None:
@@ -78,7 +78,7 @@ class ServiceThread:
         check = engine.check_response_size
 
         def record(size: int, inputs: int, suggest: Any) -> None:
-            self.largest_response = size
+            self.largest_response = max(self.largest_response, size)
             check(size, inputs, suggest)
 
         engine.check_response_size = record  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from attendant_client.requests import (
     InputChunk,
     Inputs,
     halves,
+    is_too_large,
     make_body,
     make_comparison,
     make_model_query,
@@ -208,7 +209,7 @@ class AsyncClient:
             async with slots:
                 return [await self._call(operation, part.body, deadline)]
         except AttendantError as error:
-            if error.reason != "RESPONSE_TOO_LARGE" or len(part.body["inputs"]) < 2:
+            if not is_too_large(error) or len(part.body["inputs"]) < 2:
                 error.count_from(part.first)
                 raise
         responses = [await self._call_part(operation, half, deadline, slots) for half in halves(part)]

@@ -13,6 +13,7 @@ from attendant_client.requests import (
     Body,
     Inputs,
     halves,
+    is_too_large,
     make_body,
     make_comparison,
     make_model_query,
@@ -196,7 +197,7 @@ class Client:
             try:
                 responses.append(self._call(operation, part.body, deadline))
             except AttendantError as error:
-                if error.reason != "RESPONSE_TOO_LARGE" or len(part.body["inputs"]) < 2:
+                if not is_too_large(error) or len(part.body["inputs"]) < 2:
                     error.count_from(part.first)
                     raise
                 pending.extend(reversed(halves(part)))

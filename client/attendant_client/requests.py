@@ -3,15 +3,16 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from decimal import Decimal
 from functools import cache, partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from attendant_client import types
-from attendant_client.errors import invalid, wrong_type
+from attendant_client.errors import AttendantError, invalid, wrong_type
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import Input, Limits, Occurrence
 from attendant_client.wire import allowed_values, enum_numbers, fields_of, item_type, present, strip
@@ -36,7 +37,8 @@ INPUT_BYTES = 64
 def make_body(inputs: Inputs, **options: Any) -> Body:
     """Return a body, leaving out options that are None."""
     items = [inputs] if isinstance(inputs, (str, Input)) else to_list(inputs, "inputs")
-    return {"inputs": [_input_body(item, f"inputs[{index}]") for index, item in enumerate(items)], **present(options)}
+    bodies = [_input_body(item, f"inputs[{index}]") for index, item in enumerate(items)]
+    return {"inputs": bodies, **{name: _option_body(value) for name, value in present(options).items()}}
 
 
 def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
@@ -100,6 +102,11 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChun
         yield InputChunk(first, {**body, "inputs": part})
 
 
+def is_too_large(error: AttendantError) -> bool:
+    """Return whether a part of a request may succeed: the response is too large, or has too many chunks."""
+    return error.reason == "RESPONSE_TOO_LARGE" or (error.reason == "TOO_MANY" and error.field == "chunks")
+
+
 def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
     first, body = part
     middle = len(body["inputs"]) // 2
@@ -153,6 +160,11 @@ def _input_body(item: str | Input, path: str) -> str | Body:
     if spans := to_list(item.spans, f"{path}.spans"):
         fields["spans"] = [to_list(span, f"{path}.spans[{index}]") for index, span in enumerate(spans)]
     return fields
+
+
+def _option_body(value: Any) -> Any:
+    """Return an option as JSON has it: objects such as `ChunkOptions` without the fields that are None."""
+    return present(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _size(item: str | Body) -> int:
@@ -212,16 +224,30 @@ def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
             raise invalid("UNKNOWN_VALUE", name, "unknown value", 'Use "all".', actual=value[:64])
         if operation in ("encode", "fill_mask"):
             message.all_layers = True
-    elif labels := _enum_labels(operation, name):
-        _set_enum(message, name, value, labels)
     else:
-        _set_field(message, name, value, name)
+        _set_value(message, name, value)
+
+
+def _set_value(message: Any, name: str, value: Any, path: str = "") -> None:
+    """Set a field of the message at `path`: an object, an enum, a scalar, or a list of them."""
+    target = message.DESCRIPTOR.fields_by_name.get(name)
+    if target is not None and target.message_type is not None:
+        if not isinstance(value, Mapping):
+            raise wrong_type(path + name, value, "Send an object.")
+        part = getattr(message, name)
+        part.SetInParent()
+        for inner, item in value.items():
+            if item is not None:
+                _set_value(part, inner, item, f"{path}{name}.")
+    elif labels := _enum_labels(message.DESCRIPTOR, name):
+        _set_enum(message, name, value, labels, path + name)
+    else:
+        _set_field(message, name, value, path + name)
 
 
 @cache
-def _enum_labels(operation: str, name: str) -> dict[str, str]:
-    """Map each REST value of an enum option to its proto label; empty if the option is not an enum."""
-    message = CALLS[operation].request.DESCRIPTOR
+def _enum_labels(message: Descriptor, name: str) -> dict[str, str]:
+    """Map each REST value of an enum field to its proto label; empty if the field is not an enum."""
     target = message.fields_by_name.get(name)
     if target is None or target.enum_type is None:
         return {}
@@ -231,7 +257,7 @@ def _enum_labels(operation: str, name: str) -> dict[str, str]:
     return {value: labels[numbers[value]] for value in allowed_values(strip(item_type(field.kind) or field.kind)[0])}
 
 
-def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> None:
+def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str], field: str) -> None:
     """Set an enum or a list of enums from REST values or proto labels."""
 
     def label(item: Any, path: str) -> str:
@@ -244,10 +270,10 @@ def _set_enum(message: Any, name: str, value: Any, labels: dict[str, str]) -> No
         raise invalid("UNKNOWN_VALUE", path, "unknown value", remedy, actual=item[:64])
 
     if message.DESCRIPTOR.fields_by_name[name].is_repeated:
-        items = to_list(value, name)
-        getattr(message, name).extend(label(item, f"{name}[{index}]") for index, item in enumerate(items))
+        items = to_list(value, field)
+        getattr(message, name).extend(label(item, f"{field}[{index}]") for index, item in enumerate(items))
     else:
-        setattr(message, name, label(value, name))
+        setattr(message, name, label(value, field))
 
 
 def _set_input(message: pb.Input, item: str | Body, path: str) -> None:

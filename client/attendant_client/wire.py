@@ -497,7 +497,16 @@ def _submessage_reader(field: Field, described: Descriptor) -> Converter:
         return lambda span: (span.start, span.end)
     if described.name == "TokenIds":
         return lambda ids: tuple(ids.ids)
-    return _message_reader(field.kind, described)
+    read = _message_reader(field.kind, described)
+
+    def read_named(message: Message) -> Any:
+        try:
+            return read(message)
+        except InvalidEnum as error:
+            error.field = f"{field.name}.{error.field}"
+            raise
+
+    return read_named
 
 
 def _list_reader(field: Field, target: FieldDescriptor) -> Converter:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import orjson
-from attendant_client.types import ModelInfo
+from attendant_client.types import ChunkOptions, ModelInfo
 
 from model.artifact.console import (
     EX_CANTCREAT,
@@ -47,14 +47,15 @@ from service.commands.row_files import (
 from service.commands.row_files import SUFFIXES as INPUT_SUFFIXES
 from service.commands.sources import Encoded, VectorOptions, encode_texts, open_engine, open_source
 from service.commands.vector_files import (
+    CHUNK_COLUMNS,
     OUTPUT_COLUMNS,
     OUTPUT_FORMATS,
-    Chunk,
     JsonLines,
     Numpy,
     OutputFormat,
     Parquet,
     VectorFormat,
+    VectorRows,
     output_format,
 )
 from service.commands.vector_files import SUFFIXES as OUTPUT_SUFFIXES
@@ -68,11 +69,12 @@ OWN_FILES = frozenset((DATA, REJECTED, STATE, LOCK, "state.json.new", "output.pa
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of input rows on disk."""
+    """Numbers of input rows on disk, and of their vectors."""
 
     rows: int = 0
     rejected: int = 0
     truncated: int = 0
+    vectors: int = 0
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,8 @@ class Embedder(Protocol):
     info: ModelInfo
     dimensions: int
     """Embedding size."""
+    max_characters: int
+    """Maximum length of a text."""
     batch_rows: int
     """Maximum number of texts per call of `encode`."""
     in_flight: int
@@ -329,7 +333,7 @@ async def encode_rows(embedder: Embedder, reader: RowReader, skip: int) -> Async
 
 
 async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRows:
-    errors, texts, limit = [], [], embedder.info.limits.max_input_characters
+    errors, texts, limit = [], [], embedder.max_characters
     for row in rows:
         error, text = row.error, row.text or ""
         if not error and len(text) > limit:
@@ -357,8 +361,8 @@ def split_batches(rows: Iterable[Row], batch_rows: int) -> Iterator[list[Row]]:
         yield batch
 
 
-CHUNK_ROWS = 2048
-"""Rows per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""
+CHECKPOINT_ROWS = 2048
+"""Vectors per checkpoint. If the process is killed, rows since the last checkpoint are encoded again."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +389,7 @@ async def embed_file(job: EmbedFile, embedder: Embedder) -> tuple[Counts, float]
             with FileProgress(work.state.counts.rows) as progress:
                 if work.state.output is None:  # else only renames can be missing
                     write = functools.partial(_write, job, embedder, output, work)
-                    await _write_chunks(encode_rows(embedder, reader, work.state.counts.rows), write, progress)
+                    await _write_rows(encode_rows(embedder, reader, work.state.counts.rows), write, progress)
             rate, counts = progress.rate, work.state.counts
             is_empty = 0 < counts.rows == counts.rejected
             await asyncio.to_thread(work.publish, None if is_empty else output.finish)
@@ -394,26 +398,26 @@ async def embed_file(job: EmbedFile, embedder: Embedder) -> tuple[Counts, float]
     return counts, rate
 
 
-async def _write_chunks(
+async def _write_rows(
     rows: AsyncGenerator[EncodedRows, None],
     write: Callable[[Sequence[tuple[Row, Encoded]]], None],
     progress: FileProgress,
 ) -> None:
-    """Write rows in chunks, each while the next one is being encoded."""
-    chunk: list[tuple[Row, Encoded]] = []
+    """Write the rows between two checkpoints while the next ones are being encoded."""
+    encoded: list[tuple[Row, Encoded]] = []
     writing = asyncio.create_task(asyncio.sleep(0))
     try:
         async with aclosing(rows):
             async for batch, total in rows:
-                chunk += batch
+                encoded += batch
                 progress.update(len(batch), total)
-                if len(chunk) >= CHUNK_ROWS:
+                if sum([result.count for _, result in encoded]) >= CHECKPOINT_ROWS:
                     await writing
-                    writing = asyncio.create_task(asyncio.to_thread(write, chunk))
-                    chunk = []
+                    writing = asyncio.create_task(asyncio.to_thread(write, encoded))
+                    encoded = []
         await writing
-        if chunk:
-            await asyncio.to_thread(write, chunk)
+        if encoded:
+            await asyncio.to_thread(write, encoded)
     finally:
         await asyncio.wait([writing])
 
@@ -426,11 +430,12 @@ def _write(
     encoded: Sequence[tuple[Row, Encoded]],
 ) -> None:
     text, limit = job.source.field, embedder.info.max_input_tokens
-    vectors = np.full((len(encoded), embedder.dimensions), np.nan, job.vectors.dtype)
+    parts = [part for row, result in encoded for part in _split_chunks(row, result)]
+    vectors = np.full((len(parts), embedder.dimensions), np.nan, job.vectors.dtype)
     accepted: list[int] = []
     rejected: list[bytes] = []
     truncated = 0
-    for index, (row, result) in enumerate(encoded):
+    for index, (row, result) in enumerate(parts):
         error = row.error or (f"{text}: {result.error}" if result.error else "")
         if result.truncated and job.reject_truncated:
             error = f"{text}: too long (limit {limit} tokens). Shorten it."
@@ -441,10 +446,25 @@ def _write(
             vectors[index] = result.vector
             accepted.append(index)
             truncated += result.truncated
-    data = output.encode(Chunk(vectors, accepted, [encoded[index][0] for index in accepted]))
+    data = output.encode(VectorRows(vectors, accepted, [parts[index][0] for index in accepted]))
     counts = work.state.counts
-    counts = Counts(counts.rows + len(encoded), counts.rejected + len(rejected), counts.truncated + truncated)
+    counts = Counts(
+        counts.rows + len(encoded),
+        counts.rejected + len(rejected),
+        counts.truncated + truncated,
+        counts.vectors + len(accepted),
+    )
     work.append(data, b"".join(rejected), counts)
+
+
+def _split_chunks(row: Row, result: Encoded) -> Iterator[tuple[Row, Encoded]]:
+    """Yield a row for each chunk of a text, with the columns of the chunk; a text without chunks is itself."""
+    if result.chunks is None or result.vector is None:
+        yield row, result
+        return
+    for number, (chunk, vector) in enumerate(zip(result.chunks, result.vector, strict=True)):
+        columns = (number, chunk.start, chunk.end, chunk.text)
+        yield replace(row, kept=(*columns, *row.kept)), Encoded(vector)
 
 
 def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
@@ -456,13 +476,15 @@ def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
 
 
 def _vector_format(job: EmbedFile, embedder: Embedder, types: Mapping[str, Any]) -> VectorFormat:
-    info, dtype = embedder.info, job.vectors.dtype
+    info, dtype, source = embedder.info, job.vectors.dtype, job.source
+    if job.vectors.chunks is not None:
+        source = replace(source, keep=(*CHUNK_COLUMNS, *source.keep))
     if job.output_format == "jsonl":
-        return JsonLines(ids=job.source.id_field is not None, keep=job.source.keep)
+        return JsonLines(ids=source.id_field is not None, keep=source.keep)
     if job.output_format == "npy":
         return Numpy(embedder.dimensions, dtype)
     metadata = {"attendant.model": info.name, "attendant.digest": info.digest, "attendant.precision": info.precision}
-    return Parquet(embedder.dimensions, dtype, job.source, types, metadata)
+    return Parquet(embedder.dimensions, dtype, source, types, metadata)
 
 
 def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
@@ -479,21 +501,27 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
     return run | {name.replace("_", "-"): value for name, value in asdict(job.vectors).items() if name != "model"}
 
 
+CHUNK_OPTIONS = {
+    "chunks.max_tokens": "--chunk-tokens", "chunks.overlap_tokens": "--chunk-overlap", "chunks.mode": "--late",
+}  # fmt: skip
+"""The options that set fields of a request."""
 COMMAND = "attendant embed"
 DESCRIPTION = """\
 Write an embedding for each row of a file. Input is one text per line (.txt), JSON lines (.jsonl), CSV or TSV with a
 header (.csv, .tsv), which may be compressed (.gz, .zst), or Parquet (.parquet); output is Parquet, NumPy (.npy) or JSON
 lines. Without -o, print the embedding of each TEXT, or of each line of standard input, as one line of JSON."""
 EPILOG = """\
-OUT has one embedding per row in input order, with row numbers from 1 (in CSV, not counting the header). Rows without a
-usable text are rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their
-place. OUT appears when it is complete. Until then, rows are kept in the directory OUT.partial. To resume after an
-interruption, run the same command again.
+OUT has one embedding per row in input order, or with --chunk one per chunk, with row numbers from 1 (in CSV, not
+counting the header). Without --chunk, texts over the token limit are truncated. Rows without a usable text are
+rejected: OUT.rejected.jsonl lists their numbers and the reasons, and NumPy files have NaN in their place. OUT appears
+when it is complete. Until then, rows are kept in the directory OUT.partial. To resume after an interruption, run the
+same command again.
 
 Engine options come from the environment (ATTENDANT_MODEL_DIR, ATTENDANT_PRECISION, ...).
 
 examples:
   attendant embed texts.parquet -o vectors.parquet --field body --id-field id --keep title,body
+  attendant embed articles.jsonl -o chunks.parquet --id-field id --chunk sentence --chunk-overlap 32
   attendant embed texts.txt -o vectors.npy --server grpc://127.0.0.1:8081
   attendant embed "river bank flows" "money bank grows"
 """
@@ -550,7 +578,8 @@ def _run_file(arguments: list[str]) -> int:
     except CommandError as error:
         hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
         hint = "" if error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
-        print(f"{COMMAND}: {error}{hint}", file=sys.stderr)
+        field, separator, problem = str(error).partition(": ")
+        print(f"{COMMAND}: {CHUNK_OPTIONS.get(field, field)}{separator}{problem}{hint}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         if partial_path(options.output).exists():
@@ -563,7 +592,10 @@ async def _embed_file(job: EmbedFile, options: argparse.Namespace) -> Counts:
     async with _open_embedder(options, job.vectors) as embedder:
         counts, rate = await embed_file(job, embedder)
         limit = embedder.info.max_input_tokens
-    parts = [f"wrote {counts.rows - counts.rejected:,} embeddings to {job.target}, {rate:,.0f} rows/s"]
+    count = f"{counts.rows - counts.rejected:,} embeddings"
+    if job.vectors.chunks is not None:
+        count = f"{counts.vectors:,} embeddings of {counts.rows - counts.rejected:,} rows"
+    parts = [f"wrote {count} to {job.target}, {rate:,.0f} rows/s"]
     if counts.truncated:
         parts.append(f"truncated {counts.truncated:,} to {limit} tokens, the limit of the model")
     if counts.rejected:
@@ -618,10 +650,37 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         RowFile(options.input, source_format, options.field, options.id_field, options.keep, options.delimiter),
         options.output,
         target_format,
-        VectorOptions(options.model, options.dtype, options.dimensions, options.prompt_name, options.normalize),
+        VectorOptions(
+            options.model,
+            options.dtype,
+            options.dimensions,
+            options.prompt_name,
+            options.normalize,
+            _chunk_options(parser, options, target_format),
+        ),
         reject_truncated=options.reject_truncated,
         overwrite=options.overwrite,
     )
+
+
+def _chunk_options(parser: Parser, options: argparse.Namespace, target_format: OutputFormat) -> ChunkOptions | None:
+    """Return how to split texts, or exit with an error if options conflict."""
+    given = {
+        "--chunk-tokens": options.chunk_tokens, "--chunk-overlap": options.chunk_overlap,
+        "--chunk-language": options.chunk_language, "--one-per-chunk": options.one_per_chunk, "--late": options.late,
+    }  # fmt: skip
+    if options.chunk is None:
+        if unused := next((name for name, value in given.items() if value), None):
+            parser.error(f"{unused}: set without --chunk. Add it, for example --chunk sentence")
+        return None
+    if target_format == "npy":
+        parser.error("--chunk: not supported for NumPy files. Use .parquet or .jsonl")
+    if options.reject_truncated:
+        parser.error("--reject-truncated: not supported with --chunk, which truncates nothing. Remove it")
+    return ChunkOptions(
+        options.chunk, options.chunk_tokens, options.chunk_overlap or 0, not options.one_per_chunk,
+        "late" if options.late else "separate", options.chunk_language or "en",
+    )  # fmt: skip
 
 
 def _check_keep(
@@ -638,6 +697,8 @@ def _check_keep(
             parser.error(f"--keep: {name} is listed twice. Remove one")
         if name in OUTPUT_COLUMNS and (name != "id" or options.id_field is not None):
             parser.error(f"--keep: {name} is a column of OUT already. Rename it in IN")
+        if name in CHUNK_COLUMNS and options.chunk is not None:
+            parser.error(f"--keep: {name} is a column of the chunks. Rename it in IN")
 
 
 def _check_output(source: Path, target: Path) -> None:
@@ -668,6 +729,13 @@ def _parser() -> Parser:
     add("--prompt-name", metavar="NAME", help="prompt of the model (default: its default prompt)")
     add("--normalize", action=argparse.BooleanOptionalAction, help="scale to length 1 (default: as the model does)")
     add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
+    add("--chunk", choices=("sentence", "paragraph", "token"), help="split texts into chunks of whole sentences, "
+        "paragraphs or words; OUT has one row per chunk, with the columns chunk, start, end and text")  # fmt: skip
+    add("--chunk-tokens", type=integer(1, 2**20), metavar="N", help="tokens of a chunk at most (default: 256)")
+    add("--chunk-overlap", type=integer(0, 2**20), metavar="N", help="tokens to repeat from the previous chunk at most")
+    add("--one-per-chunk", action="store_true", help="make a chunk of each sentence or paragraph")
+    add("--late", action="store_true", help="late chunking: encode the whole text, and pool the tokens of each chunk")
+    add("--chunk-language", metavar="CODE", help="language of the sentences: en, de, ... (default: en)")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_source_options()
     add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")

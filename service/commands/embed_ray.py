@@ -78,8 +78,8 @@ class RayEmbedder:
 
     batch_rows = BLOCK_ROWS
 
-    def __init__(self, info: ModelInfo, dimensions: int, actors: Sequence[Any]) -> None:
-        self.info, self.dimensions = info, dimensions
+    def __init__(self, info: ModelInfo, dimensions: int, options: VectorOptions, actors: Sequence[Any]) -> None:
+        self.info, self.dimensions, self.max_characters = info, dimensions, options.max_characters(info)
         self.in_flight = len(actors) * BLOCKS_IN_FLIGHT + PREFETCH_BLOCKS
         self._idle: asyncio.Queue[Any] = asyncio.Queue()
         for actor in [*actors] * BLOCKS_IN_FLIGHT:
@@ -130,7 +130,7 @@ async def open_ray_embedder(
             # Ray restarts lost actors and repeats their calls without limit.
             actor = ray.remote(num_cpus=workers.reserved_cpus, max_restarts=-1, max_task_retries=-1)(EncodeWorker)
             actors = [actor.remote(open_source, settings, options, info) for _ in range(workers.count)]
-            yield RayEmbedder(info, dimensions, actors)
+            yield RayEmbedder(info, dimensions, options, actors)
         finally:
             ray.shutdown()
 

@@ -10,13 +10,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
-from attendant_client.types import AttendRequest, EncodeRequest, EncodeResponse, Input, ModelInfo, Role
+from attendant_client.types import (
+    MAX_CHUNKED_CHARACTERS,
+    AttendRequest,
+    Chunk,
+    ChunkOptions,
+    EncodeRequest,
+    EncodeResponse,
+    Input,
+    ModelInfo,
+    Role,
+)
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
@@ -193,15 +203,26 @@ class VectorOptions:
     dimensions: int | None = None
     prompt_name: str | None = None
     normalize: bool | None = None
+    chunks: ChunkOptions | None = None
+
+    def max_characters(self, info: ModelInfo) -> int:
+        """Return the maximum length of a text."""
+        return info.limits.max_input_characters if self.chunks is None else MAX_CHUNKED_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's embedding, (D,), or why it was rejected."""
+    """A text's embedding, (D,), or those of its chunks, (C, D), or why it was rejected."""
 
     vector: NDArray[Any] | None
     truncated: bool = False
     error: str = ""
+    chunks: list[Chunk] | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of rows of the output."""
+        return 1 if self.chunks is None else len(self.chunks)
 
 
 class SourceError(CommandError):
@@ -223,6 +244,7 @@ class VectorSource(ABC):
 
     def __init__(self, info: ModelInfo, options: VectorOptions) -> None:
         self.info, self._options = info, options
+        self.max_characters = options.max_characters(info)
 
     @abstractmethod
     async def run(self, operation: Operation, texts: Sequence[str], **options: Any) -> list[Any]:
@@ -232,7 +254,7 @@ class VectorSource(ABC):
         """Encode one word to look up `dimensions`. Raises `CommandError` if an option is invalid."""
         (word,) = await self._encode(["word"])
         assert word.vector is not None
-        self.dimensions = len(word.vector)
+        self.dimensions = word.vector.shape[-1]
 
     async def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
@@ -253,9 +275,11 @@ class VectorSource(ABC):
         return [encoded[index] for index in range(len(texts))]
 
     async def _encode(self, texts: Sequence[str]) -> list[Encoded]:
-        options = asdict(self._options)
+        options = {item.name: getattr(self._options, item.name) for item in fields(self._options)}
         del options["model"]  # a server gets it with every request, and an engine has one model
         results = await self.run("encode", texts, **options)
+        if self._options.chunks is not None:
+            return [Encoded(result.chunk_vectors, chunks=result.chunks) for result in results]
         return [Encoded(np.asarray(result.pooled), result.truncated) for result in results]
 
 

@@ -18,6 +18,8 @@ OutputFormat = Literal["jsonl", "npy", "parquet"]
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = get_args(OutputFormat)
 SUFFIXES: dict[str, OutputFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
 OUTPUT_COLUMNS = ("row", "id", "embedding")
+CHUNK_COLUMNS = ("chunk", "start", "end", "text")
+"""The columns of a chunk: its number in the row from 0, its characters [start, end) and its text."""
 ROW_GROUP_BYTES = 64 * 2**20
 """Minimum size of a Parquet row group, except for the last one."""
 
@@ -25,8 +27,8 @@ DType = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Embeddings of N consecutive input rows, (N, D), NaN if rejected, and the accepted rows with their indices."""
+class VectorRows:
+    """Embeddings of N consecutive rows or chunks, (N, D), NaN if rejected, and the accepted rows with their indices."""
 
     vectors: NDArray[Any]
     accepted: list[int]
@@ -38,8 +40,8 @@ class VectorFormat(ABC):
     """Header of the work file."""
 
     @abstractmethod
-    def encode(self, chunk: Chunk) -> bytes:
-        """Return the bytes to append to the work file for a chunk."""
+    def encode(self, rows: VectorRows) -> bytes:
+        """Return the bytes to append to the work file for a rows."""
 
     def finish(self, work: Path, rows: int) -> Path:
         """Complete a work file of `rows` input rows, and return the output file in the same directory."""
@@ -52,12 +54,12 @@ class JsonLines(VectorFormat):
     def __init__(self, *, ids: bool, keep: Sequence[str] = ()) -> None:
         self._ids, self._keep = ids, keep
 
-    def encode(self, chunk: Chunk) -> bytes:
+    def encode(self, rows: VectorRows) -> bytes:
         lines = []
-        for index, row in zip(chunk.accepted, chunk.rows, strict=True):
+        for index, row in zip(rows.accepted, rows.rows, strict=True):
             fields: dict[str, Any] = {"row": row.number} | ({"id": row.id} if self._ids else {})
             fields |= zip(self._keep, row.kept, strict=True)
-            fields["embedding"] = chunk.vectors[index]
+            fields["embedding"] = rows.vectors[index]
             lines.append(orjson.dumps(fields, str, orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
         return b"".join(lines)
 
@@ -70,8 +72,8 @@ class Numpy(VectorFormat):
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self.header = self._make_header(0)
 
-    def encode(self, chunk: Chunk) -> bytes:
-        return chunk.vectors.astype(self._dtype, copy=False).tobytes()
+    def encode(self, rows: VectorRows) -> bytes:
+        return rows.vectors.astype(self._dtype, copy=False).tobytes()
 
     def finish(self, work: Path, rows: int) -> Path:
         header = self._make_header(rows)
@@ -100,6 +102,8 @@ class Parquet(VectorFormat):
         self, dimensions: int, dtype: DType, source: RowFile, types: Mapping[str, Any], metadata: dict[str, str]
     ) -> None:
         arrow, self._parquet = import_arrow()
+        if source.keep[: len(CHUNK_COLUMNS)] == CHUNK_COLUMNS:
+            types = {**types, **dict.fromkeys(CHUNK_COLUMNS, arrow.int64()), "text": arrow.string()}
         ids, id_type = source.id_field is not None, types.get(source.id_field or "")
         fields = [arrow.field("row", arrow.int64(), nullable=False)]
         if ids:
@@ -113,17 +117,17 @@ class Parquet(VectorFormat):
         self._keep, self._typed = source.keep, types.keys()
         self.header = self._schema.serialize().to_pybytes()
 
-    def encode(self, chunk: Chunk) -> bytes:
+    def encode(self, rows: VectorRows) -> bytes:
         arrow, schema = self._arrow, self._schema
-        columns = [arrow.array([row.number for row in chunk.rows], arrow.int64())]
+        columns = [arrow.array([row.number for row in rows.rows], arrow.int64())]
         if self._ids:
-            ids = [str(row.id) if self._as_text else row.id for row in chunk.rows]
+            ids = [str(row.id) if self._as_text else row.id for row in rows.rows]
             columns.append(arrow.array(ids, schema.field("id").type))
         for place, name in enumerate(self._keep):
-            kept = [row.kept[place] for row in chunk.rows]
+            kept = [row.kept[place] for row in rows.rows]
             values = kept if name in self._typed else list(map(_as_text, kept))
             columns.append(arrow.array(values, schema.field(name).type))
-        values = arrow.array(chunk.vectors[chunk.accepted].reshape(-1))
+        values = arrow.array(rows.vectors[rows.accepted].reshape(-1))
         columns.append(arrow.FixedSizeListArray.from_arrays(values, type=schema.field("embedding").type))
         return bytes(arrow.record_batch(columns, schema=schema).serialize().to_pybytes())
 

@@ -326,13 +326,11 @@ def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest:
 def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, call: Call, manifest: Manifest) -> int:
     """Return the size of the response: exact for arrays in binary and base64, an upper bound in JSON."""
     outputs = request.outputs
+    if outputs == POOLED:
+        return len(prepared) * (RESULT_BYTES + pooled_bytes(request, call, manifest))
     copies = 1 if request.layer_reduce == "mean" else len(request.layers)
     width = manifest.architecture.hidden_size * copies
-    pooled_width = request.dimensions or pooled_size(request, manifest)
-    if request.layer_reduce == "stack":
-        pooled_width *= copies
-    if outputs == POOLED:
-        return len(prepared) * (RESULT_BYTES + array_bytes(pooled_width, request.dtype, call.wire))
+    pooled_width = pooled_values(request, manifest)
     sizes = []
     for item in prepared:
         count = len(item.tokens)
@@ -348,6 +346,17 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ca
             size += listed_bytes(parts, call.wire)
         sizes.append(size)
     return total_bytes(sizes, padded=call.padded)
+
+
+def pooled_values(request: EncodeRequest, manifest: Manifest) -> int:
+    """Return the number of values of a pooled vector, of all layers if they are stacked."""
+    size = request.dimensions or pooled_size(request, manifest)
+    return size * len(request.layers) if request.layer_reduce == "stack" else size
+
+
+def pooled_bytes(request: EncodeRequest, call: Call, manifest: Manifest) -> int:
+    """Return the size of a pooled vector in the response: exact in binary and base64, an upper bound in JSON."""
+    return array_bytes(pooled_values(request, manifest), request.dtype, call.wire)
 
 
 def suggest_smaller_vectors(

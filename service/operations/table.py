@@ -8,9 +8,9 @@ from attendant_client import types
 
 from service.engine.engine import Engine
 from service.operations.attend import attend
+from service.operations.chunks import encode_any
 from service.operations.classify import classify
 from service.operations.compare import compare
-from service.operations.encode import encode
 from service.operations.fill_mask import fill_mask
 from service.operations.inputs import Call
 from service.operations.rerank import rerank
@@ -34,7 +34,7 @@ class OperationEntry:
 
 
 OPERATIONS: dict[types.Operation, OperationEntry] = {
-    "encode": OperationEntry(types.EncodeRequest, types.EncodeResponse, encode, "without layers"),
+    "encode": OperationEntry(types.EncodeRequest, types.EncodeResponse, encode_any, "without layers"),
     "attend": OperationEntry(types.AttendRequest, types.AttendResponse, attend),
     "compare": OperationEntry(types.CompareRequest, types.CompareResponse, compare),
     "similarity": OperationEntry(types.SimilarityRequest, types.SimilarityResponse, similarity, "always"),

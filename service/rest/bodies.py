@@ -7,7 +7,7 @@ validation stops at the first invalid item. An error names the first problem in 
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -267,6 +267,8 @@ def _body_type(field: ContractField) -> Any:
         ]
     if field.kind == tuple[int, int]:
         return Span
+    if is_dataclass(field.kind):
+        return model_of(field.kind, StrictModel)  # type: ignore[arg-type]  # classes are hashable
     if limit is None:
         return field.kind
     if item is None:  # layers or heads
@@ -316,6 +318,8 @@ def _converter(field: ContractField) -> Callable[[Any], Any] | None:
         return lambda span: None if span is None else tuple(span)
     if item == tuple[int, int]:
         return lambda spans: tuple(map(tuple, spans or ()))
+    if is_dataclass(field.kind):
+        return lambda part: None if part is None else to_contract(field.kind, part)
     if item is not None and hasattr(item, "__dataclass_fields__"):
         return lambda bodies: tuple([to_contract(item, body) for body in bodies])
     if item is str:
@@ -478,8 +482,11 @@ def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel])
 
 
 def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Collection[str]:
-    """Return the fields of a body, or of its objects if the path is in one of them."""
-    return _nested_fields(model) if len(steps) > 1 else model.model_fields
+    """Return the fields of the object in a body at the path of one of its fields."""
+    for step in steps[:-1]:
+        field = model.model_fields.get(str(step))
+        model = next(_models_in(field.annotation), model) if field is not None else model
+    return model.model_fields
 
 
 def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgument:
@@ -491,21 +498,12 @@ def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgumen
     return UnknownField("unknown field", remedy, field=path)
 
 
-def _nested_fields(model: type[BaseModel]) -> Sequence[str]:
-    """Return the fields of the objects in a body."""
-    names: list[str] = []
-
-    def collect(schema: Any) -> None:
-        if isinstance(schema, dict):
-            names.extend(schema.get("properties", {}))
-            for value in schema.values():
-                collect(value)
-        elif isinstance(schema, list):
-            for value in schema:
-                collect(value)
-
-    collect(model.model_json_schema().get("$defs", {}))
-    return names
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models of the objects in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _steps(problem: Mapping[str, Any]) -> list[Step]:

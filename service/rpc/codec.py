@@ -122,7 +122,7 @@ def enum_labels() -> dict[str, dict[str, str]]:
     labels = {re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower(): values for name, values in by_enum.items()}
     for message in pb.DESCRIPTOR.message_types_by_name.values():
         for field in message.fields:
-            if message.name.endswith("Request") and field.enum_type is not None:
+            if message.name.endswith(("Request", "Options")) and field.enum_type is not None:
                 labels.setdefault(field.name, by_enum[field.enum_type.name])
     return labels
 

@@ -135,7 +135,9 @@ def test_recipe_prints_the_scores_of_rerank(
     environment: ClientEnvironment, service: ServiceThread, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "vector-databases.md").read_text()
-    (script,) = re.findall(r"^### Hybrid search\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (script,) = re.findall(
+        r"^### Dense, sparse and token vectors\n.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
     (query,) = re.findall(r'^query = "(.*)"$', script, re.MULTILINE)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     printed = environment.call(

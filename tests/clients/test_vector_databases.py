@@ -29,7 +29,7 @@ try:
     response = httpx.post(f"{rest}/v1/encode", json={"inputs": "a ship on the water"})
     query = json.dumps(response.json()["results"][0]["pooled"])
     (psql,) = Path(pgserver.__file__).parent.rglob("bin/psql")
-    script = arguments["script"].replace("$1", f"'{query}'")
+    script = arguments["script"].replace("$1", f"'{query}'").replace("$2", "'the tide at the river'")
     command = [str(psql), server.get_uri(), "-v", "ON_ERROR_STOP=1", "--no-align", "--tuples-only", "--quiet"]
     output = subprocess.run(command, input=script, text=True, capture_output=True, check=True).stdout
 finally:
@@ -40,7 +40,7 @@ send([line.split("|") for line in output.splitlines()])
 
 def code_blocks(heading: str, language: str) -> str:
     """Return the code of a section, up to the next heading."""
-    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^##+ {heading}\n(.*?)(?=^##+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return "".join(re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL))
 
 
@@ -62,7 +62,7 @@ def vectors(tmp_path: Path, default_artifact: Path) -> Path:
 
 
 def expected_hits() -> list[tuple[float, str]]:
-    (block,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    block = code_blocks("Qdrant", "text")
     return [(float(score), text) for score, text in (line.split(" ", 1) for line in block.splitlines())]
 
 
@@ -92,3 +92,29 @@ def test_pgvector_finds_the_nearest_texts(
             assert (content, texts[int(number) - 1]) == (text, text)
             assert float(cosine) == pytest.approx(score, abs=0.01)
         assert len(rows) == len(texts)
+
+
+def test_qdrant_fuses_dense_vectors_and_bm25(
+    environment: ClientEnvironment, vectors: Path, service: ServiceThread
+) -> None:
+    code = code_blocks("Dense vectors and BM25", "python").replace("http://127.0.0.1:8080", service.rest)
+    for _ in range(2):
+        printed = environment.call(QDRANT, rest=service.rest, grpc=service.grpc, directory=str(vectors), script=code)
+        assert printed == code_blocks("Dense vectors and BM25", "text").splitlines()
+
+
+def test_pgvector_fuses_dense_vectors_and_words(
+    environment: ClientEnvironment, vectors: Path, service: ServiceThread
+) -> None:
+    script = code_blocks("PostgreSQL with pgvector", "sql") + code_blocks("With full-text search", "sql")
+    for _ in range(2):
+        rows = environment.call(
+            POSTGRES, rest=service.rest, grpc=service.grpc, texts=[], directory=str(vectors), script=script
+        )
+        fused = rows[len((vectors / "texts.txt").read_text().splitlines()) :]
+        # The query's words are in two texts; the third one is among the nearest only.
+        assert [content for _, content, _ in fused] == [
+            "river bank flows", "the boat waits for the tide", "money bank grows",
+        ]  # fmt: skip
+        assert float(fused[0][2]) == pytest.approx(2 / 61, abs=6e-4)
+        assert float(fused[2][2]) == pytest.approx(1 / 63, abs=1e-4)

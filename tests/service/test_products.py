@@ -24,6 +24,7 @@ from tests.model.conftest import definitions, publish  # noqa: F401
 from tests.model.retriever_cases import BGE_M3
 from tests.operation_requests import Body, ModelFacts, requests, to_message
 from tests.response_contract import (
+    as_list,
     assert_close,
     assert_same_error,
     assert_sparse_close,
@@ -47,6 +48,7 @@ from tests.response_contract import (
     compare_token_classify,
     compare_tokenize,
     dtype_tolerance,
+    input_texts,
     to_array,
 )
 from tests.retrievers import SPLADE, export_retriever
@@ -56,6 +58,7 @@ from tests.shared_models import load_anew
 from tests.stubs import EncoderServiceStub
 
 COLBERT = "stanford"
+MOST_CHUNKS = 64
 FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
 SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
@@ -75,6 +78,7 @@ class Clients:
     """Status of each request, by request ID."""
 
     def post(self, operation: str, request: Body) -> httpx.Response:
+        self.service.largest_response = 0
         response = self.rest.post(f"/v1/{operation.replace('_', '-')}", json=request)
         self.codes[response.headers["x-request-id"]] = str(response.status_code)
         return response
@@ -211,6 +215,8 @@ def check_response(clients: Clients, operation: str, request: Body, body: Any) -
     checks[operation]()
     if operation == "encode":
         check_alone(clients, request, body)
+        if "chunks" in request:
+            check_chunk_vectors(clients, request, body)
 
 
 def check_tokenize(request: Body, body: Any) -> None:
@@ -238,6 +244,31 @@ def check_alone(clients: Clients, request: Body, body: Any) -> None:
             assert_close(to_array(expected[name], dtype), to_array(result[name], dtype), tolerance)
         else:
             assert expected[name] == result[name]
+
+
+def check_chunk_vectors(clients: Clients, request: Body, body: Any) -> None:
+    """Check that chunks have the vectors of their texts or, if late, of the means of their tokens in the text."""
+    options = {name: value for name, value in request.items() if name not in ("inputs", "chunks", "encoding_format")}
+    dtype = request.get("dtype", "float32")
+    for item, result in zip(as_list(request["inputs"]), body["results"], strict=True):
+        chunks, vectors = result["chunks"], to_array(result["chunk_vectors"], dtype)
+        late = request["chunks"].get("mode") == "late" and len(chunks) > 1
+        if len(chunks) > MOST_CHUNKS or (late and (result["token_count"] > clients.facts.max_input_tokens or options)):
+            continue
+        if late:
+            start, end = chunks[0]["start"], chunks[-1]["end"]
+            spans = [[chunk["start"] - start, chunk["end"] - start] for chunk in chunks]
+            text = input_texts(item)[0][start:end]
+            alone = clients.post("encode", {"inputs": [{"text": text, "spans": spans}], "outputs": ["spans"]})
+            means = to_array(alone.json()["results"][0]["span_vectors"])
+            expected = means / np.linalg.norm(means, axis=1, keepdims=True)
+        else:
+            alone = clients.post("encode", {**options, "inputs": [chunk["text"] for chunk in chunks]})
+            expected = np.stack([to_array(other["pooled"], dtype) for other in alone.json()["results"]])
+            expected = np.moveaxis(expected, 0, -2)
+        for index in range(len(chunks)):
+            actual, wanted = vectors[..., index, :], expected[..., index, :]
+            assert_close(actual, wanted, dtype_tolerance(clients.tolerance, dtype))
 
 
 def check_embeddings(clients: Clients, request: Body, body: Any) -> None:

@@ -8,6 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ChunkUnit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHUNK_UNIT_UNSPECIFIED: _ClassVar[ChunkUnit]
+    CHUNK_UNIT_SENTENCE: _ClassVar[ChunkUnit]
+    CHUNK_UNIT_PARAGRAPH: _ClassVar[ChunkUnit]
+    CHUNK_UNIT_TOKEN: _ClassVar[ChunkUnit]
+    CHUNK_UNIT_SPAN: _ClassVar[ChunkUnit]
+
+class ChunkMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHUNK_MODE_UNSPECIFIED: _ClassVar[ChunkMode]
+    CHUNK_MODE_SEPARATE: _ClassVar[ChunkMode]
+    CHUNK_MODE_LATE: _ClassVar[ChunkMode]
+
 class Output(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTPUT_UNSPECIFIED: _ClassVar[Output]
@@ -214,6 +228,14 @@ class Attention(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ATTENTION_UNSPECIFIED: _ClassVar[Attention]
     ATTENTION_BIDIRECTIONAL: _ClassVar[Attention]
     ATTENTION_CAUSAL: _ClassVar[Attention]
+CHUNK_UNIT_UNSPECIFIED: ChunkUnit
+CHUNK_UNIT_SENTENCE: ChunkUnit
+CHUNK_UNIT_PARAGRAPH: ChunkUnit
+CHUNK_UNIT_TOKEN: ChunkUnit
+CHUNK_UNIT_SPAN: ChunkUnit
+CHUNK_MODE_UNSPECIFIED: ChunkMode
+CHUNK_MODE_SEPARATE: ChunkMode
+CHUNK_MODE_LATE: ChunkMode
 OUTPUT_UNSPECIFIED: Output
 OUTPUT_POOLED: Output
 OUTPUT_TOKENS: Output
@@ -348,7 +370,7 @@ ATTENTION_BIDIRECTIONAL: Attention
 ATTENTION_CAUSAL: Attention
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt", "role")
+    __slots__ = ("model", "inputs", "outputs", "layers", "all_layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation", "dtype", "prompt_name", "prompt", "role", "chunks")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +385,7 @@ class EncodeRequest(_message.Message):
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
     outputs: _containers.RepeatedScalarFieldContainer[Output]
@@ -377,7 +400,36 @@ class EncodeRequest(_message.Message):
     prompt_name: str
     prompt: str
     role: Role
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., layer_reduce: _Optional[_Union[LayerReduce, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    chunks: ChunkOptions
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Output, str]]] = ..., layers: _Optional[_Iterable[int]] = ..., all_layers: _Optional[bool] = ..., layer_reduce: _Optional[_Union[LayerReduce, str]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., chunks: _Optional[_Union[ChunkOptions, _Mapping]] = ...) -> None: ...
+
+class ChunkOptions(_message.Message):
+    __slots__ = ("by", "max_tokens", "overlap_tokens", "merge", "mode", "language")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    by: ChunkUnit
+    max_tokens: int
+    overlap_tokens: int
+    merge: bool
+    mode: ChunkMode
+    language: str
+    def __init__(self, by: _Optional[_Union[ChunkUnit, str]] = ..., max_tokens: _Optional[int] = ..., overlap_tokens: _Optional[int] = ..., merge: _Optional[bool] = ..., mode: _Optional[_Union[ChunkMode, str]] = ..., language: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("text", "start", "end", "token_count")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    start: int
+    end: int
+    token_count: int
+    def __init__(self, text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., token_count: _Optional[int] = ...) -> None: ...
 
 class Input(_message.Message):
     __slots__ = ("text", "token_ids", "pair", "spans")
@@ -422,7 +474,7 @@ class EncodeResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., precision: _Optional[_Union[Precision, str]] = ..., results: _Optional[_Iterable[_Union[EncodeResult, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., prompt_name: _Optional[str] = ..., prompt: _Optional[str] = ...) -> None: ...
 
 class EncodeResult(_message.Message):
-    __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "sparse", "multi_vector", "multi_vector_tokens")
+    __slots__ = ("token_count", "truncated", "tokens", "words", "pooled", "token_vectors", "word_vectors", "span_vectors", "static_vectors", "sparse", "multi_vector", "multi_vector_tokens", "chunks", "chunk_vectors")
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +487,8 @@ class EncodeResult(_message.Message):
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_VECTORS_FIELD_NUMBER: _ClassVar[int]
     token_count: int
     truncated: bool
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
@@ -447,7 +501,9 @@ class EncodeResult(_message.Message):
     sparse: SparseVector
     multi_vector: Tensor
     multi_vector_tokens: _containers.RepeatedCompositeFieldContainer[Token]
-    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., pooled: _Optional[_Union[Tensor, _Mapping]] = ..., token_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., word_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., span_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., static_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseVector, _Mapping]] = ..., multi_vector: _Optional[_Union[Tensor, _Mapping]] = ..., multi_vector_tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    chunk_vectors: Tensor
+    def __init__(self, token_count: _Optional[int] = ..., truncated: _Optional[bool] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., pooled: _Optional[_Union[Tensor, _Mapping]] = ..., token_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., word_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., span_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., static_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseVector, _Mapping]] = ..., multi_vector: _Optional[_Union[Tensor, _Mapping]] = ..., multi_vector_tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., chunk_vectors: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class SparseVector(_message.Message):
     __slots__ = ("token_ids", "tokens", "weights")

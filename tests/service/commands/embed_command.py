@@ -28,7 +28,7 @@ LONG = "word " * 12
 def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the stub's vectors, with batches and chunks so small that a small file has several."""
     monkeypatch.setattr(VectorSource, "batch_rows", 2)
-    monkeypatch.setattr(embed_file, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(embed_file, "CHECKPOINT_ROWS", 4)
     monkeypatch.setattr(vector_sources, "open_engine_source", open_stub)
 
 

@@ -74,5 +74,8 @@ async def open_stub(settings: Settings, options: VectorOptions) -> AsyncIterator
 
 
 if __name__ == "__main__":
-    with patch.object(vector_sources, "open_engine_source", open_stub), patch.object(embed_file, "CHUNK_ROWS", 128):
+    with (
+        patch.object(vector_sources, "open_engine_source", open_stub),
+        patch.object(embed_file, "CHECKPOINT_ROWS", 128),
+    ):
         sys.exit(main(sys.argv[1:]))

@@ -104,7 +104,7 @@ def test_run_continues_on_another_server_when_one_goes_away(
 ) -> None:
     """The client retries, the error is one line, and the rows on disk are kept."""
     monkeypatch.setattr(vector_sources, "MAX_ATTEMPTS", 2)
-    monkeypatch.setattr("service.commands.embed.CHUNK_ROWS", 128)
+    monkeypatch.setattr("service.commands.embed.CHECKPOINT_ROWS", 128)
     texts = sample_sentences(1000)
     path, out = write_rows(tmp_path / "in.txt", [{"text": text} for text in texts]), tmp_path / "out.jsonl"
     server = start_server(model_dir=default_artifact)

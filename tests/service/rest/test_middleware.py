@@ -130,7 +130,7 @@ def test_openapi_describes_the_bodies(rest: httpx.Client) -> None:
     schema = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
     assert set(schema["properties"]) == {
         "model", "inputs", "outputs", "layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation",
-        "prompt_name", "prompt", "role", "encoding_format", "dtype",
+        "prompt_name", "prompt", "role", "encoding_format", "dtype", "chunks",
     }  # fmt: skip
     assert (schema["required"], schema["additionalProperties"]) == (["inputs"], False)
 

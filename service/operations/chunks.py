@@ -1,0 +1,535 @@
+"""Chunks: long texts split into ranges of characters, and one vector per range.
+
+In the mode "separate", the vector of a chunk is that of its text. In the mode "late" (Guenther et al. 2024, "Late
+chunking", arXiv:2409.04701), the model reads as much of the text at once as it accepts, and the vector of a chunk is
+the mean of its tokens. A longer text is read in windows; the start of a window repeats the chunks before it, as many as
+fit in a quarter of the window ("long late chunking" there), and only new chunks get vectors.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from attendant_client.types import (
+    MAX_CHUNKED_CHARACTERS,
+    Chunk,
+    ChunkOptions,
+    ChunkUnit,
+    EncodeRequest,
+    EncodeResponse,
+    EncodeResult,
+    Input,
+    Limits,
+    Usage,
+)
+from numpy.typing import NDArray
+from sentencex import get_sentence_boundaries
+
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from service.engine.engine import Engine
+from service.engine.sides import max_tokens
+from service.engine.vectors import finish_pooled
+from service.errors import (
+    ConflictingFields,
+    Empty,
+    MissingField,
+    OutOfRange,
+    ServiceError,
+    TooLong,
+    TooMany,
+)
+from service.operations.encode import LAST_LAYER, POOLED, check_encode, encode, pooled_bytes, pooled_vectors
+from service.operations.inputs import (
+    DESCRIBED_CHARACTER,
+    ELEMENTS,
+    INPUT,
+    RESULT_BYTES,
+    SPLIT,
+    Call,
+    Wire,
+    check_count,
+    check_span,
+    check_text,
+    count_prompt,
+    listed_bytes,
+    no_room,
+    select_prompt,
+    too_many,
+)
+from service.spelling import Change, Remedy, named, use_range
+
+Level = Literal["paragraph", "sentence", "word", "token"]
+LEVELS: dict[ChunkUnit, tuple[Level, ...]] = {
+    "paragraph": ("paragraph", "sentence", "word", "token"),
+    "sentence": ("sentence", "word", "token"),
+    "token": ("word", "token"),
+}
+"""The units of chunks; one that is too long is split into those of the next level."""
+UNUSED: dict[ChunkUnit, tuple[str, ...]] = {
+    "token": ("merge",),
+    "span": ("max_tokens", "overlap_tokens", "merge"),
+}
+"""The options without effect."""
+DEFAULT_TOKENS = 256
+BLOCK = 16_384
+"""Characters that are tokenized at once, so that the tokens of a long text do not exist at the same time."""
+SENTENCES = 2048
+"""Characters in which sentences are sought at once: the time per call grows with their square in some scripts."""
+CONTEXT = 4
+"""A window of late chunking repeats at most this part of itself from the previous one: 1 / 4."""
+SPLIT_CHARACTER = 3
+"""The cost of finding units and counting tokens, per character."""
+
+_PARAGRAPH_END = re.compile(r"\n\s*\n|\u2029")
+_WORD = re.compile(r"\S+")
+
+
+class Range(NamedTuple):
+    """The characters [start, end) of a text, and its tokens [first, last)."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+class Window(NamedTuple):
+    """Consecutive items [start, last); those before `new` are also in the previous window."""
+
+    start: int
+    new: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of a request with its chunks."""
+
+    text: str
+    chunks: list[Range]
+    windows: list[Window]
+    """The windows over the chunks in the mode "late"; empty if the chunks are encoded separately."""
+
+    @property
+    def texts(self) -> list[Chunk]:
+        """The chunks of the response."""
+        return [
+            Chunk(self.text[chunk.start : chunk.end], chunk.start, chunk.end, chunk.last - chunk.first)
+            for chunk in self.chunks
+        ]
+
+
+async def encode_any(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
+    """Return embeddings of the inputs: pooled, of tokens, words or spans, static; or one per chunk."""
+    if request.chunks is None:
+        return await encode(engine, request, call)
+    return await encode_chunks(engine, request, request.chunks, call)
+
+
+async def encode_chunks(engine: Engine, request: EncodeRequest, options: ChunkOptions, call: Call) -> EncodeResponse:
+    """Return one vector per chunk of each text."""
+    call.deadline = deadline = call.start(engine)
+    bare = _check_request(engine, request, options, call)
+    room = await _find_room(engine, request, deadline)
+    options = _check_options(options, room)
+    characters = sum([len(item.text or "") for item in request.inputs])
+    cost = (SPLIT_CHARACTER + DESCRIBED_CHARACTER) * characters + INPUT * len(request.inputs)
+    documents = await engine.run(cost, deadline, _split_inputs, engine, request.inputs, options, room)
+    _check_size(engine, bare, call, documents)
+    separate = [index for index, item in enumerate(documents) if not item.windows]
+    late = [index for index, item in enumerate(documents) if item.windows]
+    results: list[EncodeResult | None] = [None] * len(documents)
+    responses = []
+    if separate:
+        responses.append(await _encode_separately(engine, bare, call, documents, separate, results))
+    if late:
+        responses.append(await _encode_late(engine, bare, call, documents, late, results))
+    usage = Usage(sum([item.usage.tokens for item in responses]))
+    return replace(responses[0], results=results, usage=usage)  # type: ignore[arg-type]  # every place is set
+
+
+# Checks
+
+
+def _check_request(engine: Engine, request: EncodeRequest, options: ChunkOptions, call: Call) -> EncodeRequest:
+    """Check everything but the texts' tokens; return the checked request without inputs and chunks."""
+    if tuple(request.outputs) != POOLED:
+        raise ConflictingFields(
+            "not supported with chunks", f"Use {named('outputs', 'pooled')} alone.", field="outputs"
+        )
+    check_count(len(request.inputs), "inputs", call.max_inputs or engine.limits.max_inputs)
+    for index, item in enumerate(request.inputs):
+        _check_input(item, options, f"inputs[{index}]", engine.limits)
+    bare = check_encode(replace(request, inputs=(), chunks=None), engine.manifest)
+    if options.mode == "late" and (pooling := request.pooling or engine.manifest.embedding.pooling) != "mean":
+        mode, pooled = named("mode", "late"), named("pooling", pooling)
+        raise ConflictingFields(
+            f"{mode} takes means of tokens, and the pooling is {pooled}",
+            f"Use {named('mode', 'separate')}, or set pooling to {named('pooling', 'mean')}.",
+            field="chunks.mode",
+        )
+    return bare
+
+
+def _check_input(item: Input, options: ChunkOptions, path: str, limits: Limits) -> None:
+    for name in ("token_ids", "pair"):
+        if getattr(item, name) is not None:
+            raise ConflictingFields("not supported with chunks", "Send a text alone.", field=f"{path}.{name}")
+    if item.text is None:
+        raise MissingField("missing", "Send a text.", field=f"{path}.text")
+    check_text(item.text, path, MAX_CHUNKED_CHARACTERS, SPLIT)
+    field, by_span = f"{path}.spans", named("by", "span")
+    if options.by == "span":
+        if not item.spans:
+            raise MissingField(f"missing, but chunks.by is {by_span}", "Send spans.", field=field)
+        _check_spans(item.spans, field, len(item.text), limits)
+    elif item.spans:
+        raise ConflictingFields(f"set, but chunks.by is not {by_span}", "Set it or remove spans.", field=field)
+
+
+def _check_spans(spans: Sequence[tuple[int, int]], field: str, characters: int, limits: Limits) -> None:
+    if len(spans) > limits.max_spans_per_input:
+        raise too_many(field, "spans", len(spans), limits.max_spans_per_input)
+    for number, span in enumerate(spans):
+        check_span(span, f"{field}[{number}]", characters)
+    for number, (before, after) in enumerate(pairwise(spans), start=1):
+        if after[0] < before[0] or after[1] < before[1]:
+            raise OutOfRange("before the previous span", "Sort the spans.", field=f"{field}[{number}]")
+
+
+async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) -> int:
+    """Return the number of tokens that remain for text in an input of the model."""
+    manifest = engine.manifest
+    limit = max_tokens(manifest, None, request.role) if request.role is not None else manifest.max_input_tokens
+    inputs = request.inputs
+    prompt = select_prompt(inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
+    used = 0 if prompt is None else await count_prompt(engine, prompt, len(inputs), deadline)
+    (empty,) = engine.tokenizer.encode([TokenizerInput("")], offsets=False)
+    room = limit - len(empty) - used
+    if room < 1:
+        raise no_room(used, limit, "prompt" if request.prompt_name is None else "prompt_name")
+    return room
+
+
+def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
+    """Check the numbers of tokens; return the options with the default of `max_tokens`."""
+    defaults = ChunkOptions()
+    for name in UNUSED.get(options.by, ()):
+        if getattr(options, name) != getattr(defaults, name):
+            problem = f"set, but chunks.by is {named('by', options.by)}"
+            raise ConflictingFields(problem, "Leave it out.", field=f"chunks.{name}")
+    if options.by == "span":
+        return replace(options, max_tokens=room)
+    size = min(DEFAULT_TOKENS, room) if options.max_tokens is None else options.max_tokens
+    if not 1 <= size <= room:
+        raise OutOfRange(
+            "out of range", use_range(1, room), field="chunks.max_tokens", actual=size, minimum=1, maximum=room
+        )
+    if not 0 <= options.overlap_tokens <= size // 2:
+        raise OutOfRange(
+            "out of range", f"Use 0 to {size // 2}, half of a chunk.",
+            field="chunks.overlap_tokens", actual=options.overlap_tokens, minimum=0, maximum=size // 2,
+        )  # fmt: skip
+    return replace(options, max_tokens=size)
+
+
+def _check_size(engine: Engine, request: EncodeRequest, call: Call, documents: Sequence[Document]) -> None:
+    """Reserve memory for the response. Raises `ResponseTooLarge`."""
+    limit, count = engine.limits.max_response_bytes, sum([len(item.chunks) for item in documents])
+    texts = sum([listed_bytes(item.texts, call.wire) for item in documents])
+
+    def size(smaller: EncodeRequest, wire: Wire) -> int:
+        vectors = count * pooled_bytes(smaller, replace(call, wire=wire), engine.manifest)
+        return RESULT_BYTES * len(documents) + texts + vectors
+
+    def suggest() -> Remedy:
+        changes: list[Change] = []
+        if call.wire == "json" and size(request, "base64") <= limit:
+            changes.append({"encoding_format": "base64"})
+        if request.dtype == "float32" and size(replace(request, dtype="float16"), call.wire) <= limit:
+            changes.append({"dtype": "float16"})
+        return Remedy("Send fewer or shorter texts", changes)
+
+    engine.check_response_size(size(request, call.wire), len(documents), suggest)
+
+
+# Splitting
+
+
+def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions, room: int) -> list[Document]:
+    """Return the texts with their chunks. Raises `Empty`, `TooLong` and `TooMany`."""
+    documents, count, limit = [], 0, engine.limits.max_spans_per_request
+    for index, item in enumerate(inputs):
+        document = split(item.text or "", item.spans, options, room, engine.tokenizer, f"inputs[{index}]")
+        documents.append(document)
+        count += (own := len(document.chunks))
+        if own > limit:
+            remedy = "Use longer chunks, or split the text."
+            raise TooMany("too many chunks", remedy, field=f"inputs[{index}]", actual=own, maximum=limit)
+        if count > limit:
+            raise TooMany("too many chunks", "Split the request.", field="chunks", actual=count, maximum=limit)
+    return documents
+
+
+def split(
+    text: str, spans: Sequence[tuple[int, int]], options: ChunkOptions, room: int, tokenizer: Tokenizer, path: str
+) -> Document:
+    """Return the chunks of a text; an input of the model has room for `room` of its tokens."""
+    tokens = find_tokens(text, tokenizer)
+    if not tokens.starts.size:
+        raise Empty("no content after tokenization", "Send text.", field=path)
+    assert options.max_tokens is not None
+
+    def fits(first: Range, last: Range) -> bool:
+        """Return whether the tokens of a chunk or window, tokenized alone, fit in an input of the model."""
+        if last.last - first.first <= room // 2:
+            return True
+        (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)
+        (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
+        return len(alone) - len(empty) <= room
+
+    if options.by == "span":
+        chunks = tokens.ranges(spans)
+        for number, chunk in enumerate(chunks):
+            field = f"{path}.spans[{number}]"
+            if chunk.first == chunk.last:
+                raise Empty("no token is assigned to this span", "Move or remove the span.", field=field)
+            if not fits(chunk, chunk):
+                size = chunk.last - chunk.first
+                raise TooLong("too long", "Use shorter spans.", field=field, actual=size, maximum=room, unit="tokens")
+    else:
+        units, groups = _find_units(text, tokens, options)
+        packed = pack(units, options.max_tokens, options.overlap_tokens, fits, groups)
+        chunks = [_join(units[window.start], units[window.last - 1]) for window in packed]
+    if options.mode == "separate" or len(chunks) == 1:
+        return Document(text, chunks, [])
+    return Document(text, chunks, pack(chunks, room, room // CONTEXT, fits, [0] * len(chunks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Where each token of a text starts and ends, ascending, (T,)."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def ranges(self, bounds: Sequence[tuple[int, int]]) -> list[Range]:
+        """Return ranges of characters with the tokens that overlap them."""
+        starts, ends = np.asarray(bounds, np.int64).reshape(-1, 2).T
+        first = np.searchsorted(self.ends, starts, side="right")
+        last = np.maximum(first, np.searchsorted(self.starts, ends))
+        return list(map(Range, starts.tolist(), ends.tolist(), first.tolist(), last.tolist()))
+
+
+def find_tokens(text: str, tokenizer: Tokenizer) -> Tokens:
+    """Return the tokens of a text, without special tokens and without those that stand for no character."""
+    found = [np.zeros((0, 2), np.int64)]
+    for start, end in _blocks(text):
+        (tokens,) = tokenizer.encode([TokenizerInput(text[start:end])], offsets=True)
+        offsets = np.asarray(tokens.offsets, np.int64).reshape(-1, 2)
+        found.append(start + offsets[offsets[:, 0] < offsets[:, 1]])
+    return Tokens(*np.maximum.accumulate(np.concatenate(found), axis=0).T)
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield consecutive ranges of a text of about `BLOCK` characters, cut before a space if there is one."""
+    start = 0
+    while start < len(text):
+        end = min(len(text), start + BLOCK)
+        if end < len(text):
+            spaces = (text.rfind(space, start + BLOCK // 2, end) for space in "\n ")
+            end = next((place for place in spaces if place > 0), end)
+        yield start, end
+        start = end
+
+
+def _join(first: Range, last: Range) -> Range:
+    return Range(first.start, last.end, first.first, last.last)
+
+
+def _find_units(text: str, tokens: Tokens, options: ChunkOptions) -> tuple[list[Range], list[int]]:
+    """Return the units of a text and the group of each one; only units of the same group may be in one chunk."""
+    units, groups = [], []
+    levels = LEVELS[options.by]
+    (whole,) = tokens.ranges([(0, len(text))])
+    for group, unit in enumerate(_units_of(levels[0], text, whole, tokens, options)):
+        for part in _shorten(unit, levels, text, tokens, options):
+            units.append(part)
+            groups.append(0 if options.merge else group)
+    return units, groups
+
+
+def _shorten(
+    unit: Range, levels: tuple[Level, ...], text: str, tokens: Tokens, options: ChunkOptions
+) -> Iterator[Range]:
+    """Yield the unit, or the units of the next levels in it, so that each has at most `max_tokens` tokens."""
+    if unit.last - unit.first <= (options.max_tokens or 0) or len(levels) == 1:
+        yield unit
+        return
+    for part in _units_of(levels[1], text, unit, tokens, options):
+        yield from _shorten(part, levels[1:], text, tokens, options)
+
+
+def _units_of(level: Level, text: str, of: Range, tokens: Tokens, options: ChunkOptions) -> list[Range]:
+    """Return the units of a level in a range, without space at their ends; those without tokens are left out."""
+    ranges: Iterable[tuple[int, int]]
+    if level == "paragraph":
+        ends = [match.span() for match in _PARAGRAPH_END.finditer(text, of.start, of.end)]
+        ranges = zip([of.start, *(end for _, end in ends)], [*(start for start, _ in ends), of.end], strict=True)
+    elif level == "sentence":
+        ranges = _sentences(text, of.start, of.end, options.language)
+    elif level == "word":
+        ranges = (match.span() for match in _WORD.finditer(text, of.start, of.end))
+    else:  # tokens that share a character stay together
+        places = np.unique(tokens.starts[of.first : of.last]).tolist()
+        ranges = pairwise([of.start, *places[1:], of.end])
+    trimmed = []
+    for start, end in ranges:
+        part = text[start:end]
+        first = start + len(part) - len(part.lstrip())
+        trimmed.append((first, first + len(part.strip())))
+    return [unit for unit in tokens.ranges(trimmed) if unit.first < unit.last]
+
+
+def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple[int, int]]:
+    size = SENTENCES
+    while start < end:
+        stop = min(end, start + size)
+        found = get_sentence_boundaries(language, text[start:stop])
+        if stop < end:
+            found = found[:-1]  # the last one may go on
+        if not found:
+            size *= 2
+            continue
+        for sentence in found:
+            yield start + sentence["start_index"], start + sentence["end_index"]
+        start += found[-1]["end_index"]
+        size = SENTENCES
+
+
+def pack(
+    items: Sequence[Range], limit: int, overlap: int, fits: Callable[[Range, Range], bool], groups: Sequence[int]
+) -> list[Window]:
+    """Return windows of consecutive items of the same group, each with as many as have at most `limit` tokens.
+
+    An item over the limit is alone. A window begins with the last items before it that have at most `overlap` tokens,
+    of any group, fewer if the next item would not fit. The limit is lower for all if a window of several items has
+    more tokens alone than in the text, and does not pass `fits`.
+    """
+    while True:
+        windows = _pack(items, limit, overlap, groups)
+        excess = [
+            items[window.last - 1].last - items[window.start].first
+            for window in windows
+            if window.last - window.start > 1 and not fits(items[window.start], items[window.last - 1])
+        ]
+        if not excess:
+            return windows
+        limit = min(limit, *excess) - 1
+
+
+def _pack(items: Sequence[Range], limit: int, overlap: int, groups: Sequence[int]) -> list[Window]:
+    windows, start, new = [], 0, 0
+    while new < len(items):
+        while start < new and items[new].last - items[start].first > limit:
+            start += 1
+        last = new + 1
+        while last < len(items) and groups[last] == groups[new] and items[last].last - items[start].first <= limit:
+            last += 1
+        windows.append(Window(start, new, last))
+        start = new = last
+        while new < len(items) and start > 0 and items[last - 1].last - items[start - 1].first <= overlap:
+            start -= 1
+    return windows
+
+
+# Vectors
+
+
+async def _encode_separately(
+    engine: Engine,
+    request: EncodeRequest,
+    call: Call,
+    documents: Sequence[Document],
+    places: Sequence[int],
+    results: list[EncodeResult | None],
+) -> EncodeResponse:
+    """Encode the chunks of the documents at `places` alone, and set their results."""
+    owners = [(index, number) for index in places for number in range(len(documents[index].chunks))]
+    texts = [(documents[index].text, documents[index].chunks[number]) for index, number in owners]
+    inputs = tuple([Input(text[chunk.start : chunk.end]) for text, chunk in texts])
+    response = await _encode(engine, replace(request, inputs=inputs), call, owners)
+    vectors = pooled_vectors(response)
+    done = 0
+    for index in places:
+        document = documents[index]
+        own = slice(done, done := done + len(document.chunks))
+        tokens = sum([item.token_count for item in response.results[own]])
+        results[index] = _result(document, tokens, vectors[own], request)
+    return response
+
+
+async def _encode_late(
+    engine: Engine,
+    request: EncodeRequest,
+    call: Call,
+    documents: Sequence[Document],
+    places: Sequence[int],
+    results: list[EncodeResult | None],
+) -> EncodeResponse:
+    """Encode the documents at `places` window by window, and set their results."""
+    owners, inputs = [], []
+    for index in places:
+        document = documents[index]
+        for window in document.windows:
+            start, end = document.chunks[window.start].start, document.chunks[window.last - 1].end
+            new = document.chunks[window.new : window.last]
+            spans = tuple([(chunk.start - start, chunk.end - start) for chunk in new])
+            owners.append((index, window.new))
+            inputs.append(Input(document.text[start:end], spans=spans))
+    last_only = request.layers == LAST_LAYER
+    spans_only = replace(
+        request, inputs=tuple(inputs), outputs=("spans",), pooling=None, normalize=None, dimensions=None,
+        dtype="float32", layer_reduce="stack",
+    )  # fmt: skip
+    response = await _encode(engine, spans_only, call, owners)
+    means: Any = [item.span_vectors for item in response.results]
+    pooled = np.concatenate([item[None] if item.ndim == 2 else item for item in means], axis=1)  # (layers, C, D)
+    cost = pooled.size // ELEMENTS
+    vectors = await engine.run(
+        cost, call.start(engine), finish_pooled, pooled, engine.manifest.embedding, engine.dense_layers,
+        last_layer_only=last_only, layer_reduce=request.layer_reduce, dimensions=request.dimensions,
+        normalize_vectors=request.normalize, dtype=request.dtype,
+    )  # fmt: skip
+    done = read = 0
+    for index in places:
+        document = documents[index]
+        own = slice(done, done := done + len(document.chunks))
+        windows = response.results[read : (read := read + len(document.windows))]
+        results[index] = _result(document, sum([item.token_count for item in windows]), vectors[own], request)
+    return response
+
+
+async def _encode(
+    engine: Engine, request: EncodeRequest, call: Call, owners: Sequence[tuple[int, int]]
+) -> EncodeResponse:
+    """Encode inputs that are chunks or windows of the texts in `owners`, which errors name instead."""
+    inner = replace(call, max_inputs=len(request.inputs), wire="binary")  # less than the response, which is checked
+    try:
+        response = await encode(engine, request, inner)
+    except ServiceError as error:
+        match = re.match(r"inputs\[(\d+)\]", error.field or "")
+        if match is not None:
+            error.field = f"inputs[{owners[int(match[1])][0]}]"
+        raise
+    call.timing = inner.timing
+    return response
+
+
+def _result(document: Document, tokens: int, vectors: NDArray[Any], request: EncodeRequest) -> EncodeResult:
+    if request.layer_reduce == "stack" and vectors.ndim == 3:
+        vectors = np.ascontiguousarray(vectors.swapaxes(0, 1))  # (layers, C, D)
+    return EncodeResult(tokens, False, chunks=document.texts, chunk_vectors=vectors)
