@@ -50,6 +50,8 @@ from service.spelling import Remedy, join, named
 PartT = TypeVar("PartT")
 Wire = Literal["json", "base64", "binary"]
 
+MAX_LISTED_INPUTS = 2048
+"""Inputs of an embedding request in the APIs whose clients send a whole list at once: OpenAI's limit."""
 EFFECT_UNIT: SimilarityUnit = "word"
 """Units of effects unless the request says otherwise."""
 MAX_TARGETS = 100

@@ -204,3 +204,26 @@ def test_embed_rejects_options_that_conflict(
 def vectors_of(result: EncodeResult) -> Any:
     assert result.chunk_vectors is not None
     return result.chunk_vectors
+
+
+def test_late_chunking_of_the_openai_api(service: ServiceThread) -> None:
+    """Jina's field: the inputs are parts of one text."""
+    parts = BERLIN.split(". ")
+    spans, end = [], 0
+    for part in parts:
+        spans.append((end, end + len(part)))
+        end += len(part) + 1
+    with Client(service.rest) as client:
+        whole = Input(" ".join(parts), spans=spans)
+        expected = client.encode([whole], chunks={"by": "span", "mode": "late"}, dimensions=64).results[0]
+
+    def post(inputs: Any, **options: Any) -> httpx.Response:
+        body = {"model": "all-MiniLM-L6-v2", "input": inputs, "late_chunking": True, **options}
+        return httpx.post(f"{service.rest}/v1/embeddings", json=body, timeout=60)
+
+    data = post(parts, dimensions=64).raise_for_status().json()["data"]
+    np.testing.assert_allclose([item["embedding"] for item in data], vectors_of(expected), atol=1e-5)
+    for inputs, param in (([*parts, " "], "input[3]"), (["a"] * 1025, "input"), (["word " * 300, "a"], "input[0]")):
+        response = post(inputs)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param

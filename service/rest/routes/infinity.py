@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import cut
+from service.operations.inputs import MAX_LISTED_INPUTS, cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
 from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, TextList, Texts, at_most
 from service.rest.routes.native import returned_bytes
@@ -167,7 +167,9 @@ async def embeddings(exchange: Exchange, body: InfinityEmbeddingsBody) -> Any:
     """Return one embedding per text."""
     engine, encoded = exchange.find(body.name), body.encoding_format == "base64"
     request = EncodeRequest(_inputs(body.input, engine), dimensions=body.dimensions or None, truncation="auto")
-    response = await exchange.run("encode", engine, request, wire="base64" if encoded else "json")
+    response = await exchange.run(
+        "encode", engine, request, wire="base64" if encoded else "json", max_inputs=MAX_LISTED_INPUTS
+    )
     exchange.compress = not encoded
     data = to_embeddings(pooled_vectors(response), encoded=encoded)
     return {"object": "list", "data": data, **_fields(exchange, response)}
@@ -230,15 +232,17 @@ def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
     return {"error": detail}
 
 
-def _post(path: str, handler: Any, body: type[BaseModel], response: type[BaseModel]) -> Route:
-    return Route(f"/infinity/{path}", f"infinity_{path}", handler, response, (body,), shed="always")
+def _post(path: str, handler: Any, body: type[BaseModel], response: type[BaseModel], **limits: int) -> Route:
+    return Route(f"/infinity/{path}", f"infinity_{path}", handler, response, (body,), shed="always", limits=limits)
 
 
 API = Api(
     NAME,
     "infinity",
     (
-        _post("embeddings", embeddings, InfinityEmbeddingsBody, InfinityEmbeddingsResponse),
+        _post(
+            "embeddings", embeddings, InfinityEmbeddingsBody, InfinityEmbeddingsResponse, inputs=MAX_LISTED_INPUTS
+        ),
         _post("rerank", rerank, InfinityRerankBody, InfinityRerankResponse),
         _post("classify", classify, InfinityClassifyBody, InfinityClassifyResponse),
         Route(

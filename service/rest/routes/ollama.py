@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from service import __version__
 from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import cut
+from service.operations.inputs import MAX_LISTED_INPUTS, cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
 from service.rest.bodies import MODEL_DESCRIPTION, ForeignModel, Texts
 from service.spelling import Spelling
@@ -98,7 +98,8 @@ async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: T
     names = exchange.lifecycle.models.names
     engine = exchange.find(name if name in names else name.removesuffix(TAG))
     inputs = tuple(Input(cut(text, truncation, engine.info)) for text in texts)
-    return await exchange.run("encode", engine, EncodeRequest(inputs, truncation=truncation, **options))
+    request = EncodeRequest(inputs, truncation=truncation, **options)
+    return await exchange.run("encode", engine, request, max_inputs=MAX_LISTED_INPUTS)
 
 
 async def embed(exchange: Exchange, body: OllamaEmbedBody) -> Any:
@@ -154,7 +155,10 @@ API = Api(
     NAME,
     "ollama",
     (
-        Route("/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedBody,), shed="always"),
+        Route(
+            "/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedBody,), shed="always",
+            limits={"inputs": MAX_LISTED_INPUTS},
+        ),
         Route(
             "/api/embeddings", "ollama_embeddings", embeddings, OllamaEmbeddingsResponse, (OllamaEmbeddingsBody,),
             shed="always",

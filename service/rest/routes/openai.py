@@ -1,14 +1,27 @@
 """The OpenAI API: /v1/embeddings and /v1/models."""
 
+import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import Array, EncodeRequest, EncodingFormat, Input, ModelInfo, Role, Truncation
+from attendant_client.types import (
+    MAX_CHUNKED_CHARACTERS,
+    Array,
+    ChunkOptions,
+    EncodeRequest,
+    EncodingFormat,
+    Input,
+    ModelInfo,
+    Role,
+    Truncation,
+)
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from model.artifact.manifest import Role as RetrievalRole
-from service.errors import InvalidArgument, ServiceError, Unauthenticated
+from service.engine.engine import Engine
+from service.errors import ConflictingFields, InvalidArgument, ServiceError, Unauthenticated
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import cut
+from service.operations.inputs import MAX_LISTED_INPUTS, SPLIT, Wire, check_text, cut
 from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
@@ -30,7 +43,6 @@ from service.spelling import Spelling
 
 NAME = "openai"
 MODELS_PATH = "/v1/models"
-MAX_INPUTS = 2048
 ROLES: dict[RetrievalRole, Role] = {"query": "query", "document": "document", "passage": "document"}
 TASKS: dict[str, RetrievalRole] = {"retrieval.query": "query", "retrieval.passage": "passage"}
 """Jina's tasks that select a prompt."""
@@ -73,6 +85,10 @@ class EmbeddingsBody(PromptTokensBody):
     task: str | None = Field(
         None,
         description="Jina's name of `input_type`: `retrieval.query` or `retrieval.passage`. Others have no effect.",
+    )
+    late_chunking: bool = Field(
+        False,
+        description="Jina's field: whether the inputs are consecutive parts of one text, which is encoded as a whole.",
     )
     truncate: bool | None = Field(
         None,
@@ -167,12 +183,36 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
         prompt_name=engine.role_prompt_name(kind),
         role=None if kind is None else ROLES[kind],
     )
-    wire = "base64" if encoded else "json"
-    response = await exchange.run("encode", engine, request, wire=wire, max_inputs=MAX_INPUTS)
+    wire: Wire = "base64" if encoded else "json"
     exchange.compress = not encoded
-    data = to_embeddings(pooled_vectors(response), encoded=encoded)
+    if body.late_chunking:
+        response = await _encode_parts(exchange, engine, request, wire)
+        vectors = response.results[0].chunk_vectors
+    else:
+        response = await exchange.run("encode", engine, request, wire=wire, max_inputs=MAX_LISTED_INPUTS)
+        vectors = pooled_vectors(response)
+    data = to_embeddings(vectors, encoded=encoded)
     usage = prompt_usage(response.token_count)
     return {"object": "list", "data": data, "model": response.model, "usage": usage}
+
+
+async def _encode_parts(exchange: Exchange, engine: Engine, request: EncodeRequest, wire: Wire) -> Any:
+    """Return the response for one text that consists of the inputs, each of them a chunk."""
+    spans, end = [], 0
+    for index, item in enumerate(request.inputs):
+        if item.text is None:
+            raise ConflictingFields("not supported for token ids", "Send texts.", field="late_chunking")
+        check_text(item.text, f"inputs[{index}]", MAX_CHUNKED_CHARACTERS, SPLIT)
+        spans.append((end, end + len(item.text)))
+        end += len(item.text) + 1
+    whole = Input(" ".join([item.text or "" for item in request.inputs]), spans=tuple(spans))
+    chunks = ChunkOptions(by="span", mode="late")
+    try:
+        return await exchange.run("encode", engine, replace(request, inputs=(whole,), chunks=chunks), wire=wire)
+    except ServiceError as error:
+        path = re.sub(r"^inputs\[0\]\.spans|^inputs\[0\]", "inputs", error.field or "")
+        error.field = "late_chunking" if path.startswith("chunks") else path or None
+        raise
 
 
 async def list_models(exchange: Exchange, body: None) -> Any:
@@ -200,12 +240,12 @@ API = Api(
     (
         Route(
             "/v1/embeddings", "create_embeddings", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
-            summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_INPUTS}, shed="always",
+            summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
             "/embeddings", "create_embeddings_at_root", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
             summary="Create embeddings, for clients whose base URL lacks /v1", statuses=WITHOUT_422,
-            limits={"inputs": MAX_INPUTS}, shed="always",
+            limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
             MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", tag="models",

@@ -14,7 +14,7 @@ from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable, WrongType
 from service.lifecycle import Lifecycle
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import Call, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, Call, cut
 from service.operations.tokenize import decode as decode_ids
 from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
 from service.rest.bodies import (
@@ -350,7 +350,7 @@ async def embed(exchange: Exchange, body: EmbedBody) -> Any:
     engine = exchange.find()
     items = to_items(body.inputs)
     response = await tei.embed(
-        engine, items, options(exchange, body), normalize=body.normalize is not False,
+        engine, items, options(exchange, body, max_inputs=MAX_LISTED_INPUTS), normalize=body.normalize is not False,
         dimensions=body.dimensions,
     )  # fmt: skip
     add_headers(exchange, engine, response, sum(map(len, items)))
@@ -514,7 +514,7 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
         NAME,
         "tei",
         (
-            post("/embed", embed, EmbedBody, list[list[float]]),
+            post("/embed", embed, EmbedBody, list[list[float]], limits={"inputs": MAX_LISTED_INPUTS}),
             post("/embed_all", embed_all, EmbedAllBody, list[list[list[float]]]),
             post("/similarity", similarity, TeiSimilarityBody, list[float]),
             post("/tokenize", tokenize, TeiTokenizeBody, list[list[TokenBody]], shed="never", headers=False),
@@ -531,7 +531,7 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
             Route(
                 "/", "tei_root", root, list[list[float]] | ranks | Predictions,
                 (EmbedBody, RerankTextsBody, rerank_body, PredictBody), select_root, statuses=RANK_STATUSES,
-                errors=both, shed="always",
+                errors=both, shed="always", limits={"inputs": MAX_LISTED_INPUTS},
             ),
         ),
         TeiRestSpelling({"documents": "inputs.sentences", "token_ids": "ids"}, tei.OPTIONS, values=tei.VALUES),
