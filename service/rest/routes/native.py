@@ -4,9 +4,18 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from attendant_client.types import ModelInfo, Operation, RankedDocument, RerankRequest, RerankResponse, Usage
+from attendant_client.types import (
+    ModelInfo,
+    Operation,
+    RankedDocument,
+    RerankRequest,
+    RerankResponse,
+    Truncation,
+    Usage,
+)
+from attendant_client.wire import fields_of
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from service.errors import ConflictingFields, Empty, MissingField, WrongType, json_type
 from service.lifecycle import Lifecycle
@@ -31,6 +40,7 @@ SEPARATOR = "\n"
 """Separates the fields of a document that `rank_fields` selects."""
 DOCUMENT_BYTES = 32
 """The bytes around a document: its name, and that of the text."""
+DESCRIPTIONS = {field.name: field.description for field in fields_of(RerankRequest)}
 TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `auto`."
 COHERE_VERSION = "1"
 """Version of Cohere's API that shares the request of /v1/rerank."""
@@ -84,6 +94,11 @@ class DocumentBody(BaseModel):
 Documents = list_of(text_or(DocumentBody), "documents")
 
 
+def _name_truncation(value: Any) -> Any:
+    """Return the truncation that Voyage's clients name with true or false."""
+    return {True: "auto", False: "error"}[value] if isinstance(value, bool) else value
+
+
 class RerankExtensions(PromptTokensBody):
     """Fields of clients of Cohere and Jina, which may send others that have no effect here."""
 
@@ -95,6 +110,15 @@ class RerankExtensions(PromptTokensBody):
     )
     return_documents: bool = Field(
         False, description="Whether to return the documents as objects: a text as `{text}`, an object as it was sent."
+    )
+    top_n: int | None = Field(
+        None,
+        validation_alias=AliasChoices("top_n", "top_k"),
+        description=DESCRIPTIONS["top_n"],
+        json_schema_extra={"minimum": 1},
+    )
+    truncation: Annotated[Truncation, BeforeValidator(_name_truncation)] = Field(
+        "error", description=DESCRIPTIONS["truncation"]
     )
     max_chunks_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
     max_tokens_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)

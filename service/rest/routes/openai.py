@@ -15,7 +15,7 @@ from attendant_client.types import (
     Role,
     Truncation,
 )
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from model.artifact.manifest import Role as RetrievalRole
 from service.engine.engine import Engine
@@ -73,9 +73,16 @@ class EmbeddingsBody(PromptTokensBody):
         BeforeValidator(count_inputs_or_ids),
     ] = Field(description="A text or a list of texts; token ids if the server allows them.")
     model: str = Field(description=MODEL_DESCRIPTION)
-    encoding_format: EncodingFormat | None = Field(None, description=ENCODING_DESCRIPTION)
+    encoding_format: EncodingFormat | None = Field(
+        None, validation_alias=AliasChoices("encoding_format", "embedding_type"), description=ENCODING_DESCRIPTION
+    )
+    output_dtype: Literal["float"] | None = Field(None, description="Voyage's name of the type of the values.")
+    normalized: bool | None = Field(
+        None, description="Jina's field: whether to scale vectors to length 1; null does what the model does."
+    )
     dimensions: int | None = Field(
         None,
+        validation_alias=AliasChoices("dimensions", "output_dimension"),
         description="Number of leading components to return (Matryoshka truncation).",
         json_schema_extra={"minimum": 1},
     )
@@ -92,6 +99,7 @@ class EmbeddingsBody(PromptTokensBody):
     )
     truncate: bool | None = Field(
         None,
+        validation_alias=AliasChoices("truncate", "truncation"),
         description="Extension: whether to truncate inputs over the token limit. null does what ATTENDANT_TRUNCATE "
         "says.",
     )
@@ -179,6 +187,7 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
     request = EncodeRequest(
         inputs,
         dimensions=body.dimensions,
+        normalize=body.normalized,
         truncation=truncation,
         prompt_name=engine.role_prompt_name(kind),
         role=None if kind is None else ROLES[kind],
