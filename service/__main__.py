@@ -1,4 +1,4 @@
-"""`attendant serve | embed | ask | compare | evaluate | size | options`."""
+"""`attendant serve | embed | ask | compare | evaluate | size | cache | options`."""
 
 import asyncio
 import importlib
@@ -23,7 +23,7 @@ from service.sockets import check_ports
 if TYPE_CHECKING:
     from service.worker_link import WorkerLink
 
-COMMANDS = ("embed", "ask", "compare", "evaluate", "size")
+COMMANDS = ("embed", "ask", "compare", "evaluate", "size", "cache")
 """Modules of `service.commands` with a function `run`."""
 USAGE = """usage: attendant COMMAND
 
@@ -39,6 +39,7 @@ USAGE = """usage: attendant COMMAND
   compare OLD NEW     compare the embeddings of two artifacts on your texts; attendant compare --help
   evaluate DIR        measure an artifact on your labeled texts; attendant evaluate --help
   size                calculate replicas, cores and memory for a load; attendant size --help
+  cache               list, show or remove the artifacts that serve SOURCE exported; attendant cache --help
   options             print the table of options in Markdown
   --version           print the version
 

@@ -78,6 +78,49 @@ def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None]
     return artifact.root
 
 
+@dataclass(frozen=True)
+class CachedArtifact:
+    """One directory of the cache. `exported` is a Unix time; `problem` says why an artifact is unusable."""
+
+    directory: Path
+    size: int
+    exported: float
+    artifact: Artifact | None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in the cache."""
+        return self.directory.name
+
+
+def cached_artifacts(cache: Path) -> list[CachedArtifact]:
+    """Return the artifacts in the cache, by name. Raises `OSError`."""
+    found = []
+    for directory in sorted(cache.iterdir()) if cache.is_dir() else ():
+        if directory.name == LOCKS or directory.name.startswith(".") or not directory.is_dir():
+            continue
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        artifact, problem = None, ""
+        try:
+            artifact = Artifact.open(directory)
+        except ArtifactError as error:
+            problem = str(error)
+        found.append(CachedArtifact(directory, size, directory.stat().st_mtime, artifact, problem))
+    return found
+
+
+def remove_artifact(cache: Path, name: str) -> bool:
+    """Remove an artifact, and what killed exports of it left; False while it is being exported. Raises `OSError`."""
+    with _locked(cache, name, wait=False) as lock:
+        if lock is None:
+            return False
+        for path in (cache / name, *cache.glob(f".{name}.*")):
+            if path.exists():
+                shutil.rmtree(path)
+        return True
+
+
 def source_state(source: str) -> str:
     """Return what changes when a source does: the digest of an artifact, or the state of published files.
 
@@ -175,6 +218,7 @@ def _recorded(directory: Path) -> tuple[str, str] | None:
 
 def _export_locked(cache: Path, key: CacheKey, source: str) -> Artifact:
     with _locked(cache, key.name, source) as lock:
+        assert lock is not None  # it waits
         artifact = _find(cache, key)  # another process may have exported it in the meantime
         if artifact is None:
             _export(cache, key, lock)
@@ -213,8 +257,8 @@ def _remove_scratch(cache: Path, key: CacheKey) -> None:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path, name: str, source: str) -> Iterator[int]:
-    """Hold the lock of a cached artifact, and yield its descriptor.
+def _locked(cache: Path, name: str, source: str = "", *, wait: bool = True) -> Iterator[int | None]:
+    """Hold the lock of a cached artifact, and yield its descriptor; None if it is held and the call does not wait.
 
     The kernel releases the lock when the last process with this descriptor exits, however it ends. A third-party lock
     would not let the exporter inherit the descriptor.
@@ -226,6 +270,9 @@ def _locked(cache: Path, name: str, source: str) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                yield None
+                return
             sys.stderr.write(f"waiting for another process that exports {source} (lock {path})\n")
             sys.stderr.flush()
             fcntl.flock(descriptor, fcntl.LOCK_EX)

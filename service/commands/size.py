@@ -13,9 +13,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-from model.artifact.files import Artifact
+from model.artifact.console import EX_CONFIG
+from model.artifact.files import MANIFEST, Artifact
 from model.artifact.manifest import Manifest
-from service.commands.arguments import Parser, integer, number
+from model.artifact.names import SourceError
+from model.source.model_size import read_model_size
+from service.commands.arguments import CommandError, Parser, integer, number
 from service.engine.loading_memory import WEIGHT_COPIES, weight_bytes
 
 MEASURED_CPU = "Intel Xeon with AMX, 2 shared cores, 2026-11-22"
@@ -33,6 +36,13 @@ At lower load it is 0.38 ms, and 2.86 ms for a request with 32 texts.
 """
 SHAPES = (2, 4, 8, 16)
 """Cores per replica to choose from. A single core has not been measured with the load generator on other cores."""
+MEASURED_GPU = "NVIDIA H200, the engine alone, float16, sentences of 24 tokens"
+GPU_TOKENS_PER_SECOND, MOST_GPU_TOKENS_PER_SECOND = 1_570_000, 3_740_000
+"""Of BERT-base; and of the default model, which is not limited by the GPU's arithmetic."""
+GPU_MIB = 1536
+"""GPU memory of a server with the default model."""
+DEFAULT_MEAN_TOKENS = 128
+"""A passage of about 100 English words."""
 ROW_TOKENS = 128
 """Texts share rows of this length, and attention is computed over whole rows."""
 REST_MIB = 419
@@ -46,9 +56,14 @@ DESCRIPTION = "Calculate replicas, cores and memory for a load, showing every st
 EPILOG = f"""\
 CPU figures were measured on one machine ({MEASURED_CPU}) with the default model.
 Other CPUs differ by a factor of two or more: run `make bench`, divide W32's tokens/s by the number of cores, and pass
-the result to --tokens-per-second-per-core. No GPU has been measured: run `make bench-gpu` and pass --tokens-per-second.
+the result to --tokens-per-second-per-core. GPU figures were measured on one GPU ({MEASURED_GPU});
+measure yours with `make bench-gpu` and pass --tokens-per-second. Figures of other models are estimates: they are scaled
+by the operations per token.
 
-example: attendant size --texts-per-second 100000 --mean-tokens 16
+examples:
+  attendant size --texts-per-second 100000 --mean-tokens 16
+  attendant size BAAI/bge-m3 --texts-per-second 50 --mean-tokens 400
+  attendant size BAAI/bge-m3 --texts-per-second 5000 --hardware gpu --workers 8
 """
 
 
@@ -58,37 +73,60 @@ class ModelShape:
 
     name: str
     num_hidden_layers: int
-    hidden_size: int
+    attention_size: int
+    layer_weights: int
     max_input_tokens: int
     weights_mib: Fraction
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ModelShape":
-        sizes = manifest.architecture
-        weights = Fraction(weight_bytes(manifest), 2**20)
-        return cls(manifest.name, sizes.num_hidden_layers, sizes.hidden_size, manifest.max_input_tokens, weights)
+        """Return the shape of an artifact, assuming BERT's feed-forward layers, of 4 * H."""
+        sizes, weights = manifest.architecture, Fraction(weight_bytes(manifest), 2**20)
+        size = sizes.hidden_size
+        return cls(manifest.name, sizes.num_hidden_layers, size, 12 * size**2, manifest.max_input_tokens, weights)
+
+    @classmethod
+    def read(cls, source: str) -> "ModelShape":
+        """Return the shape of an artifact, of published files, or of a Hugging Face model. Raises `CommandError`."""
+        if (Path(source) / MANIFEST).is_file():
+            return cls.of(Artifact.open(Path(source)).manifest)
+        try:
+            size = read_model_size(source)
+        except SourceError as error:
+            raise CommandError(str(error), EX_CONFIG) from None
+        weights = Fraction(4 * size.parameters, 2**20)
+        return cls(
+            size.name, size.num_hidden_layers, size.attention_size, size.layer_weights, size.max_input_tokens, weights
+        )
 
     def flops_per_token(self, tokens: Fraction) -> Fraction:
-        """Return the floating-point operations per token of a text of `tokens`: L * (24 * H^2 + 4 * T * H).
+        """Return the floating-point operations per token of a text of `tokens`: L * (2 * W + 4 * T * H).
 
-        Per layer, the projections of query, key, value and output multiply by 4 * H^2 weights, and the feed-forward
-        layers by 8 * H^2 (assuming an intermediate size of 4 * H); query-key and probs-value products take T * H
-        multiplications each. A multiplication plus an addition counts as two operations. Embeddings, softmax and
-        normalization are ignored. A BERT-base-sized model needs 7.8 times as many operations as the default model but
-        took 5 times as long, because large products are faster. Source: Kaplan et al., Scaling Laws for Neural Language
-        Models, 2020, table 1, where the attention term is half of this one because of the causal mask.
+        Per layer, each token is multiplied by W weights, in BERT 4 * H^2 of query, key, value and output and 8 * H^2 of
+        the feed-forward layers; query-key and probs-value products take T * H multiplications each. A multiplication
+        plus an addition counts as two operations. Embeddings, softmax and normalization are ignored. A BERT-base-sized
+        model needs 7.8 times as many operations as the default model but took 5 times as long, because large products
+        are faster. Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020, table 1, where the attention
+        term is half of this one because of the causal mask.
         """
         length = max(tokens, Fraction(ROW_TOKENS))
-        return self.num_hidden_layers * (24 * self.hidden_size**2 + 4 * length * self.hidden_size)
+        return self.num_hidden_layers * (2 * self.layer_weights + 4 * length * self.attention_size)
 
     @property
     def memory_mib(self) -> Fraction:
         """A replica's resident memory under load: the measured one plus the copies of additional weights."""
         return REST_MIB + LOAD_MIB + WEIGHT_COPIES * (self.weights_mib - DEFAULT_MODEL.weights_mib)
 
+    @property
+    def gpu_mib(self) -> Fraction:
+        """A server's GPU memory: the measured one plus additional weights in float16."""
+        return GPU_MIB + (self.weights_mib - DEFAULT_MODEL.weights_mib) / 2
 
-DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 256, Fraction(90_261_504, 2**20))
+
+DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 12 * 384**2, 256, Fraction(90_261_504, 2**20))
 """The measured model, with 22.7 million parameters."""
+GPU_MODEL = ModelShape("BERT-base", 12, 768, 12 * 768**2, 512, Fraction(440_000_000, 2**20))
+"""The model whose throughput on a GPU is scaled to others."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +181,14 @@ def run(arguments: Sequence[str]) -> int:
     """Print the calculation and return 0. Raises `ArtifactError`, or `SystemExit` for a usage error."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.hardware == "gpu" and options.tokens_per_second is None:
-        parser.error("--hardware gpu: requires --tokens-per-second. Measure it: make bench-gpu")
-    model = DEFAULT_MODEL
-    if options.model_dir is not None:
-        model = ModelShape.of(Artifact.open(options.model_dir).manifest)
+    source = options.source or options.model_dir
+    if options.source is not None and options.model_dir is not None:
+        parser.error("--model-dir: set together with SOURCE. Remove one of them")
+    model = DEFAULT_MODEL if source is None else ModelShape.read(str(source))
     limit = options.max_tokens or model.max_input_tokens
-    if options.mean_tokens > limit:
+    if options.mean_tokens is None:
+        options.mean_tokens = Fraction(min(limit, DEFAULT_MEAN_TOKENS))
+    elif options.mean_tokens > limit:
         problem = f"over the token limit of {model.name} ({_show(options.mean_tokens)}, limit {limit})"
         parser.error(f"--mean-tokens: {problem}. Reduce it or set --max-tokens")
     load = Load(
@@ -172,9 +211,12 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("attendant size", DESCRIPTION, EPILOG)
     add = parser.add_argument
+    add("source", nargs="?", metavar="SOURCE", help="artifact, directory with config.json, or Hugging Face model ID, "
+        "of which only config.json is read (default: the default model)")  # fmt: skip
     add("--texts-per-second", type=number("1e-3", "1e12"), required=True, metavar="N", help="texts per second at peak")
-    add("--mean-tokens", type=number("1", "1e6"), required=True, metavar="M",
-        help="mean tokens per text including special tokens, as counted by /v1/tokenize")  # fmt: skip
+    add("--mean-tokens", type=number("1", "1e6"), metavar="M",
+        help="mean tokens per text including special tokens, as counted by /v1/tokenize (default: "
+        f"{DEFAULT_MEAN_TOKENS}, a passage of about 100 words)")  # fmt: skip
     add("--inputs-per-request", type=integer(1, 2048), default=1, metavar="I", help="texts per request (default: 1)")
     add("--precision", choices=tuple(TOKENS_PER_SECOND_PER_CORE), default="bfloat16",
         help="precision on a CPU (default: bfloat16, which needs AVX512-BF16 or AMX)")  # fmt: skip
@@ -187,13 +229,13 @@ def _parser() -> Parser:
         help="replicas that may be lost or replaced at any time (default: 1)")  # fmt: skip
     add("--utilization", type=number("0.01", "1"), default=Fraction(6, 10), metavar="U",
         help="share of the capacity to use; the rest is headroom for peaks and autoscaling (default: 0.6)")  # fmt: skip
-    add("--model-dir", type=Path, metavar="DIR", help="artifact to size for; an estimate (default: the default model)")
+    add("--model-dir", type=Path, metavar="DIR", help="the same as SOURCE")
     add("--max-tokens", type=integer(1, 10**6), metavar="T", help="token limit per text (default: the model's)")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--tokens-per-second-per-core", type=number("1", "1e9"), metavar="R",
         help="measured throughput of your model on your CPU, per core")  # fmt: skip
     rate.add_argument("--tokens-per-second", type=number("1", "1e12"), metavar="R",
-        help="measured throughput of your model on a whole replica; required for a GPU")  # fmt: skip
+        help="measured throughput of your model on a whole replica")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -205,6 +247,10 @@ def _throughput(options: argparse.Namespace, model: ModelShape) -> tuple[Fractio
         return options.tokens_per_second / cores, "--tokens-per-second" + (f" / {cores} cores" if cores > 1 else "")
     if options.tokens_per_second_per_core is not None:
         return options.tokens_per_second_per_core, "--tokens-per-second-per-core"
+    if options.hardware == "gpu":
+        base, own = GPU_MODEL.flops_per_token(options.mean_tokens), model.flops_per_token(options.mean_tokens)
+        rate = min(GPU_TOKENS_PER_SECOND * base / own, Fraction(MOST_GPU_TOKENS_PER_SECOND))
+        return rate, f"estimated from {GPU_MODEL.name} ({MEASURED_GPU})"
     measured = TOKENS_PER_SECOND_PER_CORE[options.precision]
     source = f"{options.precision}, measured: {MEASURED_CPU}"
     default, own = DEFAULT_MODEL.flops_per_token(Fraction(1)), model.flops_per_token(options.mean_tokens)
@@ -236,7 +282,9 @@ def _steps(capacity: Capacity, model: ModelShape, source: str) -> Iterator[tuple
     yield ("replicas", _count(capacity.total_replicas),
            f"{capacity.replicas:,} (the limit is {capacity.limit}) + {capacity.spare_replicas} spare")  # fmt: skip
     if unit == "GPU":
-        yield "total", f"{capacity.total_units:,} GPUs; memory has not been measured on a GPU", ""
+        memory = math.ceil(model.gpu_mib) * load.workers
+        yield "GPU memory", f"{memory:,} MiB per replica", "estimated; each worker has its copy of the model"
+        yield "total", f"{capacity.total_units:,} GPUs", ""
         return
     memory = math.ceil(model.memory_mib) * load.workers
     raise_limit = "; raise the limit of the manifests" if memory > MANIFEST_LIMIT_MIB else ""
@@ -259,6 +307,7 @@ def _record(capacity: Capacity, model: ModelShape) -> dict[str, Any]:
         "cores_per_replica": capacity.cores_per_replica if is_cpu else None,
         "workers_per_replica": capacity.load.workers,
         "memory_mib_per_replica": math.ceil(model.memory_mib) * capacity.load.workers if is_cpu else None,
+        "gpu_memory_mib_per_replica": None if is_cpu else math.ceil(model.gpu_mib) * capacity.load.workers,
         "tokens_per_second_needed": float(capacity.needed_tokens_per_second),
         "requests_per_second_needed": float(capacity.requests_per_second),
         "tokens_per_second_per_unit": float(capacity.tokens_per_second),

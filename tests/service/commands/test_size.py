@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.manifest import Manifest
+from model.source.known_models import KNOWN_MODELS
+from model.source.model_size import estimate_size
 from service.commands.size import (
     DEFAULT_MODEL,
     LOAD_MIB,
@@ -27,6 +30,7 @@ from service.commands.size import (
 from tests.conftest import ROOT
 from tests.deploy.manifests import parse_quantity
 from tests.manifests import static_record
+from tests.model.hub_server import HubServer, Repository
 from tests.service.commands.running import run_command
 
 BFLOAT16 = Fraction(TOKENS_PER_SECOND_PER_CORE["bfloat16"])
@@ -104,6 +108,49 @@ def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[
     assert "22.41 / 23.59 MFLOP per token, estimated" in long
 
 
+def test_parameters_of_published_models_follow_from_their_config() -> None:
+    """The numbers on model cards, without weights."""
+    for model in KNOWN_MODELS:
+        estimate = estimate_size(model.hub_id, model.config, model.max_input_tokens)
+        assert estimate.parameters == pytest.approx(model.millions * 1e6, rel=0.006), model.hub_id
+        assert estimate.num_hidden_layers == model.shape[0]
+
+
+def test_config_alone_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory, a model of the hub and a well-known one of the same shape need the same."""
+    (known,) = (model for model in KNOWN_MODELS if model.hub_id == "BAAI/bge-base-en-v1.5")
+    files = {"config.json": json.dumps(known.config), "sentence_bert_config.json": '{"max_seq_length": 200}'}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    load = ("--texts-per-second", "100", "--json")
+    expected = size(capsys, known.hub_id, *load)
+    assert size(capsys, str(tmp_path), *load) == expected
+    with HubServer() as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.repositories["owner/name"] = Repository({name: content.encode() for name, content in files.items()})
+        assert size(capsys, "owner/name", *load) == expected
+        for source, message in (
+            ("owner/missing", "answered 401. Check the name, or set HF_TOKEN to a token with access."),
+            ("owner/name", "--mean-tokens: over the token limit of owner/name (300, limit 200)"),
+        ):
+            status, _, err = run_command(capsys, "size", source, *load, "--mean-tokens", "300")
+            assert (status in (2, 78), message in err) == (True, True), err
+        hub.shutdown()
+    status, _, err = run_command(capsys, "size", "owner/name", *load)
+    assert (status, "is unreachable" in err) == (78, True)
+
+
+def test_gpu_is_estimated_from_a_measured_one(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--texts-per-second", "100000", "--mean-tokens", "24", "--hardware", "gpu", "--json")
+    small, large = (json.loads(size(capsys, name, *load)) for name in ("BAAI/bge-base-en-v1.5", "BAAI/bge-m3"))
+    assert small["tokens_per_second_per_unit"] == pytest.approx(1_570_000)
+    assert 3 < small["tokens_per_second_per_unit"] / large["tokens_per_second_per_unit"] < 4
+    assert large["gpu_memory_mib_per_replica"] > small["gpu_memory_mib_per_replica"] > 1536
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,7 +166,7 @@ def test_model_dir_scales_the_throughput_by_flops(capsys: pytest.CaptureFixture[
         (("--inputs-per-request", "1.5"), "--inputs-per-request: not an integer (1.5). Use 1 to 2048"),
         (("--utilization", "1.1"), "--utilization: out of range (1.1, limit 1). Use 0.01 to 1"),
         (("--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
-        (("--hardware", "gpu"), "--hardware gpu: requires --tokens-per-second"),
+        (("x", "--model-dir", "y"), "--model-dir: set together with SOURCE. Remove one of them"),
         (("--tokens-per-second", "1", "--tokens-per-second-per-core", "1"), "not allowed with argument"),
         (("--cores", "2"), "unknown option --cores"),
     ],

@@ -1,0 +1,145 @@
+"""The size of a model from config.json alone: without torch, without weights, for any encoder with the usual keys."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.artifact.names import SourceError, parse_hub_id
+from model.source.known_models import KNOWN_MODELS
+
+LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+HIDDEN = ("hidden_size", "dim", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+FEED_FORWARD = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
+POSITIONS = ("max_position_embeddings", "n_positions")
+GATED = ("eurobert", "gemma3_text", "llama", "mistral", "modernbert", "new", "nomic_bert", "qwen2", "qwen3")
+"""Architectures whose feed-forward layers have a third matrix, the gate."""
+WITHOUT_TABLE = (*GATED, "t5", "deberta-v2")
+"""Architectures without a table of positions."""
+DEFAULT_POSITIONS = {"modernbert": 8192, "eurobert": 2048, "new": 8192}
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+CONFIG, LENGTHS = "config.json", "sentence_bert_config.json"
+MAX_FILE_BYTES = 2**20
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The numbers that decide what a model costs.
+
+    `layer_weights` are the elements of the matrices by which a layer multiplies each token, and `attention_size` is the
+    number of heads times the size of a head.
+    """
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    attention_size: int
+    layer_weights: int
+    parameters: int
+    max_input_tokens: int
+
+
+def read_model_size(source: str) -> ModelSize:
+    """Return the size of a directory of published files, or of a Hugging Face model, whose config.json is read.
+
+    Raises:
+        SourceError: there is no such model, or its config.json is not that of an encoder.
+    """
+    known = next((model for model in KNOWN_MODELS if model.hub_id == source), None)
+    if known is not None:
+        return estimate_size(source, known.config, known.max_input_tokens)
+    directory = Path(source)
+    read = _read_file(directory) if directory.is_dir() else _download(source)
+    config = read(CONFIG)
+    if config is None:
+        raise SourceError(f"{source}: has no {CONFIG}. Check the name.")
+    lengths = read(LENGTHS) or {}
+    return estimate_size(source, config, lengths.get("max_seq_length"))
+
+
+def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None = None) -> ModelSize:
+    """Return the size of the encoder that a config describes. Raises `SourceError` if it lacks a number."""
+    if isinstance(config.get("text_config"), dict):
+        config = config["text_config"]
+
+    def number(*keys: str, default: int | None = None) -> int:
+        value = next((config[key] for key in keys if isinstance(config.get(key), int)), default)
+        if value is None:
+            raise SourceError(f"{name}: {keys[0]} is missing in {CONFIG}. Export the model, and name the artifact.")
+        return int(value)
+
+    family = str(config.get("model_type", ""))
+    hidden, layers, heads = number(*HIDDEN), number(*LAYERS), number(*HEADS)
+    positions = number(*POSITIONS, default=max_tokens or DEFAULT_POSITIONS.get(family, 512))
+    head = number("head_dim", default=hidden // heads)
+    attention = heads * head
+    keys = number("num_key_value_heads", default=heads) * head
+    is_rotary = config.get("position_embedding_type") in ("rope", "rotary")
+    gated = family in GATED or str(config.get("activation_function", "")).endswith("glu")
+    matrices = 3 if gated else 2
+    layer = 2 * hidden * (attention + keys) + matrices * hidden * number(*FEED_FORWARD, default=4 * hidden)
+    embedding = number("embedding_size", default=hidden)
+    table = 0 if is_rotary or family in WITHOUT_TABLE else positions
+    stored = number("num_hidden_groups", default=layers)  # ALBERT repeats its layers
+    parameters = (number("vocab_size") + table) * embedding + stored * layer
+    parameters += embedding * hidden if embedding != hidden else 0
+    offset = 2 if family in OFFSET_POSITIONS and positions % 2**9 == 2 else 0  # rows before the first position
+    limit = min(max_tokens or positions, positions - offset)
+    return ModelSize(name, layers, hidden, attention, layer, parameters, limit)
+
+
+def _read_file(directory: Path) -> Any:
+    def read(name: str) -> dict[str, Any] | None:
+        try:
+            return _parse((directory / name).read_bytes(), f"{directory / name}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            problem = f"{directory / name}: cannot be read ({error.strerror})"
+            raise SourceError(f"{problem}. Check the permissions.") from None
+
+    return read
+
+
+def _download(source: str) -> Any:
+    hub_id = parse_hub_id(source)
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    token = os.environ.get("HF_TOKEN", "")
+    if not endpoint.startswith(("https://", "http://")):
+        raise SourceError(f"HF_ENDPOINT: not an address ({endpoint}). Use https://...")
+
+    def read(name: str) -> dict[str, Any] | None:
+        address = f"{endpoint}/{hub_id.model_id}/resolve/{hub_id.revision or 'main'}/{name}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(address, headers=headers)  # noqa: S310  # http or https
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+                return _parse(response.read(MAX_FILE_BYTES), name)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            denied = error.code in (401, 403)  # also for names that do not exist
+            hint = "Check the name, or set HF_TOKEN to a token with access." if denied else "Try again later."
+            raise SourceError(f"{source}: {endpoint} answered {error.code}. {hint}") from None
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error
+            problem = f"{source}: {endpoint} is unreachable ({reason})"
+            raise SourceError(f"{problem}. Name a directory, or check HF_ENDPOINT.") from None
+
+    return read
+
+
+def _parse(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise SourceError(f"{name}: not a JSON object. Check the file.")
+    return value
