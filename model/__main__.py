@@ -25,7 +25,8 @@ from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
 from model.examples.command import EXAMPLES, write_example
 from model.export.description import describe_evaluation, describe_heads, describe_settings, describe_training
 from model.export.sample_texts import read_texts, sample_sentences
-from model.source.known_models import list_models
+from model.source.known_models import TASKS, list_models
+from model.source.model_size import describe_choices
 
 DEFAULT_EVAL_TEXTS = 2000
 
@@ -43,7 +44,13 @@ examples:
   attendant-model export my-model -o models/mine --pooling cls --normalize --max-input-tokens 512""",
     "train": "example: attendant-model train runs/words/masked.toml -o runs/words/masked",
     "example": "example: attendant-model example ambiguous-words -o runs/words",
-    "list": "example: attendant-model list",
+    "list": """\
+The cost is the number of operations per text of 128 tokens, relative to all-MiniLM-L6-v2; `attendant size NAME` says
+what it means in cores and memory. Whether a multilingual model knows a language is on its model card.
+
+examples:
+  attendant-model list
+  attendant-model list --task retrieval --language de""",
     "verify": "example: attendant-model verify models/all-MiniLM-L6-v2",
 }
 
@@ -66,7 +73,9 @@ def _run(arguments: list[str] | None) -> int:
         if options.command == "train":
             return _train(options.config, options.out)
         if options.command == "list":
-            print("\n".join(list_models()))
+            filters = options.task is not None or options.language is not None
+            lines = describe_choices(options.task, options.language) if options.models or filters else list_models()
+            print("\n".join(lines))
             return 0
         if options.command == "example":
             return _example(options.name, options.out)
@@ -132,10 +141,20 @@ def _parser() -> Parser:
     example = add_command("example", "write data and configurations of an example of training")
     example.add_argument("name", choices=EXAMPLES)
     example.add_argument("-o", "--out", type=output_path, metavar="DIR", required=True, help="directory to write")
-    add_command("list", "list the supported architectures with well-known models")
+    listing = add_command("list", "list the supported architectures with well-known models")
+    listing.add_argument("--models", action="store_true", help="list the models with tasks, languages, sizes and costs")
+    listing.add_argument("--task", choices=TASKS, help="only models for a task")
+    listing.add_argument("--language", type=_language, metavar="CODE", help="only models for a language, such as de")
     verify = add_command("verify", "verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     return parser
+
+
+def _language(text: str) -> str:
+    """Return a language code; argparse reports the error."""
+    if not (2 <= len(text) <= 3 and text.isascii() and text.isalpha() and text.islower()):
+        raise argparse.ArgumentTypeError(f"not a language code ({text[:20]!r}). Use one of ISO 639, such as en or de")
+    return text
 
 
 def _model_name(text: str) -> str:

@@ -6,19 +6,23 @@ and compare its number of parameters with the published one.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from model.artifact.manifest import Pooling
 
 Proof = Literal["published weights", "random weights"]
+Task = Literal["retrieval", "similarity", "rerank", "sparse", "multi-vector", "classification", "token classification"]
+TASKS: tuple[Task, ...] = get_args(Task)
+MULTILINGUAL = "multilingual"
 
 
 @dataclass(frozen=True)
 class KnownModel:
     """A published model.
 
-    `millions` are its parameters without pooler and heads. `proof` says what the tests of this project have run: the
-    published weights, or tiny random weights of the architecture compared with transformers.
+    `millions` are its parameters without pooler and heads, `languages` a code or `MULTILINGUAL`. `proof` says what the
+    tests of this project have run: the published weights, or tiny random weights of the architecture compared with
+    transformers.
     """
 
     hub_id: str
@@ -29,6 +33,8 @@ class KnownModel:
     prompts: str
     license: str
     proof: Proof = "random weights"
+    tasks: tuple[Task, ...] = ("retrieval",)
+    languages: str = "en"
 
     @property
     def model_type(self) -> str:
@@ -38,8 +44,14 @@ class KnownModel:
     @property
     def shape(self) -> tuple[int, int]:
         """The number of layers and the hidden size."""
-        layers = self.config.get("num_hidden_layers", self.config.get("n_layer", 22))
-        return int(layers), int(self.config.get("hidden_size", self.config.get("n_embd", 0)))
+        layers = next(self.config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in self.config)
+        size = next(self.config[key] for key in ("hidden_size", "n_embd", "dim") if key in self.config)
+        return int(layers), int(size)
+
+    def suits(self, task: Task | None, language: str | None) -> bool:
+        """Return whether the model was made for a task and a language; None is any."""
+        speaks = language is None or self.languages in (MULTILINGUAL, language)
+        return speaks and (task is None or task in self.tasks)
 
 
 def _bert(model_type: str, layers: int, size: int, vocab: int, **options: Any) -> dict[str, Any]:
@@ -56,15 +68,19 @@ QWEN3 = {
     "model_type": "qwen3", "hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1000000,
     "max_position_embeddings": 32768, "use_sliding_window": False, "attention_bias": False,
 }  # fmt: skip
+DISTILBERT = {
+    "model_type": "distilbert", "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "vocab_size": 30522,
+    "activation": "gelu", "max_position_embeddings": 512,
+}  # fmt: skip
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
-OTHER_ARCHITECTURES = ("attendant", "camembert", "distilbert", "electra", "gte", "roberta")
+OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte")
 """Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",
         _bert("bert", 6, 384, 30522, num_attention_heads=12),
-        22.6, 256, "mean", "none", "Apache-2.0", "published weights",
+        22.6, 256, "mean", "none", "Apache-2.0", "published weights", ("similarity", "retrieval"),
     ),
     KnownModel("BAAI/bge-base-en-v1.5", _bert("bert", 12, 768, 30522), 109, 512, "cls", BGE_QUERY, "MIT"),
     KnownModel(
@@ -73,18 +89,22 @@ KNOWN_MODELS = (
     KnownModel(
         "intfloat/multilingual-e5-small",
         _bert("bert", 12, 384, 250037, num_attention_heads=12),
-        118, 512, "mean", "`query: `, `passage: `", "MIT",
+        118, 512, "mean", "`query: `, `passage: `", "MIT", languages=MULTILINGUAL,
     ),
     KnownModel(
         "intfloat/multilingual-e5-large",
         _bert("xlm-roberta", 24, 1024, 250002, **XLM_R | {"max_position_embeddings": 514}),
-        559, 512, "mean", "`query: `, `passage: `", "MIT",
+        559, 512, "mean", "`query: `, `passage: `", "MIT", languages=MULTILINGUAL,
     ),
-    KnownModel("BAAI/bge-m3", _bert("xlm-roberta", 24, 1024, 250002, **XLM_R), 567, 8192, "cls", "none", "MIT"),
+    KnownModel(
+        "BAAI/bge-m3",
+        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        567, 8192, "cls", "none", "MIT", tasks=("retrieval", "sparse", "multi-vector"), languages=MULTILINGUAL,
+    ),
     KnownModel(
         "Snowflake/snowflake-arctic-embed-l-v2.0",
         _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
-        567, 8192, "cls", "query: `query: `", "Apache-2.0",
+        567, 8192, "cls", "query: `query: `", "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "sentence-transformers/all-mpnet-base-v2",
@@ -92,7 +112,7 @@ KNOWN_MODELS = (
             "mpnet", 12, 768, 30527,
             max_position_embeddings=514, relative_attention_num_buckets=32, layer_norm_eps=1e-5,
         ),
-        109, 384, "mean", "none", "Apache-2.0",
+        109, 384, "mean", "none", "Apache-2.0", tasks=("similarity", "retrieval"),
     ),
     KnownModel(
         "nomic-ai/nomic-embed-text-v1.5",
@@ -111,7 +131,7 @@ KNOWN_MODELS = (
             "new", 12, 768, 250048, **GTE, type_vocab_size=1, rope_theta=20000,
             rope_scaling={"type": "ntk", "factor": 8.0},
         ),
-        305, 8192, "cls", "none", "Apache-2.0",
+        305, 8192, "cls", "none", "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "Alibaba-NLP/gte-large-en-v1.5",
@@ -124,12 +144,12 @@ KNOWN_MODELS = (
     KnownModel(
         "Snowflake/snowflake-arctic-embed-m-v2.0",
         _bert("new", 12, 768, 250048, **GTE, type_vocab_size=1, rope_theta=160000),
-        305, 8192, "cls", "query: `query: `", "Apache-2.0",
+        305, 8192, "cls", "query: `query: `", "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "jinaai/jina-embeddings-v3",
         _bert("xlm-roberta", 24, 1024, 250002, **XLM_R, position_embedding_type="rotary", rotary_emb_base=20000.0),
-        558, 8192, "mean", "per task (`--task`)", "CC-BY-NC-4.0",
+        558, 8192, "mean", "per task (`--task`)", "CC-BY-NC-4.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "Alibaba-NLP/gte-modernbert-base",
@@ -156,7 +176,7 @@ KNOWN_MODELS = (
             "num_key_value_heads": 12, "intermediate_size": 3072, "vocab_size": 128256, "hidden_act": "silu",
             "rope_theta": 250000, "max_position_embeddings": 8192,
         },
-        212, 8192, "mean", "none", "Apache-2.0",
+        212, 8192, "mean", "none", "Apache-2.0", tasks=(), languages=MULTILINGUAL,
     ),
     KnownModel(
         "Qwen/Qwen3-Embedding-0.6B",
@@ -164,7 +184,7 @@ KNOWN_MODELS = (
             "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
             "vocab_size": 151669,
         },
-        596, 32768, "last", QWEN_QUERY, "Apache-2.0",
+        596, 32768, "last", QWEN_QUERY, "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "Qwen/Qwen3-Embedding-4B",
@@ -172,7 +192,7 @@ KNOWN_MODELS = (
             "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728,
             "vocab_size": 151665,
         },
-        4022, 32768, "last", QWEN_QUERY, "Apache-2.0",
+        4022, 32768, "last", QWEN_QUERY, "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "google/embeddinggemma-300m",
@@ -183,7 +203,60 @@ KNOWN_MODELS = (
             "sliding_window": 512, "_sliding_window_pattern": 6, "use_bidirectional_attention": True,
             "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
         },
-        303, 2048, "mean", "`task: ... \\| query: `, `title: none \\| text: `", "Gemma",
+        303, 2048, "mean", "`task: ... \\| query: `, `title: none \\| text: `", "Gemma", languages=MULTILINGUAL,
+    ),
+    KnownModel(
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        _bert("bert", 6, 384, 30522, num_attention_heads=12),
+        22.6, 512, "cls", "none", "Apache-2.0", tasks=("rerank",),
+    ),
+    KnownModel(
+        "BAAI/bge-reranker-v2-m3",
+        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        567, 8192, "cls", "none", "Apache-2.0", tasks=("rerank",), languages=MULTILINGUAL,
+    ),
+    KnownModel(
+        "Qwen/Qwen3-Reranker-0.6B",
+        QWEN3 | {
+            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
+            "vocab_size": 151669,
+        },
+        596, 32768, "last", "in the chat template", "Apache-2.0", tasks=("rerank",), languages=MULTILINGUAL,
+    ),
+    KnownModel(
+        "naver/splade-v3",
+        _bert("bert", 12, 768, 30522),
+        109, 512, "cls", "none", "CC-BY-NC-SA-4.0", tasks=("sparse",),
+    ),
+    KnownModel(
+        "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
+        DISTILBERT,
+        66.4, 512, "cls", "none", "Apache-2.0", tasks=("sparse",),
+    ),
+    KnownModel(
+        "colbert-ir/colbertv2.0",
+        _bert("bert", 12, 768, 30522),
+        109, 512, "cls", "none", "MIT", tasks=("multi-vector",),
+    ),
+    KnownModel(
+        "answerdotai/answerai-colbert-small-v1",
+        _bert("bert", 12, 384, 30522, num_attention_heads=12),
+        33.2, 512, "cls", "none", "Apache-2.0", tasks=("multi-vector",),
+    ),
+    KnownModel(
+        "dslim/bert-base-NER",
+        _bert("bert", 12, 768, 28996),
+        108, 512, "cls", "none", "MIT", tasks=("token classification",),
+    ),
+    KnownModel(
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
+        DISTILBERT,
+        66.4, 512, "cls", "none", "Apache-2.0", tasks=("classification",),
+    ),
+    KnownModel(
+        "cardiffnlp/twitter-roberta-base-sentiment-latest",
+        _bert("roberta", 12, 768, 50265, type_vocab_size=1, max_position_embeddings=514, pad_token_id=1),
+        124, 512, "cls", "none", "CC-BY-4.0", tasks=("classification",),
     ),
 )  # fmt: skip
 

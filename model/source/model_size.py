@@ -4,13 +4,13 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model.artifact.names import SourceError, parse_hub_id
-from model.source.known_models import KNOWN_MODELS
+from model.source.known_models import KNOWN_MODELS, Task
 
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 HIDDEN = ("hidden_size", "dim", "n_embd", "d_model")
@@ -43,6 +43,36 @@ class ModelSize:
     layer_weights: int
     parameters: int
     max_input_tokens: int
+
+
+def relative_cost(size: ModelSize, tokens: int = 128) -> float:
+    """Return the operations for a text, relative to all-MiniLM-L6-v2."""
+
+    def operations(layers: int, weights: int, attention: int) -> int:
+        return layers * (2 * weights + 4 * tokens * attention)
+
+    own = operations(size.num_hidden_layers, size.layer_weights, size.attention_size)
+    return own / operations(6, 12 * 384**2, 384)
+
+
+def describe_choices(task: Task | None, language: str | None) -> Iterator[str]:
+    """Yield a table of the well-known models for a task and a language, the cheapest first."""
+    rows = [("model", "tasks", "languages", "parameters", "hidden size", "tokens", "cost", "license")]
+    sizes = {item.hub_id: estimate_size(item.hub_id, item.config, item.max_input_tokens) for item in KNOWN_MODELS}
+    chosen = [model for model in KNOWN_MODELS if model.tasks and model.suits(task, language)]
+    rows += [
+        (
+            model.hub_id, ", ".join(model.tasks), model.languages, f"{model.millions:,.0f} M", f"{model.shape[1]:,}",
+            f"{model.max_input_tokens:,}", f"{relative_cost(sizes[model.hub_id]):,.1f}", model.license,
+        )
+        for model in sorted(chosen, key=lambda item: relative_cost(sizes[item.hub_id]))
+    ]  # fmt: skip
+    if not chosen:
+        yield "No model of the list is made for this; it is a selection. Remove a filter."
+        return
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def read_model_size(source: str) -> ModelSize:

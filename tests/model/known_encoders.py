@@ -48,7 +48,8 @@ def describe_models(heads: Sequence[tuple[str, Mapping[str, bool]]]) -> str:
     for model in KNOWN_MODELS:
         layers, size = model.shape
         lines.append(
-            f"| `{model.hub_id}` | `{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
+            f"| `{model.hub_id}` | {', '.join(model.tasks) or 'training'} | {model.languages} | "
+            f"`{model.model_type}` | {layers} | {size} | {model.millions:,g} | "
             f"{model.max_input_tokens:,} | {model.pooling} | {model.prompts} | {model.license} | {model.proof} |"
         )
     lines += [BACKENDS + HEADS, *_table(heads, "none")]
@@ -85,15 +86,15 @@ architecture with random weights: its hidden states match transformers to 1e-5 o
 probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
 on its model card.
 
-The architectures `camembert`, `distilbert`, `electra`, `gte` and `roberta` have no row, because none of the models
+The architectures `camembert`, `electra` and `gte` have no row, because none of the models
 chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
 encoders of the architecture `attendant`.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
 [CONTRIBUTING.md](../CONTRIBUTING.md#adding-a-model-family) how to add an architecture.
 
-| model | model_type | layers | size | parameters | maximum length | pooling | prompts | license | tested with |
-|---|---|---|---|---|---|---|---|---|---|"""
+| model | made for | languages | type | layers | size | parameters | tokens | pooling | prompts | license | tested |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
 BACKENDS = """
 ## Backends
 
