@@ -118,7 +118,7 @@ class Address:
         is_grpc = parts.scheme in GRPC_SCHEMES
         if channels < 1 or (channels > 1 and not is_grpc):
             raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
-        target = parts.netloc if is_grpc else url.rstrip("/")
+        target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in the URL for OpenAI's clients
         return cls(is_grpc, target, (tls or TlsFiles()) if is_secure else None, channels)
 
     def http_options(self, api_key: str | None) -> dict[str, Any]:
@@ -153,9 +153,23 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
+WRONG_ADDRESSES = {
+    "illegal request line": "This is a gRPC port: use grpc://, or the REST port.",
+    "http1.x server": "This is a REST port: use http://, or the gRPC port.",
+    "WRONG_VERSION_NUMBER": "This port has no TLS: use http:// or grpc://.",
+}
+"""What libraries say about a server that speaks another protocol, and what to do."""
+
+
 def unreachable(message: str) -> AttendantError:
     """Return the error for an unreachable server."""
-    return AttendantError("UNAVAILABLE", "UNAVAILABLE", message)
+    return AttendantError("UNAVAILABLE", "UNAVAILABLE", with_hint(message))
+
+
+def with_hint(message: str) -> str:
+    """Return the message of a library, with a hint if the address is of another protocol."""
+    hint = next((hint for part, hint in WRONG_ADDRESSES.items() if part in message), "")
+    return f"{message.rstrip('.')}. {hint}" if hint else message
 
 
 def timed_out(timeout_s: float | None) -> AttendantError:

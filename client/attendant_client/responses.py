@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from attendant_client.connections import with_hint
 from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS
@@ -106,7 +107,7 @@ def grpc_error(error: grpc.RpcError) -> AttendantError:
     # gRPC cancels calls that arrive while the server stops. Calls that the client itself cancels do not raise an
     # RpcError.
     reason = "UNAVAILABLE" if code in ("UNAVAILABLE", "CANCELLED") else code
-    return AttendantError(code, reason, error.details() or code)
+    return AttendantError(code, reason, with_hint(error.details() or code))
 
 
 def status_error(status: Status) -> AttendantError:

@@ -108,6 +108,7 @@ def install_error_handlers(app: FastAPI, where: str, paths: Sequence[str] = ()) 
             return method_response(request, headers["Allow"].split(", "))
         path = request.scope["path"]
         nearest = difflib.get_close_matches(path, paths, 1) if len(path) <= MAX_COMPARED else []
+        nearest = [f"/v1{path}"] if f"/v1{path}" in paths else nearest
         not_found = NotFound("Path not found", f"Did you mean {nearest[0]}?" if nearest else where)
         return error_response(request.scope["record"], not_found if error.status_code == 404 else Internal())
 

@@ -23,6 +23,7 @@ from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel
 from service.rest.routes import native
 
 KEEP_ALIVE_S = 75
+HTTP2_PREFACE = b"PRI * HTTP/2.0"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 * 1024
 MAX_UNSENT_BYTES = 16 * 1024
@@ -129,6 +130,8 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             log.debug("invalid request", exc_info=True)
             malformed = MalformedRequest("Request is not valid HTTP", "Correct it.")
+            if data.startswith(HTTP2_PREFACE):
+                malformed = MalformedRequest("HTTP/2 is not supported on the REST port", "For gRPC, use the gRPC port.")
             self._fail(self._transfer_encoding_error() or malformed)
         else:
             if self._in_head and max(self._partial_bytes, self._head_bytes) > MAX_HEADER_BYTES:
