@@ -262,8 +262,8 @@ class ChunkOptions:
     max_tokens: Annotated[
         int | None,
         Range(1),
-        "Maximum tokens of a chunk, without prompt and special tokens. null is 256, or the model's limit if that is "
-        "lower.",
+        "Maximum tokens of a chunk, at most what the model's limit leaves beside prompt and special tokens. null is "
+        "that number or, if `mode` is `late`, a quarter of it, but at most 256.",
     ] = None
     overlap_tokens: Annotated[
         int,

@@ -125,7 +125,9 @@ class Artifact:
     def read_manifest(root: Path, expected_digest: str | None = None) -> tuple[Manifest, str]:
         """Return the manifest and its digest, without verifying the other files. Raises as `open` does."""
         if not root.is_dir():
-            raise ArtifactError(f"{root}: no such directory. Create it with: attendant-model export SOURCE -o {root}")
+            raise ArtifactError(
+                f"{root}: no such directory. Name another one, or run: attendant-model export SOURCE -o {root}"
+            )
         root = root.resolve()
         body = _read(root, MANIFEST)
         digest = hashlib.sha256(body).hexdigest()

@@ -731,7 +731,8 @@ def _parser() -> Parser:
     add("--reject-truncated", action="store_true", help="reject texts over the token limit instead of truncating them")
     add("--chunk", choices=("sentence", "paragraph", "token"), help="split texts into chunks of whole sentences, "
         "paragraphs or words; OUT has one row per chunk, with the columns chunk, start, end and text")  # fmt: skip
-    add("--chunk-tokens", type=integer(1, 2**20), metavar="N", help="tokens of a chunk at most (default: 256)")
+    add("--chunk-tokens", type=integer(1, 2**20), metavar="N", help="tokens of a chunk at most (default: what the "
+        "model has room for, at most 256; with --late a quarter of it)")  # fmt: skip
     add("--chunk-overlap", type=integer(0, 2**20), metavar="N", help="tokens to repeat from the previous chunk at most")
     add("--one-per-chunk", action="store_true", help="make a chunk of each sentence or paragraph")
     add("--late", action="store_true", help="late chunking: encode the whole text, and pool the tokens of each chunk")

@@ -223,7 +223,9 @@ def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
             raise ConflictingFields(problem, "Leave it out.", field=f"chunks.{name}")
     if options.by == "span":
         return replace(options, max_tokens=room)
-    size = min(DEFAULT_TOKENS, room) if options.max_tokens is None else options.max_tokens
+    # Late chunks of this size know the text before them in every window, which repeats as much.
+    largest = max(1, room // CONTEXT) if options.mode == "late" else room
+    size = min(DEFAULT_TOKENS, largest) if options.max_tokens is None else options.max_tokens
     if not 1 <= size <= room:
         raise OutOfRange(
             "out of range", use_range(1, room), field="chunks.max_tokens", actual=size, minimum=1, maximum=room

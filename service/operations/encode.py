@@ -270,7 +270,8 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
     tokenized = engine.tokenizer.encode(sources, offsets=request.outputs != POOLED)
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
-        kept = check_length(tokens, engine.manifest, request.truncation, path, limit=limit)
+        may_split = request.outputs == POOLED and item.text is not None and item.pair is None
+        kept = check_length(tokens, engine.manifest, request.truncation, path, limit=limit, may_split=may_split)
         if side is not None:
             kept = add_side(kept, engine.manifest, side, place)
         kept.side = request.role

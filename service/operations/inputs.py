@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar, get_args
 
 from attendant_client.types import (
@@ -319,17 +319,20 @@ def check_at_least_one(field: str, value: int | None) -> None:
         raise OutOfRange("out of range", "Use 1 or more.", field=field, actual=value, minimum=1)
 
 
-def check_length(
+def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     tokens: TokenizedInput,
     manifest: Manifest,
     truncation: Truncation | None,
     path: str,
     prompt_field: str = "prompt",
     limit: int | None = None,
+    *,
+    may_split: bool = False,
 ) -> TokenizedInput:
     """Return the tokens, truncated if requested. Raises `Empty` without content, and `TooLong` over the limit.
 
     `truncation` is None for an operation without truncation. `limit` None is the limit of inputs without a role.
+    `may_split`: whether the operation can split the input into chunks.
     """
     if not tokens.has_content:
         raise Empty("no content after tokenization", "Send text.", field=path)
@@ -343,6 +346,8 @@ def check_length(
         raise no_room(last - first, limit, prompt_field)
     if truncation is None or truncation == "error":
         remedy = Remedy("Shorten it") if truncation is None else shorten(manifest.truncation_side)
+        if may_split:
+            remedy = replace(remedy, changes=(*remedy.changes, {"chunks.by": "sentence"}))
         raise TooLong("too long", remedy, field=path, actual=len(tokens), maximum=limit, unit="tokens")
     return truncated
 

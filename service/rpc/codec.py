@@ -124,6 +124,7 @@ def enum_labels() -> dict[str, dict[str, str]]:
         for field in message.fields:
             if message.name.endswith(("Request", "Options")) and field.enum_type is not None:
                 labels.setdefault(field.name, by_enum[field.enum_type.name])
+    labels["chunks.by"] = labels["by"]
     return labels
 
 

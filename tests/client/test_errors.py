@@ -191,7 +191,7 @@ def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
 @pytest.mark.parametrize(
     ("call", "remedy"),
     [
-        (encode("word " * 300), 'Shorten it or set truncation to "right".'),
+        (encode("word " * 300), 'Shorten it or set truncation to "right" or chunks.by to "sentence".'),
         (attend(kind="scores", layer_reduce="rollout"), 'Use "none" or "mean".'),
     ],
 )

@@ -49,13 +49,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> ClientEnvironment:
     return ClientEnvironment.create("vector_databases", tmp_path_factory.mktemp("environment") / "vector_databases")
 
 
-@pytest.fixture
-def vectors(tmp_path: Path, default_artifact: Path) -> Path:
-    """Return the directory with the files written by the page's first command."""
+@pytest.fixture(params=["--keep=text", "--chunk=sentence"])
+def vectors(tmp_path: Path, default_artifact: Path, request: pytest.FixtureRequest) -> Path:
+    """Return the directory with the files written by the page's first command, or by one that splits texts."""
     (line,) = re.findall(r"^printf '%s\\n' (.*) > texts\.txt$", PAGE, re.MULTILINE)
     (tmp_path / "texts.txt").write_text("\n".join(re.findall(r'"(.*?)"', line)) + "\n")
     files = [str(tmp_path / name) for name in ("texts.txt", "vectors.jsonl")]
-    options = ("-o", files[1], "--keep", "text")
+    options = ("-o", files[1], request.param)
     result = run_python("-m", "service", "embed", files[0], *options, model_dir=default_artifact)
     assert result.returncode == 0, result.stderr
     return tmp_path

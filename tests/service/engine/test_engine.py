@@ -56,7 +56,8 @@ async def test_long_text_is_rejected_without_truncation(engine: Engine) -> None:
     with pytest.raises(TooLong) as raised:
         await encode(engine, GOLDEN, LONG)
     assert (
-        raised.value.message == 'inputs[1]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".'
+        raised.value.message == "inputs[1]: too long (302 tokens, limit 256). "
+        'Shorten it or set truncation to "right" or chunks.by to "sentence".'
     )
 
 

@@ -170,6 +170,7 @@ INVALID = {
     "too many tokens": (
         body(inputs=["word " * 300]),
         "TOO_LONG",
-        'inputs[0]: too long (302 tokens, limit 256). Shorten it or set truncation to "right".',
+        "inputs[0]: too long (302 tokens, limit 256). "
+        'Shorten it or set truncation to "right" or chunks.by to "sentence".',
     ),
 }
