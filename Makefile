@@ -23,7 +23,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image release image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -69,6 +69,9 @@ image: $(if $(filter $(DEFAULT_MODEL),$(MODEL)),model)  ## build the image of th
 	@$(DOCKER_BUILD) --build-arg TARGET=$(TARGET) --build-arg MODEL=$(MODEL) --build-arg MODEL_DIGEST=sha256:$$(cat $(MODEL)/manifest.sha256) \
 	  --tag attendant:$(VERSION)-$(TARGET) --tag attendant:$(TAG)-$(TARGET) .
 	@echo attendant:$(TAG)-$(TARGET)
+
+release: $(VENV)/dev  ## build wheels, bills of materials, manifests, checksums and provenance in dist/VERSION; images: make image
+	@$(BIN)/python deploy/release.py
 
 image-export:  ## build the image of the exporter
 	@$(DOCKER_BUILD) --target export --tag attendant-export:$(VERSION) --tag attendant-export:$(TAG) .
