@@ -45,7 +45,7 @@ from service.commands.row_files import (
     input_format,
 )
 from service.commands.row_files import SUFFIXES as INPUT_SUFFIXES
-from service.commands.sources import Encoded, VectorOptions, encode_texts, open_engine, open_source
+from service.commands.sources import Encoded, Text, TitledText, VectorOptions, encode_texts, open_engine, open_source
 from service.commands.vector_files import (
     CHUNK_COLUMNS,
     OUTPUT_COLUMNS,
@@ -311,7 +311,7 @@ class Embedder(Protocol):
     in_flight: int
     """Number of concurrent calls that keep the model busy."""
 
-    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    async def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
 
 
@@ -333,7 +333,9 @@ async def encode_rows(embedder: Embedder, reader: RowReader, skip: int) -> Async
 
 
 async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRows:
-    errors, texts, limit = [], [], embedder.max_characters
+    errors: list[str] = []
+    texts: list[Text] = []
+    limit = embedder.max_characters
     for row in rows:
         error, text = row.error, row.text or ""
         if not error and len(text) > limit:
@@ -341,7 +343,8 @@ async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRow
         elif not error and (not text or text.isspace()):
             error = "empty or blank. Send text."
         errors.append(error)
-        texts += [] if error else [text]
+        if not error:
+            texts.append(TitledText(row.title, text) if row.title else text)
     results = iter(await embedder.encode(texts))
     encoded = (Encoded(None, error=error) if error else next(results) for error in errors)
     return list(zip(rows, encoded, strict=True)), total
@@ -494,6 +497,8 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
         size = file.tell()
     run: dict[str, Any] = {"input size": size, "input digest": digest[:16], "input format": job.source.format}
     run |= {"field": job.source.field, "id-field": job.source.id_field, "reject-truncated": job.reject_truncated}
+    if job.source.title_field is not None:
+        run |= {"title-field": job.source.title_field}
     if job.source.keep or job.source.delimiter is not None:  # else runs of earlier versions could not be resumed
         run |= {"keep": ",".join(job.source.keep), "delimiter": job.source.delimiter}
     run |= {"model digest": info.digest, "precision": info.precision, "output format": job.output_format}
@@ -647,7 +652,15 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
     if "parquet" in (source_format, target_format):
         import_arrow()
     return EmbedFile(
-        RowFile(options.input, source_format, options.field, options.id_field, options.keep, options.delimiter),
+        RowFile(
+            options.input,
+            source_format,
+            options.field,
+            options.id_field,
+            options.keep,
+            options.title_field,
+            options.delimiter,
+        ),
         options.output,
         target_format,
         VectorOptions(
@@ -686,8 +699,10 @@ def _chunk_options(parser: Parser, options: argparse.Namespace, target_format: O
 def _check_keep(
     parser: Parser, options: argparse.Namespace, source_format: InputFormat, target_format: OutputFormat
 ) -> None:
-    """Exit with an error if a column cannot be copied: IN has none of this name, or OUT has its own."""
+    """Exit with an error if a column cannot be copied or read: IN has none of this name, or OUT has its own."""
     keep: tuple[str, ...] = options.keep
+    if options.title_field is not None and source_format == "text":
+        parser.error("--title-field: not supported for lines of text. Use .jsonl or .csv")
     if keep and target_format == "npy":
         parser.error("--keep: not supported for NumPy files. Use .parquet or .jsonl")
     if source_format == "text" and set(keep) - {"text"}:
@@ -722,6 +737,8 @@ def _parser() -> Parser:
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
     add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
     add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--title-field", metavar="NAME", help="key or column of a title, which precedes the text and each of its "
+        "chunks in the model's input; takes a request per row")  # fmt: skip
     add("--keep", type=_names, default=(), metavar="NAME,...", help="keys or columns to copy to the output")
     add("--delimiter", type=_delimiter, metavar="C", help="character between the columns of CSV (default: a comma)")
     add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")

@@ -19,7 +19,7 @@ from attendant_client.types import ModelInfo
 from model.artifact.console import EX_CONFIG, EX_UNAVAILABLE
 from model.artifact.files import ArtifactError
 from service.commands.arguments import CommandError
-from service.commands.sources import Encoded, VectorOptions, VectorSource, select_model
+from service.commands.sources import Encoded, Text, VectorOptions, VectorSource, select_model
 from service.config import ConfigError, Settings
 
 BLOCK_ROWS = 1024
@@ -57,7 +57,7 @@ class EncodeWorker:
         self._stack = AsyncExitStack()
         self._source: VectorSource | None = None
 
-    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    async def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises one of `ERRORS`."""
         async with self._lock:
             # Ray hides errors of constructors. The model stays open until the process ends.
@@ -85,7 +85,7 @@ class RayEmbedder:
         for actor in [*actors] * BLOCKS_IN_FLIGHT:
             self._idle.put_nowait(actor)
 
-    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    async def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises one of `ERRORS`."""
         actor = await self._idle.get()
         try:

@@ -52,6 +52,7 @@ class Row:
     text: str | None
     id: Id | None = None
     error: str = ""
+    title: str = ""
     kept: tuple[Any, ...] = ()
     """The values of the columns to copy to the output."""
 
@@ -69,13 +70,14 @@ class RowReader:
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file to embed. `field`, `id_field` and those to `keep` are column names or keys."""
+    """A file to embed. `field`, `id_field`, `title_field` and those to `keep` are column names or keys."""
 
     path: Path
     format: InputFormat
     field: str = "text"
     id_field: str | None = None
     keep: tuple[str, ...] = ()
+    title_field: str | None = None
     delimiter: str | None = None
     """The character between the columns of a CSV file. None: a comma, or a tab for TSV."""
 
@@ -105,7 +107,10 @@ class RowFile:
 
     def check_columns(self, columns: list[str]) -> None:
         """Raise `CommandError` unless the file has each selected column once."""
-        options = (("--field", self.field), ("--id-field", self.id_field), *(("--keep", name) for name in self.keep))
+        options = (
+            ("--field", self.field), ("--id-field", self.id_field), ("--title-field", self.title_field),
+            *(("--keep", name) for name in self.keep),
+        )  # fmt: skip
         for option, name in options:
             if name is not None and columns.count(name) != 1:
                 problem = "column exists more than once" if name in columns else "no such column"
@@ -127,11 +132,15 @@ class RowFile:
         if not isinstance(text, str):
             problem = "missing" if text is None else "not a string"
             return Row(number, None, row_id, f"{self.field}: {problem}. Use a string.")
+        title = "" if self.title_field is None else fields.get(self.title_field) or ""
+        if not isinstance(title, str):
+            return Row(number, None, row_id, f"{self.title_field}: not a string. Use a string.")
         kept = tuple([fields.get(name) for name in self.keep])
-        for name, value in ((self.field, text), *zip(self.keep, kept, strict=True)):
+        columns = ((self.field, text), (self.title_field, title), *zip(self.keep, kept, strict=True))
+        for name, value in columns:
             if isinstance(value, str) and not _is_utf8(value):
                 return Row(number, None, row_id, f"{name}: not UTF-8. Convert it to UTF-8.")
-        return Row(number, text, row_id, kept=kept)
+        return Row(number, text, row_id, title=title.strip(), kept=kept)
 
 
 def input_format(path: Path) -> InputFormat | None:
@@ -270,7 +279,7 @@ def _open_parquet(source: RowFile, file: io.BufferedReader) -> RowReader:
         raise source.error("not Parquet or damaged. Check the file.") from None
     source.check_columns(opened.schema_arrow.names)
     types = {}
-    for name, integers in ((source.id_field, True), (source.field, False)):
+    for name, integers in ((source.id_field, True), (source.field, False), (source.title_field, False)):
         if name is not None:
             kind = opened.schema_arrow.field(name).type
             kind = types[name] = kind.value_type if arrow.types.is_dictionary(kind) else kind

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from attendant_client.types import (
@@ -210,6 +210,16 @@ class VectorOptions:
         return info.limits.max_input_characters if self.chunks is None else MAX_CHUNKED_CHARACTERS
 
 
+class TitledText(NamedTuple):
+    """A text, and the title of its document, which precedes it and each of its chunks in the model's input."""
+
+    title: str
+    text: str
+
+
+Text = str | TitledText
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """A text's embedding, (D,), or those of its chunks, (C, D), or why it was rejected."""
@@ -256,13 +266,16 @@ class VectorSource(ABC):
         assert word.vector is not None
         self.dimensions = word.vector.shape[-1]
 
-    async def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    async def encode(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return each text's embedding, or why it was rejected. Raises `CommandError` if a request fails."""
-        encoded: dict[int, Encoded] = {}
-        remaining = list(range(len(texts)))
+        plain = {index: text for index, text in enumerate(texts) if isinstance(text, str)}
+        encoded = {
+            index: await self._encode_titled(text) for index, text in enumerate(texts) if isinstance(text, TitledText)
+        }
+        remaining = list(plain)
         while remaining:
             try:
-                results = await self._encode([texts[index] for index in remaining])
+                results = await self._encode([plain[index] for index in remaining])
             except SourceError as error:
                 match = re.match(r"inputs\[(\d+)\]", error.field or "")
                 if match is None:
@@ -274,8 +287,22 @@ class VectorSource(ABC):
                 break
         return [encoded[index] for index in range(len(texts))]
 
-    async def _encode(self, texts: Sequence[str]) -> list[Encoded]:
-        options = {item.name: getattr(self._options, item.name) for item in fields(self._options)}
+    async def _encode_titled(self, item: TitledText) -> Encoded:
+        """Return the embedding of one text, because a request has one prompt."""
+        info = self.info
+        prompt = info.prompts.get(self._options.prompt_name or info.default_prompt_name or "", "")
+        try:
+            (encoded,) = await self._encode([item.text], prompt=f"{prompt}{item.title}: ", prompt_name=None)
+        except SourceError as error:
+            if error.field == "prompt":
+                return Encoded(None, error="its title leaves no room for text. Shorten the title.")
+            if error.field is None or not error.field.startswith("inputs[0]"):
+                raise
+            return Encoded(None, error=str(error).removeprefix(error.field).removeprefix(": "))
+        return encoded
+
+    async def _encode(self, texts: Sequence[str], **changes: Any) -> list[Encoded]:
+        options = {item.name: getattr(self._options, item.name) for item in fields(self._options)} | changes
         del options["model"]  # a server gets it with every request, and an engine has one model
         results = await self.run("encode", texts, **options)
         if self._options.chunks is not None:

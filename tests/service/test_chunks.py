@@ -3,6 +3,7 @@
 test_products.py draws the options, and compares the vectors with those of the chunks' texts and tokens.
 """
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from attendant_client import AttendantError, ChunkOptions, Client, EncodeResult, Input
@@ -227,3 +229,35 @@ def test_late_chunking_of_the_openai_api(service: ServiceThread) -> None:
         response = post(inputs)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_embed_reads_titles_before_texts_and_chunks(
+    tmp_path: Path, default_artifact: Path, service: ServiceThread, suffix: str
+) -> None:
+    rows = [("Berlin", BERLIN), ("", "One."), ("word " * 300, "Its title is too long."), ("Two", "Two.")]
+    source, out = tmp_path / f"documents{suffix}", tmp_path / "chunks.jsonl"
+    columns = {"title": [title for title, _ in rows], "text": [text for _, text in rows]}
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), source)
+    elif suffix == ".csv":
+        with source.open("w", newline="") as file:
+            csv.writer(file).writerows([("title", "text"), *rows])
+    else:
+        source.write_text("".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in rows))
+    options = ("--title-field", "title", "--chunk", "sentence", "--one-per-chunk")
+    completed = run_python("-m", "service", "embed", str(source), "-o", str(out), *options, model_dir=default_artifact)
+    assert completed.returncode == 1, completed.stderr
+    (rejected,) = (tmp_path / "chunks.jsonl.rejected.jsonl").read_text().splitlines()
+    assert json.loads(rejected) == {
+        "row": 3, "error": "text: its title leaves no room for text. Shorten the title.",
+    }  # fmt: skip
+    expected = []
+    with Client(service.rest) as client:
+        for title, text in (rows[0], rows[1], rows[3]):
+            prompt = f"{title}: " if title else ""
+            (result,) = client.encode(text, chunks={"merge": False}, prompt=prompt).results
+            expected += list(vectors_of(result))
+    vectors = [json.loads(line)["embedding"] for line in out.read_text().splitlines()]
+    closeness = (np.array(vectors) * np.array(expected)).sum(axis=1)
+    assert closeness.min() > 0.99

@@ -133,7 +133,7 @@ def test_run_continues_on_another_server_when_one_goes_away(
 
 def test_url_with_a_path_is_an_error(tmp_path: Path, run_embed: RunEmbed, server: RunningServer) -> None:
     path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
-    url = f"{server.rest}/v1"
+    url = f"{server.rest}/other"
     problem = f"--server: no Attendant server at {url}. Remove the path of the URL."
     assert run_embed(path, "-o", tmp_path / "out.npy", "--server", url) == (78, f"attendant embed: {problem}\n")
 
