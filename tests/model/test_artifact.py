@@ -171,7 +171,7 @@ def test_artifact_rejects_wrong_pinned_digest(artifact: Path, pinned: str) -> No
 
 
 def test_artifact_error_suggests_export_when_directory_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"no such directory\. Create it with: attendant-model export"):
+    with pytest.raises(ArtifactError, match=r"no such directory\. Name another one, or run: attendant-model export"):
         Artifact.open(tmp_path / "none")
 
 
