@@ -1,4 +1,4 @@
-"""Which chunks answer a question: sizes, late chunking and BM25, on pages of Python's own documentation.
+"""Compare chunk sizes, late chunking and BM25 by how well they find answers in Python's documentation.
 
 The pages are `pydoc_data.topics` of the interpreter that runs the script. Measures of docs/long-documents.md.
 """

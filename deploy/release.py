@@ -148,7 +148,7 @@ def _write_sbom(source: Path, name: str, out: Path) -> None:
 
 
 def changes(changelog: str, version: str) -> str:
-    """Return the section of a version; that of changes to come if the version has none yet."""
+    """Return the changelog section of a version, or the unreleased changes if it has none."""
     sections = dict(re.findall(r"^## \[(.+?)\][^\n]*\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
     return (sections.get(version) or sections["Unreleased"]).strip() + "\n"
 

@@ -158,7 +158,7 @@ WRONG_ADDRESSES = {
     "http1.x server": "This is a REST port: use http://, or the gRPC port.",
     "WRONG_VERSION_NUMBER": "This port has no TLS: use http:// or grpc://.",
 }
-"""What libraries say about a server that speaks another protocol, and what to do."""
+"""Parts of the errors that libraries raise if the server uses another protocol, and the remedy for each."""
 
 
 def unreachable(message: str) -> AttendantError:

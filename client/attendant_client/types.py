@@ -252,7 +252,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ChunkOptions:
-    """How to split texts into chunks."""
+    """Options for splitting texts into chunks."""
 
     by: Annotated[
         ChunkUnit,

@@ -89,8 +89,8 @@ def read_model_size(source: str) -> ModelSize:
     config = read(CONFIG)
     if config is None:
         raise SourceError(f"{source}: has no {CONFIG}. Check the name.")
-    lengths = read(LENGTHS) or {}
-    return estimate_size(source, config, lengths.get("max_seq_length"))
+    length = (read(LENGTHS) or {}).get("max_seq_length")
+    return estimate_size(source, config, length if isinstance(length, int) and length > 0 else None)
 
 
 def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None = None) -> ModelSize:
@@ -99,9 +99,11 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
         config = config["text_config"]
 
     def number(*keys: str, default: int | None = None) -> int:
-        value = next((config[key] for key in keys if isinstance(config.get(key), int)), default)
+        value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] > 0), default)
         if value is None:
-            raise SourceError(f"{name}: {keys[0]} is missing in {CONFIG}. Export the model, and name the artifact.")
+            raise SourceError(
+                f"{name}: {keys[0]} is no positive number in {CONFIG}. Export the model, and name the artifact."
+            )
         return int(value)
 
     family = str(config.get("model_type", ""))
@@ -146,8 +148,9 @@ def _download(source: str) -> Any:
 
     def read(name: str) -> dict[str, Any] | None:
         address = f"{endpoint}/{hub_id.model_id}/resolve/{hub_id.revision or 'main'}/{name}"
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(address, headers=headers)  # noqa: S310  # http or https
+        request = urllib.request.Request(address)  # noqa: S310  # http or https
+        if token:
+            request.add_unredirected_header("Authorization", f"Bearer {token}")  # no other host gets it
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
                 return _parse(response.read(MAX_FILE_BYTES), name)

@@ -101,7 +101,7 @@ def _show(item: CachedArtifact, *, as_json: bool) -> int:
         print(json.dumps(record, indent=2))
     else:
         for name, value in record.items():
-            print(f"{name:<17}{', '.join(value) if isinstance(value, list) else value}")
+            print(f"{name:<17}{value}")
     return EX_NEGATIVE if item.problem else EX_OK
 
 

@@ -143,10 +143,17 @@ async def encode_chunks(engine: Engine, request: EncodeRequest, options: ChunkOp
     late = [index for index, item in enumerate(documents) if item.windows]
     results: list[EncodeResult | None] = [None] * len(documents)
     responses = []
-    if separate:
-        responses.append(await _encode_separately(engine, bare, call, documents, separate, results))
-    if late:
-        responses.append(await _encode_late(engine, bare, call, documents, late, results))
+    for places, vectors_of in ((separate, _encode_separately), (late, _encode_late)):
+        if not places:
+            continue
+        response, vectors = await vectors_of(engine, bare, call, [documents[index] for index in places], places)
+        responses.append(response)
+        done = read = 0
+        for index in places:
+            document = documents[index]
+            own = vectors[done : (done := done + len(document.chunks))]
+            inputs = response.results[read : (read := read + len(document.windows or document.chunks))]
+            results[index] = _result(document, sum([item.token_count for item in inputs]), own, bare)
     usage = Usage(sum([item.usage.tokens for item in responses]))
     return replace(responses[0], results=results, usage=usage)  # type: ignore[arg-type]  # every place is set
 
@@ -285,13 +292,14 @@ def split(
         raise Empty("no content after tokenization", "Send text.", field=path)
     assert options.max_tokens is not None
 
-    def fits(first: Range, last: Range) -> bool:
-        """Return whether the tokens of a chunk or window, tokenized alone, fit in an input of the model."""
+    (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
+
+    def excess(first: Range, last: Range) -> int:
+        """Return by how many tokens a chunk or window is too long for the model if it is tokenized alone."""
         if last.last - first.first <= room // 2:
-            return True
+            return 0
         (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)
-        (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
-        return len(alone) - len(empty) <= room
+        return max(0, len(alone) - len(empty) - room)
 
     if options.by == "span":
         chunks = tokens.ranges(spans)
@@ -299,16 +307,16 @@ def split(
             field = f"{path}.spans[{number}]"
             if chunk.first == chunk.last:
                 raise Empty("no token is assigned to this span", "Move or remove the span.", field=field)
-            if not fits(chunk, chunk):
+            if excess(chunk, chunk):
                 size = chunk.last - chunk.first
                 raise TooLong("too long", "Use shorter spans.", field=field, actual=size, maximum=room, unit="tokens")
     else:
         units, groups = _find_units(text, tokens, options)
-        packed = pack(units, options.max_tokens, options.overlap_tokens, fits, groups)
+        packed = pack(units, options.max_tokens, options.overlap_tokens, excess, groups)
         chunks = [_join(units[window.start], units[window.last - 1]) for window in packed]
     if options.mode == "separate" or len(chunks) == 1:
         return Document(text, chunks, [])
-    return Document(text, chunks, pack(chunks, room, room // CONTEXT, fits, [0] * len(chunks)))
+    return Document(text, chunks, pack(chunks, room, room // CONTEXT, excess, [0] * len(chunks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,24 +421,24 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
 
 
 def pack(
-    items: Sequence[Range], limit: int, overlap: int, fits: Callable[[Range, Range], bool], groups: Sequence[int]
+    items: Sequence[Range], limit: int, overlap: int, excess: Callable[[Range, Range], int], groups: Sequence[int]
 ) -> list[Window]:
     """Return windows of consecutive items of the same group, each with as many as have at most `limit` tokens.
 
     An item over the limit is alone. A window begins with the last items before it that have at most `overlap` tokens,
-    of any group, fewer if the next item would not fit. The limit is lower for all if a window of several items has
-    more tokens alone than in the text, and does not pass `fits`.
+    of any group, fewer if the next item would not fit. If a window of several items is too long by `excess` tokens,
+    because it has more tokens alone than in the text, the limit is lowered for all.
     """
     while True:
         windows = _pack(items, limit, overlap, groups)
-        excess = [
-            items[window.last - 1].last - items[window.start].first
-            for window in windows
-            if window.last - window.start > 1 and not fits(items[window.start], items[window.last - 1])
-        ]
-        if not excess:
+        lower = limit
+        for window in windows:
+            first, last = items[window.start], items[window.last - 1]
+            if window.last - window.start > 1 and (over := excess(first, last)):
+                lower = min(lower, last.last - first.first - over)
+        if lower == limit:
             return windows
-        limit = min(limit, *excess) - 1
+        limit = lower
 
 
 def _pack(items: Sequence[Range], limit: int, overlap: int, groups: Sequence[int]) -> list[Window]:
@@ -452,47 +460,27 @@ def _pack(items: Sequence[Range], limit: int, overlap: int, groups: Sequence[int
 
 
 async def _encode_separately(
-    engine: Engine,
-    request: EncodeRequest,
-    call: Call,
-    documents: Sequence[Document],
-    places: Sequence[int],
-    results: list[EncodeResult | None],
-) -> EncodeResponse:
-    """Encode the chunks of the documents at `places` alone, and set their results."""
-    owners = [(index, number) for index in places for number in range(len(documents[index].chunks))]
-    texts = [(documents[index].text, documents[index].chunks[number]) for index, number in owners]
-    inputs = tuple([Input(text[chunk.start : chunk.end]) for text, chunk in texts])
+    engine: Engine, request: EncodeRequest, call: Call, documents: Sequence[Document], places: Sequence[int]
+) -> tuple[EncodeResponse, NDArray[Any]]:
+    """Encode each chunk alone; return the response and the vectors of all chunks, (C, ...)."""
+    owners = [place for place, document in zip(places, documents, strict=True) for _ in document.chunks]
+    inputs = tuple([Input(item.text[chunk.start : chunk.end]) for item in documents for chunk in item.chunks])
     response = await _encode(engine, replace(request, inputs=inputs), call, owners)
-    vectors = pooled_vectors(response)
-    done = 0
-    for index in places:
-        document = documents[index]
-        own = slice(done, done := done + len(document.chunks))
-        tokens = sum([item.token_count for item in response.results[own]])
-        results[index] = _result(document, tokens, vectors[own], request)
-    return response
+    return response, pooled_vectors(response)
 
 
 async def _encode_late(
-    engine: Engine,
-    request: EncodeRequest,
-    call: Call,
-    documents: Sequence[Document],
-    places: Sequence[int],
-    results: list[EncodeResult | None],
-) -> EncodeResponse:
-    """Encode the documents at `places` window by window, and set their results."""
+    engine: Engine, request: EncodeRequest, call: Call, documents: Sequence[Document], places: Sequence[int]
+) -> tuple[EncodeResponse, NDArray[Any]]:
+    """Encode the texts window by window; return the response and the vectors of all chunks, (C, ...)."""
     owners, inputs = [], []
-    for index in places:
-        document = documents[index]
+    for place, document in zip(places, documents, strict=True):
         for window in document.windows:
             start, end = document.chunks[window.start].start, document.chunks[window.last - 1].end
             new = document.chunks[window.new : window.last]
             spans = tuple([(chunk.start - start, chunk.end - start) for chunk in new])
-            owners.append((index, window.new))
+            owners.append(place)
             inputs.append(Input(document.text[start:end], spans=spans))
-    last_only = request.layers == LAST_LAYER
     spans_only = replace(
         request, inputs=tuple(inputs), outputs=("spans",), pooling=None, normalize=None, dimensions=None,
         dtype="float32", layer_reduce="stack",
@@ -500,24 +488,15 @@ async def _encode_late(
     response = await _encode(engine, spans_only, call, owners)
     means: Any = [item.span_vectors for item in response.results]
     pooled = np.concatenate([item[None] if item.ndim == 2 else item for item in means], axis=1)  # (layers, C, D)
-    cost = pooled.size // ELEMENTS
     vectors = await engine.run(
-        cost, call.start(engine), finish_pooled, pooled, engine.manifest.embedding, engine.dense_layers,
-        last_layer_only=last_only, layer_reduce=request.layer_reduce, dimensions=request.dimensions,
-        normalize_vectors=request.normalize, dtype=request.dtype,
+        pooled.size // ELEMENTS, call.start(engine), finish_pooled, pooled, engine.manifest.embedding,
+        engine.dense_layers, last_layer_only=request.layers == LAST_LAYER, layer_reduce=request.layer_reduce,
+        dimensions=request.dimensions, normalize_vectors=request.normalize, dtype=request.dtype,
     )  # fmt: skip
-    done = read = 0
-    for index in places:
-        document = documents[index]
-        own = slice(done, done := done + len(document.chunks))
-        windows = response.results[read : (read := read + len(document.windows))]
-        results[index] = _result(document, sum([item.token_count for item in windows]), vectors[own], request)
-    return response
+    return response, vectors
 
 
-async def _encode(
-    engine: Engine, request: EncodeRequest, call: Call, owners: Sequence[tuple[int, int]]
-) -> EncodeResponse:
+async def _encode(engine: Engine, request: EncodeRequest, call: Call, owners: Sequence[int]) -> EncodeResponse:
     """Encode inputs that are chunks or windows of the texts in `owners`, which errors name instead."""
     inner = replace(call, max_inputs=len(request.inputs), wire="binary")  # less than the response, which is checked
     try:
@@ -525,7 +504,7 @@ async def _encode(
     except ServiceError as error:
         match = re.match(r"inputs\[(\d+)\]", error.field or "")
         if match is not None:
-            error.field = f"inputs[{owners[int(match[1])][0]}]"
+            error.field = f"inputs[{owners[int(match[1])]}]"
         raise
     call.timing = inner.timing
     return response

@@ -57,7 +57,7 @@ def test_windows_cover_each_item_once(sizes: list[int], limit: int, overlap: int
     ends = np.cumsum(sizes).tolist()
     items = [Range(end - size, end, end - size, end) for size, end in zip(sizes, ends, strict=True)]
     groups = [number // period for number in range(len(items))]
-    windows = pack(items, limit, overlap, lambda first, last: last.last - first.first <= capacity, groups)
+    windows = pack(items, limit, overlap, lambda first, last: max(0, last.last - first.first - capacity), groups)
     assert [number for window in windows for number in range(window.new, window.last)] == list(range(len(items)))
     for window in windows:
         size = items[window.last - 1].last - items[window.start].first

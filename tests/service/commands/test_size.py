@@ -143,6 +143,17 @@ def test_config_alone_is_read(
     assert (status, "is unreachable" in err) == (78, True)
 
 
+@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": -4}, {"vocab_size": "many"}])
+def test_config_without_a_number_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, object]
+) -> None:
+    (name,) = change
+    (tmp_path / "config.json").write_text(json.dumps({**KNOWN_MODELS[0].config, **change}))
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
+    status, _, err = run_command(capsys, "size", str(tmp_path), "--texts-per-second", "1")
+    assert (status, f"{name} is no positive number in config.json" in err) == (78, True), err
+
+
 def test_gpu_is_estimated_from_a_measured_one(capsys: pytest.CaptureFixture[str]) -> None:
     load = ("--texts-per-second", "100000", "--mean-tokens", "24", "--hardware", "gpu", "--json")
     small, large = (json.loads(size(capsys, name, *load)) for name in ("BAAI/bge-base-en-v1.5", "BAAI/bge-m3"))
