@@ -252,6 +252,7 @@ def check_chunk_vectors(clients: Clients, request: Body, body: Any) -> None:
     dtype = request.get("dtype", "float32")
     for item, result in zip(as_list(request["inputs"]), body["results"], strict=True):
         chunks, vectors = result["chunks"], to_array(result["chunk_vectors"], dtype)
+        check_chunk_sizes(clients, request, input_texts(item)[0], chunks)
         late = request["chunks"].get("mode") == "late" and len(chunks) > 1
         if len(chunks) > MOST_CHUNKS or (late and (result["token_count"] > clients.facts.max_input_tokens or options)):
             continue
@@ -269,6 +270,19 @@ def check_chunk_vectors(clients: Clients, request: Body, body: Any) -> None:
         for index in range(len(chunks)):
             actual, wanted = vectors[..., index, :], expected[..., index, :]
             assert_close(actual, wanted, dtype_tolerance(clients.tolerance, dtype))
+
+
+def check_chunk_sizes(clients: Clients, request: Body, text: str, chunks: list[Any]) -> None:
+    """Check that a chunk over the limit cannot be split: all of its tokens begin at one character."""
+    limit = request["chunks"].get("max_tokens") or 256
+    large = [chunk for chunk in chunks if chunk["token_count"] > limit and request["chunks"].get("by") != "span"]
+    if not large:
+        return
+    (result,) = clients.post("tokenize", {"inputs": text}).json()["results"]
+    tokens = [token for token in result["tokens"] if token["start"] < token["end"]]
+    for chunk in large:
+        starts = {token["start"] for token in tokens if chunk["start"] <= token["start"] < chunk["end"]}
+        assert len(starts) <= 1, (chunk, starts)  # a token may also cross the start of the chunk
 
 
 def check_embeddings(clients: Clients, request: Body, body: Any) -> None:
