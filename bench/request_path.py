@@ -7,6 +7,7 @@ is a change of the thread or of the asyncio task between two calls.
 
 import argparse
 import asyncio
+import faulthandler
 import http.client
 import json
 import os
@@ -38,6 +39,7 @@ WARM_REQUESTS = 20
 RECORDED_REQUESTS = 5
 """The one with the fewest calls counts: during the others a periodic task of the server may run too."""
 START_TIMEOUT_S = 120
+TIMEOUT_S = 240
 NOT_LOGIC = ("metrics", "observer", "log", "schema", "errors", "manifest")
 """Words in the names of files and folders of metrics, logs and types, which are counted separately."""
 
@@ -195,6 +197,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.request_path", description=__doc__)
     parser.add_argument("--functions", action="store_true", help="also list the functions of each file")
     options = parser.parse_args(arguments)
+    faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
     for api, path in measure_paths().items():
         print(f"\n{api}: {path.describe()}")
         for name, calls in path.calls.items():
