@@ -89,6 +89,7 @@ check: $(VENV)/dev  ## check style, types, layers and generated files
 	@$(BIN)/mypy service model tests bench client/attendant_client
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.check_generated
+	@$(BIN)/python -m tests.check_examples
 
 model: $(VENV)/run  ## export the default model unless a valid artifact of this format exists
 	@$(BIN)/attendant-model verify $(MODEL) >/dev/null 2>&1 || $(BIN)/attendant-model export default -o $(MODEL)
@@ -97,7 +98,7 @@ format: $(VENV)/dev  ## format the code
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, docs/options.md, docs/clients.md and docs/manifest.schema.json
+proto: $(VENV)/dev  ## generate the stubs of server and client from proto/, the options of the client, docs/options.md, docs/clients.md and docs/manifest.schema.json
 	@$(BIN)/python -m tests.check_generated --write
 
 docs: proto  ## the same

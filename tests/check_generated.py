@@ -11,6 +11,7 @@ import google.rpc.status_pb2
 
 from model.artifact.manifest import Manifest
 from service.config import describe_options
+from tests.client_options import describe_client_options
 from tests.clients.registry import describe_clients
 from tests.model.known_encoders import describe_models, supported_heads
 
@@ -35,6 +36,7 @@ In the package of the client, stubs of third-party protos would collide with tho
 ONNX_PACKAGE = "service.engine.backends"
 OPTIONS = ROOT / "docs" / "options.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+CLIENT_OPTIONS = ROOT / "client" / "attendant_client" / "options.py"
 MODELS = ROOT / "docs" / "models.md"
 MANIFEST_SCHEMA = ROOT / "docs" / "manifest.schema.json"
 GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
@@ -42,6 +44,7 @@ GOOGLEAPIS = Path(google.rpc.status_pb2.__file__).parents[2]
 
 def generated_files() -> dict[Path, str]:
     files = {OPTIONS: describe_options(), CLIENTS: describe_clients()}
+    files[CLIENT_OPTIONS] = describe_client_options()
     files[MODELS] = describe_models(supported_heads())
     files[MANIFEST_SCHEMA] = json.dumps(Manifest.model_json_schema(mode="serialization"), indent=1) + "\n"
     files[ROOT / "proto" / STATUS_PROTO] = (GOOGLEAPIS / STATUS_PROTO).read_text()

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         TrainingRecord,
         Unit,
         Word,
+        required,
     )
 
 __version__ = "0.1.0"
@@ -136,6 +137,7 @@ __all__ = [
     "TrainingRecord",
     "Unit",
     "Word",
+    "required",
 ]
 
 

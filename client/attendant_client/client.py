@@ -9,6 +9,16 @@ import numpy as np
 
 from attendant_client.connections import Address, TlsFiles
 from attendant_client.errors import AttendantError
+from attendant_client.options import (
+    AttendOptions,
+    ClassifyOptions,
+    CompareOptions,
+    EncodeOptions,
+    FillMaskOptions,
+    RerankOptions,
+    SimilarityOptions,
+    TokenClassifyOptions,
+)
 from attendant_client.requests import (
     Body,
     Inputs,
@@ -26,23 +36,15 @@ from attendant_client.retries import RetryPolicy
 from attendant_client.transports import open_transport
 from attendant_client.types import (
     Array,
-    AttendOptions,
     AttendResponse,
-    ClassifyOptions,
     ClassifyResponse,
-    CompareOptions,
     CompareResponse,
-    EncodeOptions,
     EncodeResponse,
-    FillMaskOptions,
     FillMaskResponse,
     ModelInfo,
     Occurrence,
-    RerankOptions,
     RerankResponse,
-    SimilarityOptions,
     SimilarityResponse,
-    TokenClassifyOptions,
     TokenClassifyResponse,
     TokenizeResponse,
 )

@@ -9,12 +9,14 @@ Shapes: T tokens, W words, S spans, C chunks, D hidden size, E width of the embe
 map, Q queries, N documents or occurrences, U and V units of a query (or an input) and of a document.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 
 class AtMost(NamedTuple):
@@ -179,6 +181,20 @@ class Usage:
 
     tokens: Annotated[int, "Tokens that the model read, special tokens and prompt included."]
     truncated_inputs: Annotated[int, "Number of truncated inputs."] = 0
+
+
+def required(value: T | None) -> T:
+    """Return a field of a response that must be present, as in `required(result.words)`.
+
+    Raises:
+        LookupError: The field is None.
+    """
+    if value is None:
+        raise LookupError(
+            "A required field of the response is None: it was not requested, or the model does not have it. "
+            "Check the options of the call."
+        )
+    return value
 
 
 def shortest(value: float) -> float:
@@ -1114,112 +1130,3 @@ class ModelInfo:
     training: TrainingRecord | None
     evaluations: list[EvaluationRecord]
     version: str
-
-
-# Options of the client's methods, all of which may be left out
-
-
-class EncodeOptions(TypedDict, total=False):
-    """Options of `encode`."""
-
-    model: str
-    outputs: Sequence[Output]
-    layers: Sequence[int] | Literal["all"]
-    layer_reduce: LayerReduce
-    pooling: Pooling
-    normalize: bool
-    dimensions: int
-    truncation: Truncation
-    prompt_name: str
-    prompt: str
-    role: Role
-    dtype: Dtype
-    chunks: ChunkOptions | Mapping[str, Any]
-
-
-class AttendOptions(TypedDict, total=False):
-    """Options of `attend`."""
-
-    model: str
-    kind: Kind
-    layers: Sequence[int] | Literal["all"]
-    heads: Sequence[int] | Literal["all"]
-    head_reduce: HeadReduce
-    layer_reduce: MapLayerReduce
-    unit: UnitKind
-    special_tokens: SpecialTokens
-    segments: Segments
-    top_p: float
-    top_k: int
-    truncation: Truncation
-    dtype: MapDtype
-    outputs: Sequence[LayerOutput]
-    rows: Sequence[int] | Literal["all"]
-
-
-class CompareOptions(TypedDict, total=False):
-    """Options of `compare`."""
-
-    model: str
-    layers: Sequence[int] | Literal["all"]
-    top_contributors: int
-
-
-class SimilarityOptions(TypedDict, total=False):
-    """Options of `similarity`."""
-
-    model: str
-    pairs: Pairs
-    similarity: SimilarityFunction
-    dimensions: int
-    truncation: Truncation
-    query_prompt_name: str
-    query_prompt: str
-    document_prompt_name: str
-    document_prompt: str
-    explain: bool
-    unit: SimilarityUnit
-    top_k: int
-    effect: Effect
-
-
-class RerankOptions(TypedDict, total=False):
-    """Options of `rerank`."""
-
-    model: str
-    top_n: int
-    raw_scores: bool
-    truncation: Truncation
-    effect: LabelEffect
-    unit: SimilarityUnit
-    explain_top: int
-
-
-class TokenClassifyOptions(TypedDict, total=False):
-    """Options of `token_classify`."""
-
-    model: str
-    aggregation: Aggregation
-    truncation: Truncation
-
-
-class FillMaskOptions(TypedDict, total=False):
-    """Options of `fill_mask`."""
-
-    model: str
-    position: int
-    layers: Sequence[int] | Literal["all"]
-    top_k: int
-    targets: Sequence[str]
-    truncation: Truncation
-
-
-class ClassifyOptions(TypedDict, total=False):
-    """Options of `classify`."""
-
-    model: str
-    top_k: int
-    raw_scores: bool
-    truncation: Truncation
-    effect: LabelEffect
-    unit: SimilarityUnit

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from attendant_client import AsyncClient, AttendantError, Client, Input, Occurrence
+from attendant_client import AsyncClient, AttendantError, Client, EncodeResult, Input, Occurrence, required
 from attendant_client.requests import CALLS
 
 from service.rpc.servicer import SERVICE
@@ -220,3 +220,9 @@ def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
     with pytest.raises(AttendantError) as raised:
         asyncio.run(call())
     assert (raised.value.code, raised.value.retryable) == ("CANCELLED", True)
+
+
+def test_required_returns_a_value_and_raises_for_none() -> None:
+    assert required(0.0) == 0.0
+    with pytest.raises(LookupError, match="was not requested"):
+        required(EncodeResult(token_count=3, truncated=False).words)
