@@ -23,7 +23,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers deploy-tools image release image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers languages deploy-tools image release image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -34,7 +34,7 @@ run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones; WORKERS=1 for one process
 	@$(PYTEST) $(PARALLEL)
 
-test-slow: $(VENV)/dev model browsers deploy-tools  ## run the slow tests: oracles on many texts, every model family, many random examples
+test-slow: $(VENV)/dev model browsers deploy-tools languages  ## run the slow tests: oracles on many texts, every model family, many random examples
 	@FUZZ_EXAMPLES=200 $(PYTEST) -m "slow or examples" $(PARALLEL)
 
 train-example: $(VENV)/train  ## train an encoder and a cross-encoder on generated texts, evaluate and serve them; EXAMPLE=DIR, SERVE=0
@@ -54,6 +54,15 @@ browsers:
 	@test -x /usr/bin/chromium-headless-shell -a -x /usr/bin/firefox-esr || \
 	  (apt-get update -qq && apt-get install -qq -y chromium-headless-shell firefox-esr fonts-dejavu-core >/dev/null) || \
 	  echo "test: chromium-headless-shell or firefox-esr is missing and cannot be installed here; tests of the page will be skipped" >&2
+
+languages:
+	@(command -v npm && command -v go && command -v javac && command -v protoc-gen-go-grpc && command -v grpc_java_plugin && \
+	  test -e /usr/share/java/geronimo-annotation-1.3-spec.jar) >/dev/null || \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends $$(command -v npm >/dev/null || echo npm) \
+	  default-jdk-headless golang-go golang-google-genproto-dev golang-google-grpc-dev golang-google-protobuf-dev libgeronimo-annotation-1.3-spec-java \
+	  libgoogle-common-protos-java libgoogle-gson-java libgrpc-java libnetty-java libperfmark-java libprotobuf-java \
+	  protobuf-compiler protobuf-compiler-grpc-java-plugin protoc-gen-go protoc-gen-go-grpc >/dev/null) || \
+	  echo "test: Node.js, Go or Java is missing and cannot be installed here; tests of the gRPC programs will be skipped" >&2
 
 deploy-tools: $(VENV)-deploy/installed  ## install the checkers of deploy/, Prometheus, nginx and docker-compose
 	@(command -v promtool && command -v nginx && command -v docker-compose && \
