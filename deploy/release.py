@@ -1,11 +1,12 @@
 """Build what a release publishes, from the committed files: `make release`.
 
 In dist/VERSION: the wheels of server and client, a software bill of materials (CycloneDX) for each image's packages,
-the manifests of each overlay as one file, the section of the changelog, SHA256SUMS, and a provenance statement
-(in-toto, SLSA 1). With RELEASE_GPG_KEY, SHA256SUMS is signed. Two runs of one commit give the same files.
+the Helm chart, the manifests of each overlay as one file, the section of the changelog, SHA256SUMS, and a provenance
+statement (in-toto, SLSA 1). With RELEASE_GPG_KEY, SHA256SUMS is signed. Two runs of one commit give the same files.
 """
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
@@ -117,6 +118,7 @@ def build(version: str, out: Path) -> None:
         for name in OVERLAYS:
             manifests = _run("kubectl", "kustomize", str(source / "deploy" / "overlays" / name))
             (out / f"attendant-{version}-kubernetes-{name}.yaml").write_text(manifests)
+        _write_chart(source, int(seconds), out / f"attendant-{version}.tgz")
         (out / "CHANGES.md").write_text(changes((source / "CHANGELOG.md").read_text(), version))
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
     (out / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
@@ -145,6 +147,22 @@ def _write_sbom(source: Path, name: str, out: Path) -> None:
         str(TOOLS / "uv"), "tool", "run", "--quiet", "--from", SBOM_TOOL, "cyclonedx-py", "requirements", str(lock),
         *options,
     )  # fmt: skip
+
+
+def _write_chart(source: Path, seconds: int, out: Path) -> None:
+    """Write the Helm chart as an archive whose bytes depend only on its files."""
+    chart = source / "chart" / "attendant"
+    _run(sys.executable, str(source / "deploy" / "helm_chart.py"), str(chart))
+    with (
+        out.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=seconds) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
+        for path in sorted(item for item in chart.rglob("*") if item.is_file()):
+            entry = tarfile.TarInfo(str(path.relative_to(chart.parent)))
+            entry.size, entry.mtime = path.stat().st_size, seconds
+            with path.open("rb") as content:
+                archive.addfile(entry, content)
 
 
 def changes(changelog: str, version: str) -> str:

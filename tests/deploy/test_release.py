@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT
+from tests.deploy.conftest import run_tool
 
 SPEC = spec_from_file_location("release", ROOT / "deploy" / "release.py")
 assert SPEC is not None
@@ -76,6 +77,15 @@ def test_checksums_and_provenance_name_every_file(built: Path) -> None:
         assert hashlib.sha256((built / name).read_bytes()).hexdigest() == digest
     statement = json.loads((built / "provenance.json").read_text())
     assert {item["name"]: item["digest"]["sha256"] for item in statement["subject"]} == sums
+
+
+@pytest.mark.slow
+def test_chart_is_an_archive_for_helm(built: Path) -> None:
+    chart = built / f"attendant-{release.read_version()}.tgz"
+    rendered = run_tool(
+        "helm", "template", "attendant", chart, "--set", "image.repository=registry.example.com/attendant"
+    )
+    assert f'image: "registry.example.com/attendant:{release.read_version()}-cpu"' in rendered.stdout, rendered.stderr
 
 
 @pytest.mark.slow

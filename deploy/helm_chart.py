@@ -1,0 +1,413 @@
+"""Build the Helm chart from the kustomization: `make chart`.
+
+The templates are written from builds of deploy/overlays and deploy/components, so that every fact stands in the
+manifests only. A component becomes a condition: what it adds or changes is found by comparing the builds with and
+without it. deploy/chart has the values, which the tables below connect to the fields of the manifests.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+DEPLOY = Path(__file__).parent
+NAMESPACE = "release-namespace"
+TOGGLES = {
+    "gpu": 'eq .Values.variant "gpu"',
+    "auth": ".Values.auth.enabled",
+    "autoscaling-hpa": 'eq .Values.autoscaling.type "hpa"',
+    "autoscaling-keda": 'eq .Values.autoscaling.type "keda"',
+    "client-addresses": ".Values.clientAddresses.enabled",
+    "gateway": ".Values.gateway.enabled",
+    "ingress": ".Values.ingress.enabled",
+    "model-pvc": ".Values.modelVolume.enabled",
+    "monitoring": ".Values.monitoring.enabled",
+    "service-mesh": ".Values.serviceMesh.enabled",
+    "tls-cert-manager": ".Values.tls.enabled",
+}
+"""The condition of the overlay for GPUs and of each component. The order is that of deploy/example."""
+AUTOSCALERS = ("autoscaling-hpa", "autoscaling-keda")
+"""Components that exclude each other."""
+CONDITIONS = {"Namespace": ".Values.namespace.create", "NetworkPolicy": ".Values.networkPolicies.enabled"}
+"""Further conditions of all objects of a kind."""
+POD = "Deployment/attendant spec.template"
+CONTAINER = f"{POD}.spec.containers.0"
+FIELDS = {
+    "Deployment/attendant spec.replicas": ".Values.replicas",
+    f"{CONTAINER}.image": 'include "attendant.image" .',
+    f"{CONTAINER}.envFrom.0.configMapRef.name": 'include "attendant.optionsName" .',
+    "ConfigMap/attendant metadata.name": 'include "attendant.optionsName" .',
+    "HorizontalPodAutoscaler/attendant spec.minReplicas": ".Values.autoscaling.minReplicas",
+    "HorizontalPodAutoscaler/attendant spec.maxReplicas": ".Values.autoscaling.maxReplicas",
+    "ScaledObject/attendant spec.minReplicaCount": ".Values.autoscaling.minReplicas",
+    "ScaledObject/attendant spec.maxReplicaCount": ".Values.autoscaling.maxReplicas",
+    "ScaledObject/attendant spec.fallback.replicas": ".Values.autoscaling.minReplicas",
+    "ScaledObject/attendant spec.triggers.0.metadata.serverAddress": ".Values.autoscaling.prometheus | quote",
+    "PersistentVolumeClaim/attendant-artifacts spec.resources.requests.storage": ".Values.modelVolume.size | quote",
+    "Certificate/attendant spec.issuerRef.name": ".Values.tls.issuer | quote",
+    "Certificate/attendant spec.issuerRef.kind": ".Values.tls.issuerKind | quote",
+    **{
+        f"{kind}/attendant spec.parentRefs.0.{field}": f".Values.gateway.{value} | quote"
+        for kind in ("HTTPRoute", "GRPCRoute")
+        for field, value in (("name", "name"), ("namespace", "namespace"), ("sectionName", "listener"))
+    },
+    "HTTPRoute/attendant spec.hostnames.0": ".Values.hosts.rest | quote",
+    "GRPCRoute/attendant spec.hostnames.0": ".Values.hosts.grpc | quote",
+    **{
+        f"Ingress/attendant-{name} spec.{field}": f".Values.{value} | quote"
+        for name, host in (("http", "rest"), ("grpc", "grpc"))
+        for field, value in (
+            ("ingressClassName", "ingress.className"),
+            ("rules.0.host", f"hosts.{host}"),
+            ("tls.0.hosts.0", f"hosts.{host}"),
+            ("tls.0.secretName", "ingress.tlsSecret"),
+        )
+    },
+    "ConfigMap/attendant-dashboard data.attendant.json": '.Files.Get "files/dashboard.json" | quote',
+}
+"""Fields that are an expression in place of their value in the manifests."""
+NAMES = {"attendant-api-keys": ".Values.auth.secret | quote"}
+"""Names that are an expression wherever they stand."""
+REPLACED = {
+    f"{CONTAINER}.resources": "resources",
+    f"{POD}.spec.tolerations": "tolerations",
+    f"{POD}.spec.nodeSelector": "nodeSelector",
+    f"{POD}.spec.affinity": "affinity",
+    f"{POD}.spec.priorityClassName": "priorityClassName",
+    f"{POD}.spec.imagePullSecrets": "image.pullSecrets",
+    "ServiceAccount/attendant metadata.annotations": "serviceAccount.annotations",
+    "PersistentVolumeClaim/attendant-artifacts spec.storageClassName": "modelVolume.storageClassName",
+    "NetworkPolicy/allow-client-addresses spec.ingress.0.from": "clientAddresses.from",
+}
+"""Fields that a value replaces if it is not empty. A field may be absent from the manifests."""
+EXTENDED = {
+    f"{POD}.metadata.annotations": "podAnnotations",
+    f"{POD}.metadata.labels": "podLabels",
+    f"{POD}.spec.volumes": "extraVolumes",
+    f"{CONTAINER}.volumeMounts": "extraVolumeMounts",
+    f"{CONTAINER}.env": "extraEnv",
+    "PodMonitor/attendant metadata.labels": "monitoring.labels",
+    "PrometheusRule/attendant metadata.labels": "monitoring.labels",
+}
+"""Maps and lists to which a value adds."""
+REPLACEMENTS = {
+    "autoscaling-keda": {
+        "source": {"kind": "ScaledObject", "name": "attendant", "fieldPath": "metadata.namespace"},
+        "targets": [
+            {
+                "select": {"kind": "ScaledObject", "name": "attendant"},
+                "fieldPaths": ["spec.triggers.0.metadata.query"],
+                "options": {"delimiter": '"', "index": 1},
+            }
+        ],
+    },
+    "tls-cert-manager": {
+        "source": {"kind": "Certificate", "name": "attendant", "fieldPath": "metadata.namespace"},
+        "targets": [
+            {
+                "select": {"kind": "Certificate", "name": "attendant"},
+                "fieldPaths": [f"spec.dnsNames.{index}" for index in (1, 2, 3, 5, 6, 7)],
+                "options": {"delimiter": ".", "index": 1},
+            }
+        ],
+    },
+}
+"""How a component gets another namespace into its strings, as in deploy/example."""
+
+Json = Any
+Variants = Sequence[tuple[str, Json]]
+"""A condition, and the value if it holds."""
+
+
+class ObjectName(NamedTuple):
+    """Identifies an object of a build."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class Absent:
+    """In place of the value of a field that a build does not have."""
+
+
+ABSENT = Absent()
+
+
+def main() -> int:
+    """Build the chart in a directory."""
+    parser = argparse.ArgumentParser(prog="make chart", description=__doc__)
+    parser.add_argument("out", type=Path, help="directory of the chart, which is replaced")
+    options = parser.parse_args()
+    write_chart(DEPLOY, options.out)
+    print(f"{options.out}: install it with helm upgrade --install attendant {options.out} --set image.repository=...")
+    return 0
+
+
+def write_chart(deploy: Path, out: Path) -> None:
+    """Write the chart of the manifests in `deploy`."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(deploy / "chart", out)
+    (out / "files").mkdir()
+    shutil.copy(deploy / "components" / "monitoring" / "dashboard.json", out / "files")
+    kustomization = yaml.safe_load((deploy / "overlays" / "cpu" / "kustomization.yaml").read_text())
+    version = kustomization["images"][0]["newTag"].removesuffix("-cpu")
+    options = sorted({*re.findall(r"`(ATTENDANT_\w+)`", (deploy.parent / "docs" / "options.md").read_text())})
+    templates = out / "templates"
+    for path, old, new in (
+        (out / "Chart.yaml", "VERSION", version),
+        (out / "values.schema.json", '"OPTIONS"', json.dumps(options)),
+        (templates / "_helpers.tpl", "OPTIONS\n", _option_lines(deploy)),
+    ):
+        text = path.read_text()
+        assert old in text, path
+        path.write_text(text.replace(old, new))
+    for file, text in _templates(deploy):
+        with (templates / f"{file}.yaml").open("a") as stream:
+            stream.write(text)
+
+
+def build(deploy: Path, overlay: str, components: Iterable[str], namespace: str = NAMESPACE) -> list[dict[str, Json]]:
+    """Return the objects of a kustomization, as a user would write it."""
+    chosen = [name for name in TOGGLES if name in {*components} - {"gpu"}]
+    with tempfile.TemporaryDirectory() as folder:
+        root = os.path.relpath(deploy.resolve(), os.path.realpath(folder))
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": namespace,
+            "resources": [f"{root}/overlays/{overlay}"],
+            "components": [f"{root}/components/{name}" for name in chosen],
+            "replacements": [REPLACEMENTS[name] for name in chosen if name in REPLACEMENTS],
+        }
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        result = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(f"chart: kubectl kustomize failed: {result.stderr.strip()}")
+    return list(yaml.load_all(result.stdout, yaml.CSafeLoader))
+
+
+@cache
+def _objects(deploy: Path, *toggles: str) -> dict[ObjectName, dict[str, Json]]:
+    """Return the objects of a build. The ConfigMap with the options has no suffix, and no data."""
+    overlay = "gpu" if "gpu" in toggles else "cpu"
+    objects = {}
+    for item in build(deploy, overlay, toggles):
+        metadata = item["metadata"]
+        if item["kind"] == "ConfigMap" and metadata["name"] != "attendant-dashboard":
+            metadata["name"] = "attendant"
+            del item["data"]
+        if item["kind"] == "Deployment":
+            (source,) = item["spec"]["template"]["spec"]["containers"][0]["envFrom"]
+            source["configMapRef"]["name"] = "attendant"
+        objects[ObjectName(item["kind"], metadata["name"])] = item
+    return objects
+
+
+def _option_lines(deploy: Path) -> str:
+    """Return the end of the template of the server's options."""
+
+    def options(*toggles: str) -> dict[str, str]:
+        built = build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles)
+        (item,) = (
+            item for item in built if item["kind"] == "ConfigMap" and item["metadata"]["name"] != "attendant-dashboard"
+        )
+        return dict(item["data"])
+
+    base = options()
+    lines = [f"{{{{- $_ := set $options {json.dumps(name)} {json.dumps(value)} -}}}}" for name, value in base.items()]
+    for toggle, condition in TOGGLES.items():
+        added = {name: value for name, value in options(toggle).items() if base.get(name) != value}
+        if added:
+            sets = [f"{{{{- $_ := set $options {json.dumps(name)} {json.dumps(added[name])} -}}}}" for name in added]
+            lines += [f"{{{{- if {condition} -}}}}", *sets, "{{- end -}}"]
+    return "\n".join([*lines, "{{- toYaml (mergeOverwrite $options (deepCopy .Values.options)) -}}", "{{- end }}", ""])
+
+
+def _templates(deploy: Path) -> Iterator[tuple[str, str]]:
+    """Yield the template of each object, and the name of its file."""
+    base = _objects(deploy)
+    for name, item in base.items():
+        variants = [(condition, _objects(deploy, toggle).get(name)) for toggle, condition in TOGGLES.items()]
+        yield name.kind.lower(), _template(name, item, variants, [])
+    for owner, own_condition in TOGGLES.items():
+        others = [toggle for toggle in TOGGLES if toggle != owner and not {toggle, owner} <= {*AUTOSCALERS}]
+        everything = _objects(deploy, owner, *(toggle for toggle in others if toggle != AUTOSCALERS[0]))
+        for name, item in _objects(deploy, owner).items():
+            if name not in base:
+                changing = others if everything[name] != item else []
+                variants = [(TOGGLES[toggle], _objects(deploy, owner, toggle)[name]) for toggle in changing]
+                yield owner, _template(name, item, variants, [own_condition])
+
+
+def _template(name: ObjectName, item: dict[str, Json], variants: Variants, conditions: list[str]) -> str:
+    if name.kind in CONDITIONS:
+        conditions = [*conditions, CONDITIONS[name.kind]]
+    lines = ["---", *_Writer(name).mapping("", item, variants)]
+    if name == ("ConfigMap", "attendant"):
+        lines += ["data:", '  {{- include "attendant.options" . | nindent 2 }}']
+    for condition in reversed(conditions):
+        lines = [f"{{{{- if {condition} }}}}", *lines, "{{- end }}"]
+    lines = [line.replace("INDENT", str(len(line) - len(line.lstrip()))) for line in lines]
+    return "\n".join(_merge_conditions(lines)) + "\n"
+
+
+def _merge_conditions(lines: Iterable[str]) -> list[str]:
+    """Return the lines with one block for neighbors under the same condition."""
+    merged: list[str] = []
+    opened: list[str] = []
+    closed = None
+    for line in lines:
+        if line == closed:
+            opened.append(line)
+            merged.pop()
+        else:
+            if line.lstrip().startswith(("{{- if ", "{{- with ")):
+                opened.append(line)
+            merged.append(line)
+        closed = None
+        if line.lstrip() == "{{- else }}":
+            opened[-1] = ""
+        elif line.lstrip() == "{{- end }}":
+            closed = opened.pop()
+    return merged
+
+
+class Expression(str):
+    """An expression of a template."""
+
+    __slots__ = ()
+
+
+class _Writer:
+    """Writes an object as the lines of a template."""
+
+    def __init__(self, name: ObjectName) -> None:
+        self._name = name
+
+    def mapping(self, path: str, base: dict[str, Json], variants: Variants) -> list[str]:
+        """Write a map. Fields that differ between the variants are under their conditions."""
+        prefix = f"{path}." if path else ""
+        whole = f"{self._name} {prefix}"
+        replaced = (name.removeprefix(whole) for name in REPLACED if name.startswith(whole))
+        keys = dict.fromkeys(key for value in (base, *(value for _, value in variants)) for key in value)
+        keys |= dict.fromkeys(key for key in replaced if "." not in key)
+        lines = []
+        for key in keys:
+            values = [(condition, value.get(key, ABSENT)) for condition, value in variants]
+            lines += self._field(prefix + key, key, base.get(key, ABSENT), values)
+        return lines + self._extension(path)
+
+    def _field(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
+        lines = self._plain_field(path, key, base, variants)
+        value = REPLACED.get(f"{self._name} {path}")
+        if value is None:
+            return lines
+        replaced = [f"{{{{- with .Values.{value} }}}}", f"{key}:", "  {{- toYaml . | nindent INDENT }}"]
+        return [*replaced, *(["{{- else }}", *lines] if lines else []), "{{- end }}"]
+
+    def _plain_field(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
+        if f"{self._name} {path}" in FIELDS:
+            base = base if base is ABSENT else Expression(FIELDS[f"{self._name} {path}"])
+            variants = [(condition, base if value is not ABSENT else value) for condition, value in variants]
+        differing = [(condition, value) for condition, value in variants if value != base]
+        removing = [condition for condition, value in differing if value is ABSENT]
+        if removing:
+            lines = self._plain_field(path, key, base, [item for item in variants if item[1] is not ABSENT])
+            return [f"{{{{- if not (or {_joined(removing)}) }}}}", *lines, "{{- end }}"]
+        if base is ABSENT:
+            if not differing:
+                return []
+            (_, first), *others = differing
+            if any(value != first for _, value in others):
+                raise NotImplementedError(f"{self._name} {path}: components add different values")
+            condition = f"or {_joined(name for name, _ in differing)}" if others else differing[0][0]
+            return [f"{{{{- if {condition} }}}}", *self._value(path, key, first, []), "{{- end }}"]
+        return self._value(path, key, base, differing)
+
+    def _value(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
+        if isinstance(base, dict) and base:
+            return [f"{key}:", *_indented(self.mapping(path, base, variants))]
+        if isinstance(base, list) and base:
+            return [f"{key}:", *_indented(self._items(path, base, variants))]
+        if isinstance(base, str) and "\n" in base:
+            assert not variants
+            mark = "|" if base.endswith("\n") else "|-"
+            return [f"{key}: {mark}", *_indented(_dump(base).rstrip("\n").split("\n"))]
+        text = _dump(base)
+        if variants:
+            branches = "".join(f"{{{{ if {condition} }}}}{_dump(value)}{{{{ else }}}}" for condition, value in variants)
+            text = branches + text + "{{ end }}" * len(variants)
+        return [f"{key}: {text}"]
+
+    def _items(self, path: str, base: list[Json], variants: Variants) -> list[str]:
+        lines: list[str] = []
+        if all(len(value) == len(base) for _, value in variants):
+            for index, item in enumerate(base):
+                items = [(condition, value[index]) for condition, value in variants]
+                lines += self._item(f"{path}.{index}", item, items)
+            return lines + self._extension(path)
+        for index, item in enumerate(base):
+            lines += self._item(f"{path}.{index}", item, [])
+        for condition, value in variants:
+            added = [item for item in value if item not in base]
+            assert len(added) + len(base) == len(value), f"{self._name} {path}: not only added items"
+            new = [line for item in added for line in self._item(f"{path}.added", item, [])]
+            lines += [f"{{{{- if {condition} }}}}", *new, "{{- end }}"]
+        return lines + self._extension(path)
+
+    def _item(self, path: str, item: Json, variants: Variants) -> list[str]:
+        if not isinstance(item, dict):
+            field = FIELDS.get(f"{self._name} {path}")
+            return [f"- {_dump(item if field is None else Expression(field))}"]
+        first, *rest = self.mapping(path, item, variants)
+        if first.startswith("{{"):
+            return ["-", *_indented([first, *rest])]
+        return [f"- {first}", *_indented(rest)]
+
+    def _extension(self, path: str) -> list[str]:
+        value = EXTENDED.get(f"{self._name} {path}")
+        return (
+            []
+            if value is None
+            else [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
+        )
+
+
+def _dump(value: Json) -> str:
+    """Return a value as YAML on one line, or a text of several lines as it is, with what is special in a template."""
+    if isinstance(value, str):
+        value = Expression(NAMES[value]) if value in NAMES else value
+    if isinstance(value, Expression):
+        return f"{{{{ {value} }}}}"
+    if isinstance(value, str) and "\n" in value:
+        text = value
+    elif isinstance(value, str):
+        text = yaml.safe_dump(value, width=sys.maxsize, allow_unicode=True).removesuffix("\n").removesuffix("\n...")
+    else:
+        text = json.dumps(value)
+    return text.replace("{{", '{{ "{{" }}').replace(NAMESPACE, "{{ .Release.Namespace }}")
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" if line else "" for line in lines]
+
+
+def _joined(conditions: Iterable[str]) -> str:
+    return " ".join(f"({condition})" for condition in conditions)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
