@@ -23,7 +23,7 @@ REVISION = $(shell git rev-parse HEAD)
 TAG = $(VERSION)-$(shell git describe --always --dirty --abbrev=12 --exclude='*')
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build --build-arg REVISION=$(REVISION) --build-arg VERSION=$(VERSION) $(FLAGS)
 
-.PHONY: help run test test-slow train-example fuzz browsers languages deploy-tools image release chart image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
+.PHONY: help run test test-slow train-example fuzz browsers languages deploy-tools image release audit chart image-export image-test check format proto docs picture tutorial lock image-locks model path bench bench-training bench-heads bench-long bench-callers bench-gpu soak wrk clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -81,6 +81,9 @@ image: $(if $(filter $(DEFAULT_MODEL),$(MODEL)),model)  ## build the image of th
 
 release: $(VENV)/dev  ## build wheels, bills of materials, manifests, checksums and provenance in dist/VERSION; images: make image
 	@$(BIN)/python deploy/release.py
+
+audit: $(VENV)/dev  ## look up known vulnerabilities of the images' packages; needs access to pypi.org
+	@$(BIN)/python deploy/audit.py
 
 chart: $(VENV)/dev  ## write the Helm chart to dist/chart from the manifests
 	@$(BIN)/python deploy/helm_chart.py dist/chart
