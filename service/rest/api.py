@@ -246,6 +246,7 @@ class Api:
     """An API: its label in metrics, its routes, and its errors.
 
     Attributes:
+        about: Its description in OpenAPI.
         prefixes: How paths start that belong to the API, besides those of its routes.
         spelling: The names in its errors; None if its handlers spell them.
         error: The schema of its errors.
@@ -256,6 +257,7 @@ class Api:
 
     name: str
     tag: str
+    about: str
     routes: Sequence[Route]
     spelling: Spelling | None = None
     prefixes: tuple[str, ...] = ()

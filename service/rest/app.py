@@ -23,7 +23,7 @@ from service.rest.bodies import MAX_COMPARED
 from service.rest.cors import Cors
 from service.rest.hosts import HostCheck
 from service.rest.middleware import RequestMiddleware, error_response, method_response
-from service.rest.openapi import complete_document
+from service.rest.openapi import TAGS, complete_document
 from service.rest.requests import RequestReader
 from service.rest.routes import admin, docs, health, page
 
@@ -43,6 +43,7 @@ def make_app(
         description="Contextual embeddings of tokens, words, spans and texts, and attention maps.",
         docs_url=None,
         openapi_url=None,  # docs.py serves the document
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,

@@ -45,6 +45,11 @@ EXAMPLES: dict[int, ServiceError] = {
     503: errors.Overloaded("Too many connections", "Retry later.", maximum=2048, retry_after_s=1),
     504: errors.DeadlineExceeded("Deadline exceeded", "Retry with a higher timeout."),
 }
+TAGS = {api.tag: api.about for api in APIS} | {
+    "models": "The served models, with their limits.",
+    "health": "Probes, which need no key.",
+}
+"""The groups of the document and of /docs, and what they are."""
 REQUEST_ID = "3b9950e19c38cfea"
 ADDED = {405: "Method not allowed.", 431: "Request headers too large."}
 """The errors of every path, which no route declares."""

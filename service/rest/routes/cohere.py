@@ -176,6 +176,7 @@ def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
 API = Api(
     NAME,
     "cohere",
+    "Cohere's API, version 2, for its clients.",
     (
         Route(
             "/v2/rerank", "cohere_rerank", rerank, CohereRerankResponse, (CohereRerankBody,), summary="Rerank",

@@ -34,7 +34,11 @@ INDEX = """<!doctype html>
 </body>
 </html>
 """
-START = """SwaggerUIBundle({
+START = """const dark = matchMedia("(prefers-color-scheme: dark)");
+const followTheme = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", followTheme);
+followTheme();
+SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,

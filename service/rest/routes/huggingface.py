@@ -174,6 +174,7 @@ def _task(name: str, handler: Handler, body: type[BaseModel], item: Any) -> Rout
 API = Api(
     NAME,
     "huggingface",
+    "The Hugging Face Inference API for tasks that text-embeddings-inference lacks.",
     (
         _task("fill-mask", fill_mask, HuggingFaceFillMaskBody, HuggingFaceWord),
         _task("token-classification", token_classification, HuggingFaceTokenClassificationBody, HuggingFaceEntity),

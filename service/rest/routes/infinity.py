@@ -239,6 +239,7 @@ def _post(path: str, handler: Any, body: type[BaseModel], response: type[BaseMod
 API = Api(
     NAME,
     "infinity",
+    "infinity's API, under /infinity.",
     (
         _post(
             "embeddings", embeddings, InfinityEmbeddingsBody, InfinityEmbeddingsResponse, inputs=MAX_LISTED_INPUTS

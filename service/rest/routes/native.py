@@ -319,6 +319,7 @@ async def get_model(exchange: Exchange, body: None) -> Any:
 API = Api(
     "rest",
     "native",
+    "Embeddings, attention maps, rankings and labels, with every option. docs/api.md describes each operation.",
     (
         *(operation_route(operation) for operation in OPERATIONS if operation != "rerank"),
         Route(

@@ -573,6 +573,7 @@ INDEX_STATUSES = (400, 401, 403, 408, 413, 415, 500, 503)
 API = Api(
     NAME,
     "oip",
+    "The Open Inference Protocol, version 2, as KServe's and Triton's clients speak it.",
     (  # of several matching routes the first one applies, so the longest come first
         Route("/v2/health/live", "oip_live", live, OipLiveBody, errors=(OipLiveBody,), statuses=(503,), is_probe=True),
         Route(

@@ -154,6 +154,7 @@ def _get(path: str, handler: Any, response: type[BaseModel]) -> Route:
 API = Api(
     NAME,
     "ollama",
+    "Ollama's API for embeddings.",
     (
         Route(
             "/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedBody,), shed="always",

@@ -246,6 +246,7 @@ def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
 API = Api(
     NAME,
     "openai",
+    "OpenAI's API for embeddings. docs/clients.md lists the clients that are tested with it.",
     (
         Route(
             "/v1/embeddings", "create_embeddings", embeddings, EmbeddingsResponse, (EmbeddingsBody,),

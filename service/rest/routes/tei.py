@@ -513,6 +513,7 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
     return Api(
         NAME,
         "tei",
+        "text-embeddings-inference's API, for its clients and those of Hugging Face.",
         (
             post("/embed", embed, EmbedBody, list[list[float]], limits={"inputs": MAX_LISTED_INPUTS}),
             post("/embed_all", embed_all, EmbedAllBody, list[list[list[float]]]),

@@ -405,6 +405,7 @@ def _post(path: str, name: str, handler: Any, body: type[BaseModel], response: t
 API = Api(
     NAME,
     "vllm",
+    "vLLM's API for pooling models.",
     (
         _post("/score", "score", score, VllmScoreBody, VllmScoreResponse),
         _post("/v1/score", "v1_score", score, VllmScoreBody, VllmScoreResponse),

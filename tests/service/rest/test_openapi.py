@@ -151,6 +151,11 @@ def test_rerank_routes_accept_both_requests(document: dict[str, Any], rest: http
         assert list(validator(document, schema).iter_errors({"query": "a"}))
 
 
+def test_groups_are_described(document: dict[str, Any]) -> None:
+    used = {tag for item in document["paths"].values() for operation in item.values() for tag in operation["tags"]}
+    assert used == {tag["name"] for tag in document["tags"] if tag["description"].endswith(".")}
+
+
 def test_fields_are_described(document: dict[str, Any]) -> None:
     for name in (
         "EncodeRequest",
