@@ -29,6 +29,7 @@ LABELS = {
 """Maps proto enum labels to REST values, such as TRUNCATION_RIGHT to `"right"`."""
 
 MergeableT = TypeVar("MergeableT", bound=Any)
+T = TypeVar("T")
 
 
 def decode_json(operation: str, document: Any) -> Any:
@@ -36,12 +37,17 @@ def decode_json(operation: str, document: Any) -> Any:
     return from_json(CALLS[operation].response, document)
 
 
+def read_message(kind: type[T], message: Message) -> T:
+    """Read a message of a server that may be newer than this client."""
+    return from_message(kind, message, lenient=True)
+
+
 def decode_messages(operation: str, messages: Sequence[Message]) -> Any:
     """Decode an operation's gRPC response; `messages` has one element unless the operation streams."""
     if operation == "attend":
         return _decode_maps(messages)
     (message,) = messages
-    response = from_message(CALLS[operation].response, message)
+    response = read_message(CALLS[operation].response, message)
     if operation == "similarity" and response.similarity == "sparse" and response.pairs is not None:
         # No shared entry is an empty list: gRPC does not distinguish it from no list.
         return replace(response, pairs=[replace(pair, products=pair.products or []) for pair in response.pairs])
@@ -54,13 +60,13 @@ def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
     layers: list[list[LayerOutputs]] = [[] for _ in header.inputs]
     for message in messages[1:]:
         if message.HasField("map"):
-            maps[message.map.input_index].append(from_message(AttentionMap, message.map))
+            maps[message.map.input_index].append(read_message(AttentionMap, message.map))
         else:
-            layers[message.layer_outputs.input_index].append(from_message(LayerOutputs, message.layer_outputs))
+            layers[message.layer_outputs.input_index].append(read_message(LayerOutputs, message.layer_outputs))
     results = [
         AttendResult(
             item.truncated,
-            [from_message(Unit, unit) for unit in item.units],
+            [read_message(Unit, unit) for unit in item.units],
             list(item.rows),
             list(item.columns),
             item_maps,
@@ -68,8 +74,9 @@ def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
         )
         for item, item_maps, item_layers in zip(header.inputs, maps, layers, strict=True)
     ]
-    precision: Any = enum_names(header.DESCRIPTOR.fields_by_name["precision"].enum_type)[header.precision]
-    return AttendResponse(header.model, precision, results, from_message(Usage, header.usage))
+    names = enum_names(header.DESCRIPTOR.fields_by_name["precision"].enum_type)
+    precision: Any = names.get(header.precision, str(header.precision))
+    return AttendResponse(header.model, precision, results, read_message(Usage, header.usage))
 
 
 def merge(responses: Sequence[MergeableT]) -> MergeableT:

@@ -396,18 +396,19 @@ def enum_names(enum: EnumDescriptor) -> dict[int, str]:
 # From messages
 
 
-def from_message(kind: type[T], message: Message) -> T:
+def from_message(kind: type[T], message: Message, *, lenient: bool = False) -> T:
     """Return the value of a contract type that a message describes.
 
-    Raises `InvalidEnum` for an unknown enum value, and `ConflictingLayers`.
+    `lenient`: an unknown enum value becomes its number as a string, because the server may be newer. Otherwise raises
+    `InvalidEnum` for it. Raises `ConflictingLayers`.
     """
-    read: Converter = _message_reader(kind, message.DESCRIPTOR)  # type: ignore[arg-type]  # classes are hashable
+    read: Converter = _message_reader(kind, message.DESCRIPTOR, lenient)  # type: ignore[arg-type]  # classes are hashable
     value: T = read(message)
     return value
 
 
 @cache
-def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
+def _message_reader(kind: Any, descriptor: Descriptor, lenient: bool) -> Converter:
     """Return the reader of messages. Unset fields get the default of the type, or the zero value of a required field.
 
     `ListFields` yields what is set: scalars with presence, other scalars if they are not zero, and lists with items.
@@ -415,7 +416,7 @@ def _message_reader(kind: Any, descriptor: Descriptor) -> Converter:
     described = [(field, descriptor.fields_by_name.get(field.name)) for field in fields_of(kind)]
     if (read_scalars := _scalars_reader(kind, described)) is not None:
         return read_scalars
-    readers = {field.name: _field_reader(field, target) for field, target in described if target is not None}
+    readers = {field.name: _field_reader(field, target, lenient) for field, target in described if target is not None}
     zeros = {field.name: _zero(field) for field, _ in described if field.default is MISSING}
     lists = [(field.name, other.field) for field, _ in described if (other := field.find(PresentWith)) is not None]
     has_all_layers = "all_layers" in descriptor.fields_by_name
@@ -477,19 +478,19 @@ def _zero(field: Field) -> Any:
     return origin() if origin is dict else {str: "", bool: False, float: 0.0}.get(field.kind, 0)
 
 
-def _field_reader(field: Field, target: FieldDescriptor) -> Converter:
+def _field_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Converter:
     if target.enum_type is not None:
-        return _enum_reader(field, target)
+        return _enum_reader(field, target, lenient)
     if target.is_repeated:
-        return _list_reader(field, target)
+        return _list_reader(field, target, lenient)
     if target.message_type is not None:
-        return _submessage_reader(field, target.message_type)
+        return _submessage_reader(field, target.message_type, lenient)
     if target.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         return shortest
     return (lambda value: value or None) if field.optional and not target.has_presence else (lambda value: value)
 
 
-def _submessage_reader(field: Field, described: Descriptor) -> Converter:
+def _submessage_reader(field: Field, described: Descriptor, lenient: bool) -> Converter:
     if described.name == "Tensor":
         names = enum_names(described.fields_by_name["dtype"].enum_type)
         return lambda tensor: to_array(tensor.data, names[tensor.dtype], tensor.shape)
@@ -497,7 +498,7 @@ def _submessage_reader(field: Field, described: Descriptor) -> Converter:
         return lambda span: (span.start, span.end)
     if described.name == "TokenIds":
         return lambda ids: tuple(ids.ids)
-    read = _message_reader(field.kind, described)
+    read = _message_reader(field.kind, described, lenient)
 
     def read_named(message: Message) -> Any:
         try:
@@ -509,7 +510,7 @@ def _submessage_reader(field: Field, described: Descriptor) -> Converter:
     return read_named
 
 
-def _list_reader(field: Field, target: FieldDescriptor) -> Converter:
+def _list_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Converter:
     described = target.message_type
     if described is None:
         if _is_array(field.kind):
@@ -520,19 +521,19 @@ def _list_reader(field: Field, target: FieldDescriptor) -> Converter:
         return dict
     if described.name == "Span":
         return lambda spans: tuple((span.start, span.end) for span in spans)
-    read = _message_reader(strip(item_type(field.kind))[0], described)
+    read = _message_reader(strip(item_type(field.kind))[0], described, lenient)
     return lambda messages: [read(message) for message in messages]
 
 
-def _enum_reader(field: Field, target: FieldDescriptor) -> Converter:
+def _enum_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Converter:
     assert target.enum_type is not None
     names = enum_names(target.enum_type)
     allowed = allowed_values(strip(item_type(field.kind) or field.kind)[0]) or tuple(names.values())
     prefix = target.enum_type.values[0].name.removesuffix("UNSPECIFIED")
 
     def read(number: int, path: str) -> str:
-        value = names.get(number, "")
-        if value not in allowed:
+        value = names.get(number, str(number) if lenient else "")
+        if value not in allowed and not lenient:
             labels = [prefix + item.upper() for item in allowed]
             raise InvalidEnum(path, prefix + value.upper() if value else number, labels)
         return value

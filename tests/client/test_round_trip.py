@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from attendant_client import types
 from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.responses import read_message
 from attendant_client.types import Alternative, Encoding, Nullable, PresentWith, SparseMatrix
 from attendant_client.wire import (
     Field,
@@ -23,6 +24,7 @@ from attendant_client.wire import (
     strip,
     to_message,
 )  # fmt: skip
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -139,3 +141,48 @@ def test_response_survives_protobuf(operation: str, data: st.DataObject) -> None
     message = to_message(response, MESSAGES[type(response)]())
     received = MESSAGES[type(response)].FromString(message.SerializeToString())
     check_equal(response, from_message(type(response), received), operation)
+
+
+NEW_VALUE = 987_654_321
+"""The number of an enum value that this version does not know."""
+
+
+def set_enums(message: Message) -> int:
+    """Give each enum field that is set a new value, and return their number. Dtypes of tensors stay."""
+    changed = 0
+    for field, value in message.ListFields():
+        if field.enum_type is not None:
+            changed += len(value) if field.is_repeated else 1
+            if field.is_repeated:
+                value[:] = [NEW_VALUE] * len(value)
+            else:
+                setattr(message, field.name, NEW_VALUE)
+        elif field.message_type is not None and field.message_type.name != "Tensor":
+            if field.message_type.GetOptions().map_entry:
+                continue
+            changed += sum(map(set_enums, value if field.is_repeated else [value]))
+    return changed
+
+
+@pytest.mark.parametrize("operation", [name for name, kind in RESPONSES.items() if kind is not STREAMED])
+@given(data=st.data())
+def test_client_reads_values_of_a_newer_server(operation: str, data: st.DataObject) -> None:
+    """Over gRPC an unknown value is its number; over REST it is its name, and unknown fields are ignored."""
+    kind = RESPONSES[operation]
+    response = data.draw(instances(kind, encoded=True))
+    message = to_message(response, MESSAGES[kind]())
+    changed = set_enums(message)
+    received: Any = read_message(kind, MESSAGES[kind].FromString(message.SerializeToString()))
+    assert repr(received).count(f"'{NEW_VALUE}'") == changed
+
+
+@pytest.mark.parametrize("operation", RESPONSES)
+@given(data=st.data())
+async def test_client_ignores_fields_of_a_newer_server(operation: str, data: st.DataObject) -> None:
+    response = data.draw(instances(RESPONSES[operation], encoded=False))
+    document = json.loads(b"".join(await render(await to_document(response, encoded=False))))
+    newer = json.loads(json.dumps(document), object_hook=lambda item: item | {"new_field": {"any": [1]}})
+    for name in ("prompts", "role_max_tokens"):  # maps, not objects with fields
+        if name in newer:
+            newer[name].pop("new_field")
+    check_equal(response, from_json(type(response), newer), operation)
