@@ -87,7 +87,7 @@ class ApiKeys:
         if caller is None:
             kind = "API" if self._option == OPTION else "admin"
             raise Unauthenticated(
-                f"missing or invalid {kind} key", "Send the header Authorization: Bearer KEY.", field="Authorization"
+                f"missing or invalid {kind} key", "Send it as Authorization: Bearer KEY.", field="Authorization"
             )
         return caller
 

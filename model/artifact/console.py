@@ -74,10 +74,10 @@ class Parser(argparse.ArgumentParser):
         name = next((item.partition("=")[0] for item in extra if _OPTION.fullmatch(item)), None)
         if name is None:
             return f"too many arguments ({len(extra)} more than expected)"
-        nearest = difflib.get_close_matches(
-            name, [option for action in self._actions for option in action.option_strings], 1
-        )
-        return f"unknown option {name}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+        options = [option for action in self._actions for option in action.option_strings]
+        first, *others = difflib.get_close_matches(name, options, 2) or [""]
+        nearest = [first, *(option for option in others if option.startswith(name))]
+        return f"unknown option {name}" + (f" (did you mean {' or '.join(nearest)}?)" if first else "")
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status `EX_USAGE`."""

@@ -3,10 +3,12 @@
 Debian's Go library is from before `grpc.NewClient`, and its Java library of Google's messages from before `ErrorInfo`.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +66,14 @@ def expected(rest: httpx.Client) -> str:
     error = r"(INVALID_ARGUMENT|InvalidArgument) EMPTY .*inputs\[0\].* inputs\[0\]: empty or blank\. Send text\."
     shape = rf"\[ ?{len(left)} ?\]"
     return rf'cosine {left @ right:.3f}\n{error}\n"first" {shape}\n"" {error}\n"third" {shape}\n'
+
+
+def test_python(tmp_path: Path, service: ServiceThread, rest: httpx.Client) -> None:
+    generate = block("sh", "### Python").splitlines()[1].replace("-Iproto", f"-I{PROTO}").split()
+    run([sys.executable, *generate[1:], "google/rpc/status.proto"], tmp_path)
+    program = block("python", "### Python").replace("127.0.0.1:8081", service.grpc)
+    printed = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(tmp_path)).stdout
+    np.testing.assert_allclose(json.loads(printed), native(rest, TEXTS[0])[0][:4], atol=1e-3)
 
 
 def test_typescript(tmp_path: Path, service: ServiceThread, expected: str) -> None:

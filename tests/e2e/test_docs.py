@@ -92,21 +92,6 @@ def test_ready_line_names_the_page(server: RunningServer) -> None:
     assert page == f"{server.rest}/"
 
 
-def test_protos_of_the_stubs_resolve_without_other_files(tmp_path: Path) -> None:
-    """Runs the protoc commands in docs/grpc.md with a descriptor as output, because CI has no plugins."""
-    page = (ROOT / "docs" / "grpc.md").read_text().replace("\\\n", "")
-    commands = re.findall(r"^(?:protoc|python -m grpc_tools\.protoc) (.*)$", page, re.MULTILINE)
-    assert len(commands) == 3
-    kept = {
-        tuple(word for word in command.split() if re.fullmatch(r"-I\S+|[a-z0-9/]+\.proto", word))
-        for command in commands
-    }
-    (arguments,) = kept
-    out = tmp_path / "encoder.binpb"
-    run([sys.executable, "-m", "grpc_tools.protoc", *arguments, f"--descriptor_set_out={out}"])
-    assert out.stat().st_size > 0
-
-
 def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
     """Runs the command that `make run` prints."""
     command = server.ready_line.partition("Try: ")[2]

@@ -87,7 +87,7 @@ def test_last_line_may_lack_a_newline(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_header_is_rejected(name: str) -> None:
     header = INVALID[name]
-    with pytest.raises(Unauthenticated, match="Send the header Authorization: Bearer KEY"):
+    with pytest.raises(Unauthenticated, match="Send it as Authorization: Bearer KEY"):
         make_keys(KEY, "other").check({} if header is None else {b"authorization": header})
 
 
