@@ -6,6 +6,7 @@ It is the whole server, or one of its workers. The supervisor of workers has the
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import os
 import signal
@@ -44,6 +45,7 @@ from service.tls import Tls, TlsFiles
 from service.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from attendant_client.types import ModelInfo
     from grpc import ServerCredentials
 
     from service.rest.server import Server
@@ -69,6 +71,17 @@ def _models_state(link: "WorkerLink | None") -> ModelsState | None:
     """Return what the other workers serve from the models file, which may have changed since."""
     models = None if link is None else link.start.models
     return None if models is None else ModelsState(models["content"], tuple(models["unloaded"]))
+
+
+def example_request(info: "ModelInfo") -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a request for what a model was made for."""
+    if info.token_labels:
+        return "/v1/token-classify", {"inputs": "Ada Lovelace lived in London."}
+    if info.labels and "rerank" not in info.operations:
+        return "/v1/classify", {"inputs": "The delivery was late again."}
+    if info.labels:
+        return "/v1/rerank", {"query": "open a bank account", "documents": ["The river bank.", "Opening an account."]}
+    return "/v1/encode", {"inputs": "money bank grows"}
 
 
 class App:
@@ -294,11 +307,11 @@ class App:
         if tls is not None:
             key += " --cacert CA.pem"
             key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
+        path, body = example_request(self._lifecycle.models.find(None).info)
         sys.stdout.write(  # at once, so that no log line comes between the text and its end
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
             f"admin {scheme}://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
-            f"curl -s {rest}/v1/encode -H 'content-type: application/json'{key} "
-            """-d '{"inputs": "money bank grows"}'\n"""
+            f"curl -s {rest}{path} -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
         )
         sys.stdout.flush()
 

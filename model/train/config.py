@@ -1,10 +1,13 @@
 """Options of a training run, read from a TOML file. Each option is declared once, here."""
 
+import difflib
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, ReportedError
 from model.artifact.names import check_model_name
@@ -225,15 +228,34 @@ def load_config(path: Path) -> TrainConfig:
     try:
         config = TrainConfig.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        # A misspelled option is also a missing one.
+        first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
         option = ".".join(map(str, first["loc"])) or "configuration"
         problem = first["msg"]
+        if first["type"] == "extra_forbidden" and (nearest := _nearest(first["loc"])):
+            problem = f"unknown option. Did you mean {nearest}?"
+            raise TrainError(f"{path}: {option}: {problem}") from None
         for before, after in MESSAGE_REWRITES.items():
             problem = problem.replace(before, after)
         if isinstance(first["input"], str | int | float) and option != "configuration":
             problem += f" (actual {first['input']!r})"
         raise TrainError(f"{path}: {option}: {problem}.") from None
     return _resolve_paths(config, path.parent.resolve())
+
+
+def _nearest(location: Sequence[int | str]) -> str | None:
+    """Return the option of the same table whose name is most similar to that of an unknown one."""
+    *sections, name = map(str, location)
+    options: Mapping[str, FieldInfo] = TrainConfig.model_fields
+    names = list(options)
+    for section in sections:
+        annotation = options[section].annotation if section in options else None
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        options = next((kind.model_fields for kind in kinds if issubclass(kind, BaseModel)), {})
+        names = list(options)
+    found = difflib.get_close_matches(name, names, 1)
+    return ".".join((*sections, found[0])) if found else None
 
 
 def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import matplotlib as mpl
 import torch
@@ -251,6 +252,45 @@ class Result:
     validation_loss: float
 
 
+LOG_PERIOD_S = 10.0
+
+
+class LogProgress:
+    """What of tqdm a log can show: a line every `LOG_PERIOD_S`."""
+
+    def __init__(self, steps: int, step: int) -> None:
+        self._steps, self._step, self._first = steps, step, step
+        self._started = self._last = time.monotonic()
+        self._values = ""
+
+    def set_postfix(self, *, refresh: bool, **values: str) -> None:
+        """Set the values of the next line."""
+        self._values = "".join(f", {name} {value}" for name, value in values.items())
+
+    def update(self) -> None:
+        """Count a step, and print a line if it is time."""
+        self._step += 1
+        now = time.monotonic()
+        if now - self._last >= LOG_PERIOD_S:
+            self._last = now
+            left = (now - self._started) / (self._step - self._first) * (self._steps - self._step)
+            line = f"step {self._step:,} of {self._steps:,}{self._values}, {left:,.0f} s left"
+            sys.stderr.write(f"attendant-model train: {line}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Print nothing: the command prints the result."""
+
+
+def show_progress(steps: int, step: int, *, disable: bool) -> "tqdm[NoReturn] | LogProgress":
+    """Return a bar on a terminal, or lines for a log."""
+    if disable or sys.stderr.isatty():
+        return tqdm(total=steps, initial=step, unit="step", disable=disable)
+    return LogProgress(steps, step)
+
+
 def train(
     config: TrainConfig, objective: Objective, tokenizer: Tokenizer, directory: Path, processes: Processes
 ) -> Result:
@@ -262,7 +302,7 @@ def train(
         signaled = stack.enter_context(catch_signals())
         processes.wait()  # once metrics.csv exists, a signal must not end a process that does not catch it yet
         metrics = MetricsFile(directory, run.step) if processes.is_first else None
-        progress = stack.enter_context(tqdm(total=steps, initial=run.step, unit="step", disable=not processes.is_first))
+        progress = stack.enter_context(show_progress(steps, run.step, disable=not processes.is_first))
         if metrics is not None:
             stack.enter_context(contextlib.closing(metrics))
         while run.step < steps:

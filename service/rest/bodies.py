@@ -71,7 +71,12 @@ TIMEOUT_PARAMETER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 ENCODING_DESCRIPTION = "How to encode arrays: numbers, or little-endian bytes in base64."
-MODEL_DESCRIPTION = "Name or alias of the served model."
+MODEL_DESCRIPTION = "Name or alias of the served model. null selects the default model."
+BOOLEANS = {"true": True, "false": False}
+LooseBool = Annotated[
+    bool, BeforeValidator(lambda value: BOOLEANS.get(value, value) if isinstance(value, str) else value)
+]
+"""A boolean that RAGFlow's clients send as a string."""
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
 TOO_MANY = "too_many"

@@ -99,8 +99,9 @@ def test_ready_line_contains_a_working_command(server: RunningServer) -> None:
 
 
 API_PAGE = (ROOT / "docs" / "api.md").read_text()
+API_PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md")))
 EXAMPLES = re.findall(
-    r"```http\n(GET|POST) (\S+)\n(?:\n(.*?)\n)?```\n(?:(?!```http).)*?```json\n(.*?)```", API_PAGE, re.DOTALL
+    r"```http\n(GET|POST) (\S+)\n(?:\n(.*?)\n)?```\n(?:(?!```http).)*?```json\n(.*?)```", API_PAGES, re.DOTALL
 )
 MACHINE_FIELDS = frozenset(
     (

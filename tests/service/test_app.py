@@ -18,10 +18,15 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from attendant_client.types import ModelInfo
+from attendant_client.wire import from_json
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from service.app import App
+from service.app import App, example_request
 from tests.conftest import HANG_TIMEOUT_S, ROOT, RunningServer, run_python, server_environment, start_server
+from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER
+from tests.retrievers import SPLADE
+from tests.serving import load_kind, serve
 
 
 @contextlib.contextmanager
@@ -297,3 +302,19 @@ async def test_unexpected_failure_of_a_change_is_reported_to_the_supervisor(even
     await asyncio.sleep(0)
     error = {"error": "Unexpected RuntimeError. See the log."}
     assert told == [("prepared", error) if event == "prepare" else ("failed", {})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (CLASSIFIER, "/v1/classify"),
+        (CROSS_ENCODER, "/v1/rerank"),
+        (TOKEN_CLASSIFIER, "/v1/token-classify"),
+        (SPLADE, "/v1/encode"),
+    ],
+)
+def test_ready_line_shows_what_the_model_is_for(kind: str, path: str) -> None:
+    with serve(load_kind(kind)) as rest:
+        shown, body = example_request(from_json(ModelInfo, rest.get("/v1/model").json()))
+        assert shown == path
+        assert rest.post(shown, json=body).status_code == 200

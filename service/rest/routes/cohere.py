@@ -10,7 +10,7 @@ from service.errors import Duplicate, Empty, ServiceError, UnknownField
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
 from service.rest.api import Api, Exchange, Route
-from service.rest.bodies import MODEL_DESCRIPTION, FirstError, ForeignModel, TextList, at_most
+from service.rest.bodies import MODEL_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, at_most
 from service.rest.routes.native import Documents, Meta, meta, returned_bytes, to_object, to_texts
 from service.spelling import Spelling
 from service.steps import convert
@@ -39,7 +39,7 @@ class CohereRerankBody(ForeignModel):
     top_n: int | None = Field(
         None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
     )
-    return_documents: bool | None = Field(None, description="Whether to return the documents.")
+    return_documents: LooseBool | None = Field(None, description="Whether to return the documents.")
 
 
 class CohereEmbedBody(ForeignModel):

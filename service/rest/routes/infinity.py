@@ -11,7 +11,7 @@ from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
-from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, TextList, Texts, at_most
+from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.rest.routes.openai import Embedding, PromptUsage, prompt_usage, to_embeddings
 from service.spelling import Spelling
@@ -52,7 +52,7 @@ class InfinityRerankBody(InfinityModel):
     top_n: int | None = Field(
         None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
     )
-    return_documents: bool = Field(False, description="Whether to return the documents.")
+    return_documents: LooseBool = Field(False, description="Whether to return the documents.")
     raw_scores: bool = Field(False, description="Whether to return logits instead of scores.")
 
 

@@ -24,6 +24,7 @@ from service.operations.table import OPERATIONS
 from service.rest.api import GET_STATUSES, STATUSES, Api, ErrorResponse, Exchange, Handler, Route
 from service.rest.bodies import (
     FirstError,
+    LooseBool,
     PromptTokensBody,
     at_most,
     list_of,
@@ -108,7 +109,7 @@ class RerankExtensions(PromptTokensBody):
     rank_fields: Annotated[list[str], FirstError(), at_most("spans")] | None = Field(
         None, description="Fields of the documents to rank, in this order. null is `text`."
     )
-    return_documents: bool = Field(
+    return_documents: LooseBool = Field(
         False, description="Whether to return the documents as objects: a text as `{text}`, an object as it was sent."
     )
     top_n: int | None = Field(

@@ -72,7 +72,7 @@ class EmbeddingsBody(PromptTokensBody):
         Discriminator(_branch),
         BeforeValidator(count_inputs_or_ids),
     ] = Field(description="A text or a list of texts; token ids if the server allows them.")
-    model: str = Field(description=MODEL_DESCRIPTION)
+    model: str | None = Field(None, description=MODEL_DESCRIPTION)
     encoding_format: EncodingFormat | None = Field(
         None, validation_alias=AliasChoices("encoding_format", "embedding_type"), description=ENCODING_DESCRIPTION
     )

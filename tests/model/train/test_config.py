@@ -22,6 +22,8 @@ def test_paths_are_relative_to_the_file(config_file: Path, tmp_path: Path) -> No
     [
         ("model", "hidden_size", 25, "hidden_size is not a multiple of num_attention_heads"),
         ("model", "width", 8, "model.width: unknown option. Check its spelling"),
+        ("model", "hidden_sizes", 8, "model.hidden_sizes: unknown option. Did you mean model.hidden_size?"),
+        ("run", "step", 8, "run.step: unknown option. Did you mean run.steps?"),
         ("model", "name", "a b", "model.name: must be up to 128 ASCII letters"),
         ("run", "steps", 0, "run.steps: must be greater than 0"),
         ("run", "seed", 10**30, "run.seed: must be less than"),

@@ -4,6 +4,7 @@ import errno
 import itertools
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,14 @@ def test_sinusoidal_positions_are_not_trained(config: TrainConfig, tokenizer: To
     table = weights(tmp_path / "run")["encoder.embeddings.position_embeddings.weight"]
     expected = sinusoids(config.model.max_input_tokens, config.model.hidden_size)
     assert torch.allclose(table, table[0, 1] * expected, atol=1e-7)
+
+
+def test_log_has_lines_instead_of_a_bar(
+    config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(loop, "LOG_PERIOD_S", 0.0)
+    run(with_run(config, steps=3), tokenizer, tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"attendant-model train: step 3 of 3, loss \d+\.\d{3}, tokens_per_s \d+, 0 s left", lines[-1])

@@ -142,3 +142,13 @@ async def test_query_parameters_of_the_model_are_rejected(harness: ServiceHarnes
     response = await harness.client.get("/v1/model", params={"limit": "1"})
     assert response.status_code == 422
     assert "limit: unknown query parameter." in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/infinity/rerank"])
+def test_rerank_accepts_booleans_as_strings(rest: httpx.Client, path: str) -> None:
+    """RAGFlow's client for Xinference sends `return_documents` and `return_len` so."""
+    body = {"model": "all-MiniLM-L6-v2", "query": "money", "documents": ["river", "bank"], "return_len": "true"}
+    for value, is_returned in (("true", True), ("false", False)):
+        results = rest.post(path, json=body | {"return_documents": value}).raise_for_status().json()["results"]
+        assert all((result.get("document") is not None) == is_returned for result in results)
+    assert rest.post(path, json=body | {"return_documents": "yes"}).status_code in (400, 422)

@@ -123,3 +123,9 @@ def test_precision_is_returned_in_a_header(rest: httpx.Client) -> None:
     """The OpenAI body has no field for it."""
     response = rest.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a"})
     assert response.headers["x-attendant-precision"] == rest.get("/v1/model").json()["precision"]
+
+
+def test_model_is_optional(rest: httpx.Client, golden: list[float]) -> None:
+    """Dify's plugin for text-embeddings-inference sends no model."""
+    (item,) = rest.post("/v1/embeddings", json={"input": [GOLDEN]}).raise_for_status().json()["data"]
+    np.testing.assert_allclose(item["embedding"], golden, atol=1e-5)
