@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import matplotlib as mpl
 import torch
@@ -277,10 +277,7 @@ class LogProgress:
             line = f"step {self._step:,} of {self._steps:,}{self._values}, {left:,.0f} s left"
             sys.stderr.write(f"attendant-model train: {line}\n")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Print nothing: the command prints the result."""
 
 
@@ -302,7 +299,8 @@ def train(
         signaled = stack.enter_context(catch_signals())
         processes.wait()  # once metrics.csv exists, a signal must not end a process that does not catch it yet
         metrics = MetricsFile(directory, run.step) if processes.is_first else None
-        progress = stack.enter_context(show_progress(steps, run.step, disable=not processes.is_first))
+        progress = show_progress(steps, run.step, disable=not processes.is_first)
+        stack.callback(progress.close)
         if metrics is not None:
             stack.enter_context(contextlib.closing(metrics))
         while run.step < steps:
