@@ -38,15 +38,20 @@ TOGGLES = {
 """The condition of the overlay for GPUs and of each component. The order is that of deploy/example."""
 AUTOSCALERS = ("autoscaling-hpa", "autoscaling-keda")
 """Components that exclude each other."""
-CONDITIONS = {"Namespace": ".Values.namespace.create", "NetworkPolicy": ".Values.networkPolicies.enabled"}
-"""Further conditions of all objects of a kind."""
+CONDITIONS = {
+    "Namespace/": ".Values.namespace.create",
+    "NetworkPolicy/": ".Values.networkPolicies.enabled",
+    "PersistentVolumeClaim/attendant-artifacts": "not .Values.modelVolume.existingClaim",
+    "Certificate/attendant": "not .Values.tls.existingSecret",
+}
+"""Further conditions of objects whose kind and name start so."""
 POD = "Deployment/attendant spec.template"
 CONTAINER = f"{POD}.spec.containers.0"
 FIELDS = {
     "Deployment/attendant spec.replicas": ".Values.replicas",
+    f"{POD}.spec.terminationGracePeriodSeconds": 'include "attendant.gracePeriod" .',
     f"{CONTAINER}.image": 'include "attendant.image" .',
-    f"{CONTAINER}.envFrom.0.configMapRef.name": 'include "attendant.optionsName" .',
-    "ConfigMap/attendant metadata.name": 'include "attendant.optionsName" .',
+    f"{CONTAINER}.imagePullPolicy": ".Values.image.pullPolicy",
     "HorizontalPodAutoscaler/attendant spec.minReplicas": ".Values.autoscaling.minReplicas",
     "HorizontalPodAutoscaler/attendant spec.maxReplicas": ".Values.autoscaling.maxReplicas",
     "ScaledObject/attendant spec.minReplicaCount": ".Values.autoscaling.minReplicas",
@@ -56,38 +61,61 @@ FIELDS = {
     "PersistentVolumeClaim/attendant-artifacts spec.resources.requests.storage": ".Values.modelVolume.size | quote",
     "Certificate/attendant spec.issuerRef.name": ".Values.tls.issuer | quote",
     "Certificate/attendant spec.issuerRef.kind": ".Values.tls.issuerKind | quote",
+    "Certificate/attendant spec.issuerRef.group": ".Values.tls.issuerGroup | quote",
+    "NetworkPolicy/allow-monitoring spec.ingress.0.from.0.namespaceSelector.matchLabels.kubernetes.io/metadata.name": (
+        ".Values.networkPolicies.monitoringNamespace | quote"
+    ),
     **{
         f"{kind}/attendant spec.parentRefs.0.{field}": f".Values.gateway.{value} | quote"
         for kind in ("HTTPRoute", "GRPCRoute")
         for field, value in (("name", "name"), ("namespace", "namespace"), ("sectionName", "listener"))
     },
-    "HTTPRoute/attendant spec.hostnames.0": ".Values.hosts.rest | quote",
-    "GRPCRoute/attendant spec.hostnames.0": ".Values.hosts.grpc | quote",
+    "HTTPRoute/attendant spec.hostnames.0": 'include "attendant.host" (list . "rest")',
+    "GRPCRoute/attendant spec.hostnames.0": 'include "attendant.host" (list . "grpc")',
     **{
-        f"Ingress/attendant-{name} spec.{field}": f".Values.{value} | quote"
+        f"Ingress/attendant-{name} spec.{field}": value
         for name, host in (("http", "rest"), ("grpc", "grpc"))
         for field, value in (
-            ("ingressClassName", "ingress.className"),
-            ("rules.0.host", f"hosts.{host}"),
-            ("tls.0.hosts.0", f"hosts.{host}"),
-            ("tls.0.secretName", "ingress.tlsSecret"),
+            ("ingressClassName", ".Values.ingress.className | quote"),
+            ("rules.0.host", f'include "attendant.host" (list . "{host}")'),
+            ("tls.0.hosts.0", f'include "attendant.host" (list . "{host}")'),
+            ("tls.0.secretName", ".Values.ingress.tlsSecret | quote"),
         )
     },
+    f"{POD}.metadata.annotations.checksum/options": 'include "attendant.options" . | sha256sum',
     "ConfigMap/attendant-dashboard data.attendant.json": '.Files.Get "files/dashboard.json" | quote',
 }
 """Fields that are an expression in place of their value in the manifests."""
-NAMES = {"attendant-api-keys": ".Values.auth.secret | quote"}
+NAMES = {
+    "attendant-api-keys": ".Values.auth.secret | quote",
+    "attendant-artifacts": '.Values.modelVolume.existingClaim | default "attendant-artifacts" | quote',
+    "attendant-server-tls": '.Values.tls.existingSecret | default "attendant-server-tls" | quote',
+}
 """Names that are an expression wherever they stand."""
+BLOCKS = {
+    f"{CONTAINER}.resources": 'include "attendant.resources" .',
+    "NetworkPolicy/default-deny spec.podSelector": 'include "attendant.isolated" .',
+    "NetworkPolicy/allow-dns spec.podSelector": 'include "attendant.isolated" .',
+    "NetworkPolicy/allow-client-addresses spec.ingress.0.from": 'include "attendant.clientAddresses" .',
+}
+"""Fields whose value is a template of several lines."""
 REPLACED = {
-    f"{CONTAINER}.resources": "resources",
     f"{POD}.spec.tolerations": "tolerations",
     f"{POD}.spec.nodeSelector": "nodeSelector",
     f"{POD}.spec.affinity": "affinity",
+    f"{POD}.spec.topologySpreadConstraints": "topologySpreadConstraints",
     f"{POD}.spec.priorityClassName": "priorityClassName",
+    f"{POD}.spec.runtimeClassName": "runtimeClassName",
+    f"{POD}.spec.initContainers": "initContainers",
     f"{POD}.spec.imagePullSecrets": "image.pullSecrets",
+    f"{POD}.spec.securityContext": "podSecurityContext",
+    f"{CONTAINER}.securityContext": "securityContext",
+    "Service/attendant metadata.annotations": "service.annotations",
     "ServiceAccount/attendant metadata.annotations": "serviceAccount.annotations",
+    "PersistentVolumeClaim/attendant-artifacts metadata.annotations": "modelVolume.annotations",
     "PersistentVolumeClaim/attendant-artifacts spec.storageClassName": "modelVolume.storageClassName",
-    "NetworkPolicy/allow-client-addresses spec.ingress.0.from": "clientAddresses.from",
+    "PersistentVolumeClaim/attendant-artifacts spec.accessModes": "modelVolume.accessModes",
+    "NetworkPolicy/allow-dns spec.egress.0.to": "networkPolicies.dns",
 }
 """Fields that a value replaces if it is not empty. A field may be absent from the manifests."""
 EXTENDED = {
@@ -96,10 +124,16 @@ EXTENDED = {
     f"{POD}.spec.volumes": "extraVolumes",
     f"{CONTAINER}.volumeMounts": "extraVolumeMounts",
     f"{CONTAINER}.env": "extraEnv",
+    f"{CONTAINER}.envFrom": "extraEnvFrom",
+    "Ingress/attendant-http metadata.annotations": "ingress.annotations",
+    "Ingress/attendant-grpc metadata.annotations": "ingress.annotations",
+    "NetworkPolicy/allow-dns spec.egress": "networkPolicies.extraEgress",
     "PodMonitor/attendant metadata.labels": "monitoring.labels",
     "PrometheusRule/attendant metadata.labels": "monitoring.labels",
 }
 """Maps and lists to which a value adds."""
+UNAVAILABLE_OPTIONS = ("ATTENDANT_THREADS", "ATTENDANT_REST_PORT", "ATTENDANT_GRPC_PORT", "ATTENDANT_ADMIN_PORT")
+"""Options that the manifests set elsewhere, or whose values they repeat."""
 REPLACEMENTS = {
     "autoscaling-keda": {
         "source": {"kind": "ScaledObject", "name": "attendant", "fieldPath": "metadata.namespace"},
@@ -123,6 +157,9 @@ REPLACEMENTS = {
     },
 }
 """How a component gets another namespace into its strings, as in deploy/example."""
+
+CHECKSUM = "checksum"
+"""In place of a digest of the options, whose change rolls out new pods."""
 
 Json = Any
 Variants = Sequence[tuple[str, Json]]
@@ -164,12 +201,13 @@ def write_chart(deploy: Path, out: Path) -> None:
     shutil.copy(deploy / "components" / "monitoring" / "dashboard.json", out / "files")
     kustomization = yaml.safe_load((deploy / "overlays" / "cpu" / "kustomization.yaml").read_text())
     version = kustomization["images"][0]["newTag"].removesuffix("-cpu")
-    options = sorted({*re.findall(r"`(ATTENDANT_\w+)`", (deploy.parent / "docs" / "options.md").read_text())})
+    names = re.findall(r"`(ATTENDANT_\w+)`", (deploy.parent / "docs" / "options.md").read_text())
+    options = sorted({*names} - {*UNAVAILABLE_OPTIONS})
     templates = out / "templates"
     for path, old, new in (
         (out / "Chart.yaml", "VERSION", version),
         (out / "values.schema.json", '"OPTIONS"', json.dumps(options)),
-        (templates / "_helpers.tpl", "OPTIONS\n", _option_lines(deploy)),
+        (templates / "_helpers.tpl", "DEFINITIONS\n", _definitions(deploy)),
     ):
         text = path.read_text()
         assert old in text, path
@@ -210,30 +248,61 @@ def _objects(deploy: Path, *toggles: str) -> dict[ObjectName, dict[str, Json]]:
             metadata["name"] = "attendant"
             del item["data"]
         if item["kind"] == "Deployment":
-            (source,) = item["spec"]["template"]["spec"]["containers"][0]["envFrom"]
+            pod = item["spec"]["template"]
+            (source,) = pod["spec"]["containers"][0]["envFrom"]
             source["configMapRef"]["name"] = "attendant"
+            pod["metadata"]["annotations"]["checksum/options"] = CHECKSUM
+            del metadata["annotations"]  # of a checker of the manifests
         objects[ObjectName(item["kind"], metadata["name"])] = item
     return objects
 
 
-def _option_lines(deploy: Path) -> str:
-    """Return the end of the template of the server's options."""
-
-    def options(*toggles: str) -> dict[str, str]:
-        built = build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles)
-        (item,) = (
-            item for item in built if item["kind"] == "ConfigMap" and item["metadata"]["name"] != "attendant-dashboard"
-        )
-        return dict(item["data"])
-
-    base = options()
-    lines = [f"{{{{- $_ := set $options {json.dumps(name)} {json.dumps(value)} -}}}}" for name, value in base.items()]
+def _definitions(deploy: Path) -> str:
+    """Return the templates of the server's options and of the resources."""
+    base = _facts(deploy)
+    lines = ['{{- define "attendant.options" -}}', "{{- $options := dict -}}"]
+    lines += [_set("$options", *item) for item in base.options.items()]
     for toggle, condition in TOGGLES.items():
-        added = {name: value for name, value in options(toggle).items() if base.get(name) != value}
+        added = {
+            name: value for name, value in _facts(deploy, toggle).options.items() if base.options.get(name) != value
+        }
         if added:
-            sets = [f"{{{{- $_ := set $options {json.dumps(name)} {json.dumps(added[name])} -}}}}" for name in added]
-            lines += [f"{{{{- if {condition} -}}}}", *sets, "{{- end -}}"]
-    return "\n".join([*lines, "{{- toYaml (mergeOverwrite $options (deepCopy .Values.options)) -}}", "{{- end }}", ""])
+            lines += [
+                f"{{{{- if {condition} -}}}}",
+                *(_set("$options", *item) for item in added.items()),
+                "{{- end -}}",
+            ]
+    lines += [
+        "{{- range $name, $value := .Values.options -}}", "{{- if kindIs \"string\" $value -}}",
+        "{{- $_ := set $options $name $value -}}", "{{- end -}}", "{{- end -}}",
+        "{{- toYaml $options -}}", "{{- end }}", "",
+        '{{- define "attendant.resources" -}}',
+        f"{{{{- $cpu := fromJson {json.dumps(json.dumps(base.resources))} -}}}}",
+        f"{{{{- $gpu := fromJson {json.dumps(json.dumps(_facts(deploy, 'gpu').resources))} -}}}}",
+        '{{- toYaml (mergeOverwrite (ternary $gpu $cpu (eq .Values.variant "gpu")) (deepCopy .Values.resources)) -}}',
+        "{{- end }}", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+class Facts(NamedTuple):
+    """What of a build is in templates of its own."""
+
+    options: dict[str, str]
+    resources: dict[str, Json]
+
+
+def _facts(deploy: Path, *toggles: str) -> Facts:
+    built = build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles)
+    (config,) = (
+        item for item in built if item["kind"] == "ConfigMap" and item["metadata"]["name"] != "attendant-dashboard"
+    )
+    (deployment,) = (item for item in built if item["kind"] == "Deployment")
+    return Facts(config["data"], deployment["spec"]["template"]["spec"]["containers"][0]["resources"])
+
+
+def _set(variable: str, name: str, value: str) -> str:
+    return f"{{{{- $_ := set {variable} {json.dumps(name)} {json.dumps(value)} -}}}}"
 
 
 def _templates(deploy: Path) -> Iterator[tuple[str, str]]:
@@ -253,8 +322,7 @@ def _templates(deploy: Path) -> Iterator[tuple[str, str]]:
 
 
 def _template(name: ObjectName, item: dict[str, Json], variants: Variants, conditions: list[str]) -> str:
-    if name.kind in CONDITIONS:
-        conditions = [*conditions, CONDITIONS[name.kind]]
+    conditions = [*conditions, *(further for start, further in CONDITIONS.items() if str(name).startswith(start))]
     lines = ["---", *_Writer(name).mapping("", item, variants)]
     if name == ("ConfigMap", "attendant"):
         lines += ["data:", '  {{- include "attendant.options" . | nindent 2 }}']
@@ -311,6 +379,8 @@ class _Writer:
         return lines + self._extension(path)
 
     def _field(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
+        if (block := BLOCKS.get(f"{self._name} {path}")) is not None:
+            return [f"{key}:", f"  {{{{- {block} | nindent INDENT }}}}"]
         lines = self._plain_field(path, key, base, variants)
         value = REPLACED.get(f"{self._name} {path}")
         if value is None:
@@ -378,12 +448,11 @@ class _Writer:
         return [f"- {first}", *_indented(rest)]
 
     def _extension(self, path: str) -> list[str]:
-        value = EXTENDED.get(f"{self._name} {path}")
-        return (
-            []
-            if value is None
-            else [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
-        )
+        """Write what values add to a map or a list."""
+        lines = ['{{- include "attendant.labels" . | nindent INDENT }}'] if path == "metadata.labels" else []
+        if (value := EXTENDED.get(f"{self._name} {path}")) is not None:
+            lines += [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
+        return lines
 
 
 def _dump(value: Json) -> str:

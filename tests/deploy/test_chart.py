@@ -46,26 +46,45 @@ def render(chart: Path, values: Object, namespace: str = "search") -> tuple[str,
 
 
 def values_of(overlay: str, components: tuple[str, ...]) -> Object:
-    values: Object = {"variant": overlay, "image": {"repository": "attendant"}, "namespace": {"create": True}}
+    """Return the values for what the manifests have."""
+    values: Object = {
+        "variant": overlay,
+        "image": {"repository": "attendant"},
+        "hosts": {"rest": "attendant.example.com", "grpc": "grpc.attendant.example.com"},
+        "namespace": {"create": True},
+        "networkPolicies": {"wholeNamespace": True},
+        "clientAddresses": {"from": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]},
+    }
     for component in components:
         if component in AUTOSCALERS:
             values["autoscaling"] = {"type": component.removeprefix("autoscaling-")}
         else:
-            values[ENABLED[component]] = {"enabled": True}
+            values.setdefault(ENABLED[component], {})["enabled"] = True
     return values
 
 
 def normalized(objects: list[Object]) -> dict[str, Object]:
-    """Return the objects by kind and name. The hash in a name and the order of volumes may differ."""
+    """Return the objects by kind and name, without what Helm's charts add, and with volumes in one order."""
     manifests = Manifests(deepcopy(objects))
     assert manifests.options
     manifests.pod["spec"]["volumes"].sort(key=lambda item: item["name"])
     manifests.container["volumeMounts"].sort(key=lambda item: item["name"])
+    manifests.pod["metadata"]["annotations"].pop("checksum/options", None)
+    manifests.deployment["metadata"].pop("annotations", None)
     (source,) = manifests.container["envFrom"]
-    suffix = source["configMapRef"]["name"].rpartition("-")[2]
-    assert len(suffix) == 10
-    text = json.dumps(manifests.objects).replace(f"attendant-{suffix}", "attendant-HASH")
-    return {f"{item['kind']}/{item['metadata']['name']}": item for item in json.loads(text)}
+    name = source["configMapRef"]["name"]
+    for item in manifests.objects:
+        metadata = item["metadata"]
+        if item["kind"] == "ConfigMap" and metadata["name"] == name:
+            metadata["name"] = source["configMapRef"]["name"] = "attendant"  # kustomize adds a hash
+        if item["kind"] == "PersistentVolumeClaim":
+            assert metadata.pop("annotations", None) in (None, {"helm.sh/resource-policy": "keep"})
+        for label in (
+            "helm.sh/chart",
+            *(f"app.kubernetes.io/{label}" for label in ("instance", "managed-by", "version")),
+        ):
+            metadata["labels"].pop(label, None)
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in manifests.objects}
 
 
 def choices() -> st.SearchStrategy[tuple[str, ...]]:
@@ -104,10 +123,10 @@ def changed(path: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     if isinstance(value, list):
-        return [{"name": "changed"}]
+        return ["ReadWriteOnce"] if path[-1] == "accessModes" else [{"name": "changed"}]
     if isinstance(value, dict):
         return {"ATTENDANT_LOG_LEVEL": "debug"} if path == ("options",) else {"changed": "x"}
-    choices = {"variant": "gpu", "digest": f"sha256:{'1' * 64}", "type": "hpa", "issuerKind": "Issuer"}
+    choices = {"variant": "gpu", "digest": f"sha256:{'1' * 64}", "type": "hpa", "pullPolicy": "Always"}
     return choices.get(path[-1], "changed")
 
 
@@ -135,8 +154,10 @@ def test_every_value_has_an_effect(chart: Path) -> None:
 def test_user_values_are_in_the_objects(chart: Path) -> None:
     values = {
         "image": {"repository": REPOSITORY, "digest": f"sha256:{'0' * 64}", "pullSecrets": [{"name": "pull"}]},
-        "options": {"ATTENDANT_PRECISION": "float32", "ATTENDANT_DRAIN_DELAY_MS": "5000"},
+        "options": {"ATTENDANT_PRECISION": "float32", "ATTENDANT_DRAIN_TIMEOUT_MS": "59500", "ATTENDANT_DOCS": None},
         "resources": {"requests": {"cpu": "8", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+        "modelVolume": {"enabled": True, "existingClaim": "models"},
+        "tls": {"enabled": True, "existingSecret": "my-certificate"},
         "nodeSelector": {"disk": "ssd"},
         "extraVolumes": [{"name": "models", "configMap": {"name": "models"}}],
         "extraVolumeMounts": [{"name": "models", "mountPath": "/models"}],
@@ -146,14 +167,29 @@ def test_user_values_are_in_the_objects(chart: Path) -> None:
     assert not errors
     manifests = Manifests(parse(output))
     assert manifests.container["image"] == f"{REPOSITORY}@sha256:{'0' * 64}"
-    assert manifests.container["resources"] == values["resources"]
+    assert manifests.container["resources"] == {
+        "requests": {"cpu": "8", "memory": "4Gi", "ephemeral-storage": "256Mi"},
+        "limits": {"memory": "4Gi", "ephemeral-storage": "1Gi"},
+    }
+    assert not manifests.of_kind("PersistentVolumeClaim", "Certificate")
+    policies = {item["metadata"]["name"]: item["spec"] for item in manifests.of_kind("NetworkPolicy")}
+    assert policies["default-deny"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "attendant"
+    volumes = {item["name"]: item for item in manifests.pod["spec"]["volumes"]}
+    assert volumes["artifacts"]["persistentVolumeClaim"]["claimName"] == "models"
+    assert volumes["tls"]["secret"]["secretName"] == "my-certificate"
     assert manifests.options["ATTENDANT_PRECISION"] == "float32"
-    assert manifests.options["ATTENDANT_DRAIN_DELAY_MS"] == "5000"
+    assert "ATTENDANT_DOCS" not in manifests.options
     assert manifests.options["ATTENDANT_MAX_GRPC_CONNECTION_AGE_MS"] == "8000"
+    assert manifests.pod["spec"]["terminationGracePeriodSeconds"] == 65
     spec = manifests.pod["spec"]
     assert (spec["nodeSelector"], spec["imagePullSecrets"]) == ({"disk": "ssd"}, [{"name": "pull"}])
     assert spec["volumes"][-1] == {"name": "models", "configMap": {"name": "models"}}
-    assert [mount["mountPath"] for mount in manifests.container["volumeMounts"]] == ["/tmp", "/models"]
+    assert [mount["mountPath"] for mount in manifests.container["volumeMounts"]] == [
+        "/tmp",
+        "/artifacts",
+        "/etc/attendant-tls",
+        "/models",
+    ]
     assert [item["name"] for item in manifests.container["env"]] == ["ATTENDANT_THREADS", "LOGNAME"]
     assert manifests.deployment["spec"]["replicas"] == 2
 
@@ -163,9 +199,14 @@ def test_user_values_are_in_the_objects(chart: Path) -> None:
     [
         ({}, "image.repository is required"),
         ({"image": {"repository": "x"}, "options": {"ATTENDANT_PRECISON": "float32"}}, "ATTENDANT_PRECISON"),
-        ({"image": {"repository": "x"}, "options": {"ATTENDANT_THREADS": 4}}, "Expected: string"),
+        ({"image": {"repository": "x"}, "options": {"ATTENDANT_MAX_INPUTS": 4}}, "Expected: [string,null]"),
         ({"image": {"repository": "x"}, "replica": 3}, "replica"),
         ({"image": {"repository": "x"}, "variant": "tpu"}, "variant"),
+        ({"image": {"repository": "x"}, "auth": None}, "auth is required"),
+        ({"image": {"repository": "x"}, "tls": {"issuer": None}}, "issuer is required"),
+        ({"image": {"repository": "x"}, "ingress": {"enabled": True}}, "is required with gateway or ingress"),
+        ({"image": {"repository": "x"}, "clientAddresses": {"enabled": True}}, "clientAddresses.from is required"),
+        ({"image": {"repository": "x"}, "podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels"),
     ],
 )
 def test_invalid_values_are_errors(chart: Path, values: Object, message: str) -> None:
