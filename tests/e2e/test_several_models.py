@@ -222,3 +222,8 @@ def test_wrong_digest_of_one_model_stops_the_server(tiny_artifact: Path) -> None
     assert 'ATTENDANT_MODELS: \\"b\\": ' in result.stderr  # inside a JSON line
     assert str(tiny_artifact) in result.stderr
     assert "digest" in result.stderr.lower()
+
+
+def test_ollama_lists_every_name(together: Clients) -> None:
+    listed = [item["name"] for item in together.rest.get("/api/tags").json()["models"]]
+    assert listed == [name for names in NAMES.values() for name in names]

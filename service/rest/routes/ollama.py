@@ -123,14 +123,15 @@ async def embeddings(exchange: Exchange, body: OllamaEmbeddingsBody) -> Any:
 
 
 async def tags(exchange: Exchange, body: None) -> Any:
-    """Return the served models; the first is the default model."""
-    return {"models": [_describe(info) for info in exchange.lifecycle.models.infos]}
+    """Return the served models under each of their names; the first is the default model."""
+    infos = exchange.lifecycle.models.infos
+    return {"models": [_describe(info, name) for info in infos for name in (info.name, *info.aliases)]}
 
 
-def _describe(info: ModelInfo) -> dict[str, Any]:
+def _describe(info: ModelInfo, name: str) -> dict[str, Any]:
     details = {"format": "onnx", "family": info.model_type, "families": [info.model_type]}
     return {
-        "name": info.name, "model": info.name, "modified_at": "1970-01-01T00:00:00Z", "size": 0,
+        "name": name, "model": name, "modified_at": "1970-01-01T00:00:00Z", "size": 0,
         "digest": info.digest, "details": details,
     }  # fmt: skip
 
