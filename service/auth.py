@@ -27,6 +27,8 @@ NAMED = re.compile(
 )
 API_KEY_HEADER = "x-api-key"
 """Another header for the key. For others than the header Authorization, browsers ask with a preflight request."""
+AZURE_KEY_HEADER = "api-key"
+"""The header of Azure OpenAI's clients, over REST only."""
 FORMAT = "name:sha256[:weight[:tokens_per_second]]"
 
 log = logging.getLogger("attendant.auth")
@@ -75,10 +77,11 @@ class ApiKeys:
         return self._table.callers
 
     def find(self, headers: Mapping[bytes, bytes]) -> Caller | None:
-        """Return the caller whose key a request has, in `Authorization: Bearer KEY` or in `x-api-key`."""
+        """Return the caller whose key a request has, in `Authorization: Bearer KEY`, `x-api-key` or `api-key`."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            key = headers.get(API_KEY_HEADER.encode(), b"") if not scheme else b""
+            other = headers.get(API_KEY_HEADER.encode()) or headers.get(AZURE_KEY_HEADER.encode()) or b""
+            key = other if not scheme else b""
         return self._table.find(key)
 
     def check(self, headers: Mapping[bytes, bytes]) -> Caller:

@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from service.auth import API_KEY_HEADER
+from service.auth import API_KEY_HEADER, AZURE_KEY_HEADER
 from service.request_log import HEADER as REQUEST_ID_HEADER
 from service.request_log import TRACE_HEADER
 from service.rest.bodies import IGNORED_HEADER, STRICT_HEADER, TIMEOUT_HEADER
@@ -52,6 +52,7 @@ class Cors:
                 REQUEST_ID_HEADER,
                 TRACE_HEADER,
                 API_KEY_HEADER,
+                AZURE_KEY_HEADER,
                 STRICT_HEADER,
             ],
             expose_headers=[

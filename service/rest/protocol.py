@@ -32,7 +32,15 @@ HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9
 """A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
 SINGLE_HEADERS = {
     name.lower().encode(): name
-    for name in ("Host", "Authorization", "X-API-Key", "Content-Type", "Content-Encoding", "X-Request-Timeout-Ms")
+    for name in (
+        "Host",
+        "Authorization",
+        "X-API-Key",
+        "API-Key",
+        "Content-Type",
+        "Content-Encoding",
+        "X-Request-Timeout-Ms",
+    )
 }
 """Headers of which a proxy in front and this server might read different ones, with their usual spelling."""
 LINGER_S = 1.0

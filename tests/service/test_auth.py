@@ -191,7 +191,7 @@ def test_named_keys_have_callers() -> None:
         ("anonymous", 1, None), ("team-a", 1, None), ("team-a", 1, None), ("b", 3, 500),
     ]  # fmt: skip
     assert keys.check(bearer("first")) is keys.check(bearer("second"))
-    assert keys.check({b"x-api-key": b"x"}).name == "b"
+    assert keys.check({b"x-api-key": b"x"}).name == keys.check({b"api-key": b"x"}).name == "b"
     for wrong in ("team-a", named_key("b", "x"), named_key("b", "x").split(":")[1]):
         with pytest.raises(Unauthenticated):
             keys.check(bearer(wrong))

@@ -168,6 +168,11 @@ def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -
     return tuple([Input(item) if isinstance(item, str) else Input(token_ids=tuple(item)) for item in value])
 
 
+async def deployment_embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
+    """Return one embedding per input, as Azure OpenAI does: the path has the name or an alias of the model."""
+    return await embeddings(exchange, body.model_copy(update={"model": exchange.request.path_params["name"]}))
+
+
 async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
     """Return one embedding per input."""
     engine, encoded = exchange.find(body.model), body.encoding_format == "base64"
@@ -258,6 +263,11 @@ API = Api(
             limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
+            "/openai/deployments/{name:path}/embeddings", "create_deployment_embeddings", deployment_embeddings,
+            EmbeddingsResponse, (EmbeddingsBody,), summary="Create embeddings, for clients of Azure OpenAI",
+            statuses=WITHOUT_422, limits={"inputs": MAX_LISTED_INPUTS}, shed="always", parameters=(NAME_PARAMETER,),
+        ),
+        Route(
             MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", tag="models",
             statuses=GET_STATUSES, headers=False, names_model=False,
         ),
@@ -272,7 +282,7 @@ API = Api(
         {"encoding_format": "encoding_format", "truncation": "truncate"},
         values={"truncation": "true"},
     ),
-    ("/v1/embeddings", "/embeddings", MODELS_PATH),
+    ("/v1/embeddings", "/embeddings", "/openai/", MODELS_PATH),
     OpenAIErrorBody,
     render_error,
     status_400,

@@ -30,6 +30,7 @@ ROUTES = {
     ("post", "/v1/fill-mask"),
     ("get", "/v1/model"),
     ("post", "/v1/embeddings"),
+    ("post", "/openai/deployments/{name}/embeddings"),
     ("post", "/embeddings"),
     ("post", "/detokenize"),
     ("get", "/version"),

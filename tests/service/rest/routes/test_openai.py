@@ -129,3 +129,13 @@ def test_model_is_optional(rest: httpx.Client, golden: list[float]) -> None:
     """Dify's plugin for text-embeddings-inference sends no model."""
     (item,) = rest.post("/v1/embeddings", json={"input": [GOLDEN]}).raise_for_status().json()["data"]
     np.testing.assert_allclose(item["embedding"], golden, atol=1e-5)
+
+
+def test_azure_client_names_the_model_in_the_path(server: RunningServer, golden: list[float]) -> None:
+    """The query parameter `api-version` has no effect, and is named in a header."""
+    with openai.AzureOpenAI(azure_endpoint=server.rest, api_key="none", api_version="2024-10-21") as client:
+        response = client.embeddings.with_raw_response.create(model=MODEL, input=GOLDEN)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            client.embeddings.create(model="other", input=GOLDEN)
+    assert response.headers["x-attendant-ignored"] == "?api-version"
+    np.testing.assert_allclose(response.parse().data[0].embedding, golden, atol=1e-6)
