@@ -106,8 +106,11 @@ def test_go(tmp_path: Path, service: ServiceThread, expected: str) -> None:
     (program / "main.go").write_text(old)
     assert run(["gofmt", "-l", "main.go"], program).stdout == ""
     (tmp_path / "deb").mkdir()
-    if run(["apt-get", "download", GO_PROTOBUF], tmp_path / "deb", check=False).returncode:
-        skip_without(GO_PROTOBUF, "it comes from Debian's archive")
+    download = ["apt-get", "download", GO_PROTOBUF]
+    if run(download, tmp_path / "deb", check=False).returncode:
+        run(["apt-get", "update"], tmp_path, check=False)
+        if run(download, tmp_path / "deb", check=False).returncode:
+            skip_without(GO_PROTOBUF, "it comes from Debian's archive")
     (package,) = (tmp_path / "deb").glob("*.deb")
     run(["dpkg", "-x", package.name, "."], tmp_path / "deb")
     path = f"{tmp_path}:{tmp_path}/deb{GO_LIBRARIES}:{GO_LIBRARIES}"
