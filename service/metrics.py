@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from model.artifact.names import RESERVED
 
-SERIES_PER_MODEL = 2000
+SERIES_PER_MODEL = 2050
 PROCESS_SERIES = 300
 
 OBJECTIVE_S = 1.0
