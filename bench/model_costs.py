@@ -1,7 +1,7 @@
 """`python -m bench.model_costs`: the time of a text of 128 tokens with each architecture and size of the model list.
 
-The weights are random, and the vocabulary is that of all-MiniLM-L6-v2: neither changes the time. REST requests of 16
-texts over four connections measure what a server delivers.
+Weights are random, and every model has the vocabulary of all-MiniLM-L6-v2; neither affects the time. The load is REST
+requests of 16 texts over four connections.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CONNECTIONS, TEXTS, REQUESTS = 4, 16, 16
 MAX_MILLIONS = 1000
 REFERENCE = "sentence-transformers/all-MiniLM-L6-v2"
 UNSIZED = frozenset(("vocab_size", "max_position_embeddings", "n_positions", "pad_token_id", "type_vocab_size"))
-"""Config keys without an influence on the time."""
+"""Config keys that do not affect the time."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -237,39 +237,50 @@ def build(deploy: Path, overlay: str, components: Iterable[str], namespace: str 
     return list(yaml.load_all(result.stdout, yaml.CSafeLoader))
 
 
+class Build(NamedTuple):
+    """A build: its objects, without the data of the options, which has a template of its own, as have the resources."""
+
+    objects: dict[ObjectName, dict[str, Json]]
+    options: dict[str, str]
+    resources: dict[str, Json]
+
+
 @cache
-def _objects(deploy: Path, *toggles: str) -> dict[ObjectName, dict[str, Json]]:
-    """Return the objects of a build. The ConfigMap with the options has no suffix, and no data."""
-    overlay = "gpu" if "gpu" in toggles else "cpu"
-    objects = {}
-    for item in build(deploy, overlay, toggles):
+def _build(deploy: Path, *toggles: str) -> Build:
+    """Build the manifests with the overlay and the components of `toggles`."""
+    objects: dict[ObjectName, dict[str, Json]] = {}
+    options: dict[str, str] = {}
+    resources: dict[str, Json] = {}
+    for item in build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles):
         metadata = item["metadata"]
         if item["kind"] == "ConfigMap" and metadata["name"] != "attendant-dashboard":
-            metadata["name"] = "attendant"
-            del item["data"]
+            metadata["name"] = "attendant"  # without the hash
+            options = item.pop("data")
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]
-            (source,) = pod["spec"]["containers"][0]["envFrom"]
+            (container,) = pod["spec"]["containers"]
+            (source,) = container["envFrom"]
             source["configMapRef"]["name"] = "attendant"
+            resources = container["resources"]
             pod["metadata"]["annotations"]["checksum/options"] = CHECKSUM
             del metadata["annotations"]  # of a checker of the manifests
         objects[ObjectName(item["kind"], metadata["name"])] = item
-    return objects
+    return Build(objects, options, resources)
 
 
 def _definitions(deploy: Path) -> str:
     """Return the templates of the server's options and of the resources."""
-    base = _facts(deploy)
+    base = _build(deploy)
     lines = ['{{- define "attendant.options" -}}', "{{- $options := dict -}}"]
-    lines += [_set("$options", *item) for item in base.options.items()]
+    lines += [_set(*item) for item in base.options.items()]
     for toggle, condition in TOGGLES.items():
         added = {
-            name: value for name, value in _facts(deploy, toggle).options.items() if base.options.get(name) != value
+            name: value for name, value in _build(deploy, toggle).options.items() if base.options.get(name) != value
         }
         if added:
             lines += [
                 f"{{{{- if {condition} -}}}}",
-                *(_set("$options", *item) for item in added.items()),
+                *(_set(*item) for item in added.items()),
                 "{{- end -}}",
             ]
     lines += [
@@ -278,46 +289,30 @@ def _definitions(deploy: Path) -> str:
         "{{- toYaml $options -}}", "{{- end }}", "",
         '{{- define "attendant.resources" -}}',
         f"{{{{- $cpu := fromJson {json.dumps(json.dumps(base.resources))} -}}}}",
-        f"{{{{- $gpu := fromJson {json.dumps(json.dumps(_facts(deploy, 'gpu').resources))} -}}}}",
+        f"{{{{- $gpu := fromJson {json.dumps(json.dumps(_build(deploy, 'gpu').resources))} -}}}}",
         '{{- toYaml (mergeOverwrite (ternary $gpu $cpu (eq .Values.variant "gpu")) (deepCopy .Values.resources)) -}}',
         "{{- end }}", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-class Facts(NamedTuple):
-    """What of a build is in templates of its own."""
-
-    options: dict[str, str]
-    resources: dict[str, Json]
-
-
-def _facts(deploy: Path, *toggles: str) -> Facts:
-    built = build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles)
-    (config,) = (
-        item for item in built if item["kind"] == "ConfigMap" and item["metadata"]["name"] != "attendant-dashboard"
-    )
-    (deployment,) = (item for item in built if item["kind"] == "Deployment")
-    return Facts(config["data"], deployment["spec"]["template"]["spec"]["containers"][0]["resources"])
-
-
-def _set(variable: str, name: str, value: str) -> str:
-    return f"{{{{- $_ := set {variable} {json.dumps(name)} {json.dumps(value)} -}}}}"
+def _set(name: str, value: str) -> str:
+    return f"{{{{- $_ := set $options {json.dumps(name)} {json.dumps(value)} -}}}}"
 
 
 def _templates(deploy: Path) -> Iterator[tuple[str, str]]:
     """Yield the template of each object, and the name of its file."""
-    base = _objects(deploy)
+    base = _build(deploy).objects
     for name, item in base.items():
-        variants = [(condition, _objects(deploy, toggle).get(name)) for toggle, condition in TOGGLES.items()]
+        variants = [(condition, _build(deploy, toggle).objects.get(name)) for toggle, condition in TOGGLES.items()]
         yield name.kind.lower(), _template(name, item, variants, [])
     for owner, own_condition in TOGGLES.items():
         others = [toggle for toggle in TOGGLES if toggle != owner and not {toggle, owner} <= {*AUTOSCALERS}]
-        everything = _objects(deploy, owner, *(toggle for toggle in others if toggle != AUTOSCALERS[0]))
-        for name, item in _objects(deploy, owner).items():
+        everything = _build(deploy, owner, *(toggle for toggle in others if toggle != AUTOSCALERS[0])).objects
+        for name, item in _build(deploy, owner).objects.items():
             if name not in base:
                 changing = others if everything[name] != item else []
-                variants = [(TOGGLES[toggle], _objects(deploy, owner, toggle)[name]) for toggle in changing]
+                variants = [(TOGGLES[toggle], _build(deploy, owner, toggle).objects[name]) for toggle in changing]
                 yield owner, _template(name, item, variants, [own_condition])
 
 
@@ -402,7 +397,9 @@ class _Writer:
                 return []
             (_, first), *others = differing
             if any(value != first for _, value in others):
-                raise NotImplementedError(f"{self._name} {path}: components add different values")
+                raise SystemExit(
+                    f"chart: {self._name} {path}: components add different values. Add the field to FIELDS."
+                )
             condition = f"or {_joined(name for name, _ in differing)}" if others else differing[0][0]
             return [f"{{{{- if {condition} }}}}", *self._value(path, key, first, []), "{{- end }}"]
         return self._value(path, key, base, differing)

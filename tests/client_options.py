@@ -22,7 +22,7 @@ REQUESTS = {
 CHOSEN_BY_CLIENT = ("encoding_format", "decimals")
 """How arrays are sent, which the client decides."""
 WIDTH = 120
-HEADER = '''"""Options of the client's methods, all of which may be left out. `make proto` writes them from types.py."""
+HEADER = '''"""Keyword options of the client's methods, all optional. Generated from types.py by `make proto`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict

@@ -1,4 +1,4 @@
-"""Options of the client's methods, all of which may be left out. `make proto` writes them from types.py."""
+"""Keyword options of the client's methods, all optional. Generated from types.py by `make proto`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict

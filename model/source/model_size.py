@@ -102,7 +102,7 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
         value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] > 0), default)
         if value is None:
             raise SourceError(
-                f"{name}: {keys[0]} is no positive number in {CONFIG}. Export the model, and name the artifact."
+                f"{name}: {keys[0]} is not a positive number in {CONFIG}. Export the model, and name the artifact."
             )
         return int(value)
 

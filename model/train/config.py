@@ -248,13 +248,11 @@ def _nearest(location: Sequence[int | str]) -> str | None:
     """Return the option of the same table whose name is most similar to that of an unknown one."""
     *sections, name = map(str, location)
     options: Mapping[str, FieldInfo] = TrainConfig.model_fields
-    names = list(options)
     for section in sections:
         annotation = options[section].annotation if section in options else None
         kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
         options = next((kind.model_fields for kind in kinds if issubclass(kind, BaseModel)), {})
-        names = list(options)
-    found = difflib.get_close_matches(name, names, 1)
+    found = difflib.get_close_matches(name, options, 1)
     return ".".join((*sections, found[0])) if found else None
 
 

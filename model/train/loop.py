@@ -256,7 +256,7 @@ LOG_PERIOD_S = 10.0
 
 
 class LogProgress:
-    """What of tqdm a log can show: a line every `LOG_PERIOD_S`."""
+    """Progress for a log: a line every `LOG_PERIOD_S`. It has the methods of tqdm that `train` calls."""
 
     def __init__(self, steps: int, step: int) -> None:
         self._steps, self._step, self._first = steps, step, step

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import ROOT
-from tests.deploy.conftest import run_tool
+from tests.conftest import ROOT, skip_without
+from tests.deploy.conftest import find_tool, run_tool
 
 SPEC = spec_from_file_location("release", ROOT / "deploy" / "release.py")
 assert SPEC is not None
@@ -51,14 +51,13 @@ def test_changes_are_those_of_the_version(version: str, section: str) -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a release of the last commit."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is missing")
+    find_tool("kubectl")
     clone, out = tmp_path_factory.mktemp("release") / "clone", tmp_path_factory.mktemp("out") / "files"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     command = [sys.executable, clone / "deploy" / "release.py", "--out", out]
     result = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if "uv tool run failed" in result.stderr:
-        pytest.skip(f"{release.SBOM_TOOL} cannot be installed here")
+        skip_without(release.SBOM_TOOL, "uv installs it from an index")
     assert result.returncode == 0, result.stderr
     again = out.with_name("again")
     subprocess.run([*map(str, command[:-1]), str(again)], capture_output=True, check=True)

@@ -151,7 +151,7 @@ def test_config_without_a_number_is_named(
     (tmp_path / "config.json").write_text(json.dumps({**KNOWN_MODELS[0].config, **change}))
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
     status, _, err = run_command(capsys, "size", str(tmp_path), "--texts-per-second", "1")
-    assert (status, f"{name} is no positive number in config.json" in err) == (78, True), err
+    assert (status, f"{name} is not a positive number in config.json" in err) == (78, True), err
 
 
 def test_gpu_is_estimated_from_a_measured_one(capsys: pytest.CaptureFixture[str]) -> None:
