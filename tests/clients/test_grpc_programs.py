@@ -74,6 +74,15 @@ def test_python(tmp_path: Path, service: ServiceThread, rest: httpx.Client) -> N
     program = block("python", "### Python").replace("127.0.0.1:8081", service.grpc)
     printed = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(tmp_path)).stdout
     np.testing.assert_allclose(json.loads(printed), native(rest, TEXTS[0])[0][:4], atol=1e-3)
+    program = block("python", "The attention of").replace("127.0.0.1:8081", service.grpc)
+    printed = run([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(tmp_path)).stdout
+    body = {"inputs": TEXTS[0], "layers": [-1], "head_reduce": "mean", "unit": "word"}
+    (result,) = rest.post("/v1/attend", json=body).raise_for_status().json()["results"]
+    row = [result["units"][unit]["text"] for unit in result["rows"]].index("bank")
+    words = [result["units"][unit]["text"] for unit in result["columns"]]
+    assert [line.split()[0] for line in printed.splitlines()] == words
+    shares = [float(line.split()[1]) for line in printed.splitlines()]
+    np.testing.assert_allclose(shares, result["maps"][0]["matrix"][row], atol=2e-3)
 
 
 def test_typescript(tmp_path: Path, service: ServiceThread, expected: str) -> None:
