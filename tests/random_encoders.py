@@ -36,7 +36,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "relative bias": {"relative_bias": True, "type_vocab_size": 0},
     "modernbert": {
         "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
-        "gated": True,
+        "attention_output_bias": False, "gated": True,
         "layers": (
             LayerConfig(rotary=RotaryConfig(100.0), attention_norm=False),
             LayerConfig(4, RotaryConfig(30.0)),
@@ -45,9 +45,9 @@ PARTS: dict[str, dict[str, Any]] = {
     },
     "pre-norm with biases": {"block": "pre", "norm": "layer_norm"},
     "qwen": {
-        "block": "pre", "norm": "rms_norm", "position_table": False, "embedding_norm": False, "attention_bias": False,
-        "causal": True, "num_key_value_heads": 2, "head_size": 10, "query_key_norm": True,
-        "layers": (LayerConfig(rotary=RotaryConfig(100.0)),) * 3,
+        "block": "pre", "norm": "rms_norm", "position_table": False, "embedding_norm": False,
+        "attention_output_bias": False, "causal": True, "num_key_value_heads": 2, "head_size": 10,
+        "query_key_norm": True, "layers": (LayerConfig(rotary=RotaryConfig(100.0)),) * 3,
     },
     "gemma": {
         "block": "sandwich", "norm": "rms_norm", "position_table": False, "embedding_norm": False,

@@ -42,11 +42,15 @@ class RotaryConfig:
 
     `dynamic` is (factor f, length n) of dynamic NTK scaling: in a sequence of T > n tokens, `base` is multiplied by
     `(f T / n - (f - 1)) ** (d / (d - 2))`.
+
+    `ramp` is (l, h, length n) of Llama 3.1: only frequencies below `2 pi l / n` are divided by `divisor`, those above
+    `2 pi h / n` are not, and between them the factor is interpolated.
     """
 
     base: float
     divisor: float = 1.0
     dynamic: tuple[float, int] | None = None
+    ramp: tuple[float, float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class EncoderConfig:
         num_key_value_heads: 0 means `num_attention_heads`. With fewer, several query heads share a key and a value.
         head_size: 0 means `hidden_size / num_attention_heads`.
         attention_scale: The factor of the dot products; 0 means `head_size ** -0.5`.
-        attention_bias: The four linear maps of the attention have biases.
+        attention_bias: The linear maps of queries, keys and values have biases.
+        attention_output_bias: The linear map of the attention output has one.
         query_key_norm: Queries and keys are normalized per head.
         relative_bias: A learned bias of the scores depends on the distance of two tokens.
         gated: The feed-forward network is gated.
@@ -106,6 +111,7 @@ class EncoderConfig:
     head_size: int = 0
     attention_scale: float = 0.0
     attention_bias: bool = True
+    attention_output_bias: bool = True
     query_key_norm: bool = False
     relative_bias: bool = False
     gated: bool = False

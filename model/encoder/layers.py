@@ -73,7 +73,7 @@ class RotaryEmbedding(nn.Module):
         self.head_size = head_size
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
         if config.dynamic is None:
-            frequencies = 1.0 / config.base**exponents / config.divisor
+            frequencies = scale_frequencies(1.0 / config.base**exponents, config)
             angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
             self.register_buffer("cos", angles.cos(), persistent=False)  # (positions, d/2)
             self.register_buffer("sin", angles.sin(), persistent=False)
@@ -99,6 +99,16 @@ class RotaryEmbedding(nn.Module):
         growth = (factor * tokens / length - (factor - 1)) ** (self.head_size / (self.head_size - 2))
         base = (self.config.base * growth).unsqueeze(-1)
         return 1.0 / base**self.exponents / self.config.divisor
+
+
+def scale_frequencies(frequencies: Tensor, config: RotaryConfig) -> Tensor:
+    """Return the frequencies (d/2,) divided by `divisor`, with `ramp` only the low ones."""
+    if config.ramp is None:
+        return frequencies / config.divisor
+    low, high, length = config.ramp
+    turns = length * frequencies / (2 * math.pi)  # in n tokens
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / config.divisor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -211,7 +221,7 @@ class SelfAttention(nn.Module):
         self.query = nn.Linear(size, config.head_size * self.num_heads, bias)
         self.key = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
         self.value = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
-        self.output = nn.Linear(config.head_size * self.num_heads, size, bias)
+        self.output = nn.Linear(config.head_size * self.num_heads, size, config.attention_output_bias)
         normed = config.query_key_norm
         self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
         self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()

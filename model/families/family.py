@@ -37,6 +37,10 @@ class ConfigReader:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Return whether a key is present without a value, where that does not mean its default."""
+        return key in self._values and self._values[key] is None
+
     def value(self, key: str, default: Any = None) -> Any:
         """Return a value of any type; raises CheckpointError if it is missing and there is no default."""
         self._read.add(key)
@@ -130,6 +134,8 @@ def make_config(config: ConfigReader, *, rotary: RotaryConfig | None = None, **p
 SHARED_ROW_TOKENS = 512
 """Rows of more tokens hold one sequence."""
 ROTARY_KEYS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"}
+ROTARY_KINDS = ("default", "linear", "dynamic", "llama3")
+LLAMA3_KEYS = {"low_freq_factor", "high_freq_factor"}
 
 
 def read_rotary(config: ConfigReader, default_base: float, positions: int) -> RotaryConfig:
@@ -158,7 +164,7 @@ def check_scaled_length(length: int) -> int:
 
 
 def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> RotaryConfig:
-    """Return rotary position embeddings of the types "default", "linear" and "dynamic".
+    """Return rotary position embeddings of a type in `ROTARY_KINDS`.
 
     Args:
         parameters: The values of `path`, with the base as `rope_theta`.
@@ -170,9 +176,9 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
     """
     type_key = "type" if "type" in parameters and "rope_type" not in parameters else "rope_type"
     kind = parameters.get(type_key, "default")
-    if kind not in ("default", "linear", "dynamic"):
-        raise unsupported(f"config.json: {path}.{type_key}", kind, ("default", "linear", "dynamic"))
-    if unknown := sorted(parameters.keys() - ROTARY_KEYS):
+    if kind not in ROTARY_KINDS:
+        raise unsupported(f"config.json: {path}.{type_key}", kind, ROTARY_KINDS)
+    if unknown := sorted(parameters.keys() - ROTARY_KEYS - (LLAMA3_KEYS if kind == "llama3" else set())):
         value = parameters[unknown[0]]
         raise CheckpointError(f"config.json: {path}.{unknown[0]}: unsupported ({value!r}). Use a model without it.")
     partial = parameters.get("partial_rotary_factor", 1.0)
@@ -182,6 +188,13 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
     if kind == "dynamic":
         length = int(parameters.get("original_max_position_embeddings", positions))
         return RotaryConfig(base, dynamic=(factor, check_scaled_length(length)))
+    if kind == "llama3":
+        reader = ConfigReader(parameters)
+        factor = reader.number("factor")
+        low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+        if low >= high:
+            raise CheckpointError(f"config.json: {path}.low_freq_factor: not below high_freq_factor ({low}, {high}).")
+        return RotaryConfig(base, factor, ramp=(low, high, reader.size("original_max_position_embeddings")))
     return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Encoders derived from Llama: EuroBERT, Qwen3 and Gemma 3.
+"""Llama (Touvron et al. 2023) and what derives from it: Mistral, Qwen2, Qwen3, Gemma 3 and EuroBERT.
 
 Their blocks have RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
 """
@@ -6,7 +6,7 @@ Their blocks have RMSNorm, rotary positions, grouped queries and gated feed-forw
 from typing import Any
 
 from model.artifact.manifest import ClassifierPooling
-from model.encoder import EncoderConfig, LayerConfig
+from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
 from model.families.family import (
     CAUSAL_CLASSIFIER,
     CAUSAL_TOKEN_CLASSIFIER,
@@ -52,15 +52,29 @@ PARTS: dict[str, Any] = {
 def _make_config(
     config: ConfigReader, *, norm_eps: float, head_size: int, key_value_heads: int | None = None, **parts: Any
 ) -> EncoderConfig:
-    """Return an `EncoderConfig` of `PARTS`, the keys that the three families share, and `parts`."""
+    """Return an `EncoderConfig` of `PARTS`, the keys that the families share, and `parts`."""
     key_value_heads = key_value_heads or config.size("num_attention_heads")
     shared = {
         "norm_eps": config.number("rms_norm_eps", norm_eps),
         "num_key_value_heads": config.size("num_key_value_heads", key_value_heads),
         "head_size": config.size("head_dim", head_size),
-        "attention_bias": config.flag("attention_bias"),
     }
+    if "attention_bias" not in parts:
+        shared["attention_bias"] = shared["attention_output_bias"] = config.flag("attention_bias")
     return make_config(config, **PARTS | shared | parts)
+
+
+def _read_layers(config: ConfigReader, rotary: RotaryConfig, *, causal: bool) -> tuple[LayerConfig, ...]:
+    """Return the layers of Qwen2 and Qwen3, the last of which may have windows."""
+    windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
+    types = read_layer_types(config, config.size("num_hidden_layers"), lambda index: windows and index >= first)
+    window = _read_window(config, causal=causal)
+    return tuple(LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types)
+
+
+def _read_window(config: ConfigReader, *, causal: bool) -> int:
+    """Return the largest distance of a key: less than the size in a causal model, else the size."""
+    return config.size("sliding_window", 4096) - (1 if causal else 0)
 
 
 # EuroBERT (Boizard et al. 2025): bidirectional.
@@ -72,18 +86,28 @@ def read_eurobert(config: ConfigReader) -> EncoderConfig:
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("is_causal", False)
     config.value("clf_pooling", "late")
-    hidden_size, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    positions, bias = config.size("max_position_embeddings", 8192), config.flag("mlp_bias")
+    return _read_llama(config, positions=8192, norm_eps=1e-5, causal=False)
+
+
+def _read_llama(config: ConfigReader, *, positions: int, norm_eps: float, causal: bool) -> EncoderConfig:
+    """Return the configuration of Llama or EuroBERT; `positions` and `norm_eps` are defaults."""
+    positions, bias = config.size("max_position_embeddings", positions), config.flag("mlp_bias")
     return _make_config(
         config,
         rotary=read_rotary(config, 10_000.0, positions),
-        norm_eps=1e-5,
-        head_size=hidden_size // heads,
+        norm_eps=norm_eps,
+        head_size=_split_heads(config),
         max_position_embeddings=positions,
         hidden_act=config.activation("hidden_act", "silu"),
         feed_forward_bias=bias,
         feed_forward_output_bias=bias,
+        causal=causal,
     )
+
+
+def _split_heads(config: ConfigReader) -> int:
+    """Return the size of a head in files without `head_dim`."""
+    return config.size("hidden_size") // config.size("num_attention_heads")
 
 
 def read_eurobert_classifier(config: ConfigReader) -> ClassifierLayout:
@@ -103,33 +127,82 @@ EUROBERT = Family(
 )
 
 
+# Llama: `is_causal` false makes attention bidirectional, here and in the families below.
+
+
+def read_llama(config: ConfigReader) -> EncoderConfig:
+    config.check_heads("hidden_size", "num_attention_heads")
+    return _read_llama(config, positions=2048, norm_eps=1e-6, causal=config.flag("is_causal", True))
+
+
+CAUSAL_HEADS: dict[str, Any] = {"classifier": CAUSAL_CLASSIFIER, "token_classifier": CAUSAL_TOKEN_CLASSIFIER}
+LLAMA = Family("llama", read_llama, NAMES, ("", "model."), **CAUSAL_HEADS)
+
+
+# Mistral (Jiang et al. 2023), the base of e5-mistral: windows in all layers, or in none if `sliding_window` is null.
+
+
+def read_mistral(config: ConfigReader) -> EncoderConfig:
+    positions, causal = config.size("max_position_embeddings", 131_072), config.flag("is_causal", True)
+    window = None if config.is_null("sliding_window") else _read_window(config, causal=causal)
+    layer = LayerConfig(window, read_rotary(config, 10_000.0, positions))
+    return _make_config(
+        config,
+        norm_eps=1e-6,
+        head_size=_split_heads(config),
+        key_value_heads=None if config.is_null("num_key_value_heads") else 8,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_act", "silu"),
+        causal=causal,
+        attention_bias=False,
+        attention_output_bias=False,
+        layers=(layer,) * config.size("num_hidden_layers"),
+    )
+
+
+MISTRAL = Family("mistral", read_mistral, NAMES, ("", "model."), **CAUSAL_HEADS)
+
+
+# Qwen2 (Yang et al. 2024), the base of gte-Qwen2: biases of queries, keys and values.
+
+
+def read_qwen2(config: ConfigReader) -> EncoderConfig:
+    positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
+    return _make_config(
+        config,
+        norm_eps=1e-6,
+        head_size=_split_heads(config),
+        key_value_heads=None if config.is_null("num_key_value_heads") else 32,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_act", "silu"),
+        causal=causal,
+        attention_bias=True,
+        attention_output_bias=False,
+        layers=_read_layers(config, read_rotary(config, 10_000.0, positions), causal=causal),
+    )
+
+
+QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), **CAUSAL_HEADS)
+
+
 # Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys.
 
 
 def read_qwen3(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. `is_causal` false makes attention bidirectional."""
-    layers, positions = config.size("num_hidden_layers"), config.size("max_position_embeddings", 32_768)
-    rotary = read_rotary(config, 10_000.0, positions)
-    windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
-    types = read_layer_types(config, layers, lambda index: windows and index >= first)
-    window = config.size("sliding_window", 4096) - 1  # the key distance is less than the size
+    positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
     return _make_config(
         config,
         norm_eps=1e-6,
         head_size=128,
         max_position_embeddings=positions,
         hidden_act=config.activation("hidden_act", "silu"),
-        causal=config.flag("is_causal", True),
+        causal=causal,
         query_key_norm=True,
-        layers=tuple(
-            LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types
-        ),
+        layers=_read_layers(config, read_rotary(config, 10_000.0, positions), causal=causal),
     )
 
 
-QWEN3 = Family(
-    "qwen3", read_qwen3, NAMES, ("", "model."), classifier=CAUSAL_CLASSIFIER, token_classifier=CAUSAL_TOKEN_CLASSIFIER
-)
+QWEN3 = Family("qwen3", read_qwen3, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
 # Gemma 3 (Gemma Team 2025): norms on both sides of each part, and sliding windows in most layers. EmbeddingGemma is a
@@ -181,8 +254,7 @@ GEMMA3 = Family(
     GEMMA3_NAMES,
     ("", "model."),
     norm_offset=1.0,
-    classifier=CAUSAL_CLASSIFIER,
-    token_classifier=CAUSAL_TOKEN_CLASSIFIER,
+    **CAUSAL_HEADS,
 )
 
-FAMILIES = (EUROBERT, QWEN3, GEMMA3)
+FAMILIES = (EUROBERT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3)

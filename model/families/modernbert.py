@@ -59,6 +59,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         norm="layer_norm" if config.flag("norm_bias") else "layer_norm_without_bias",
         position_table=False,
         attention_bias=config.flag("attention_bias"),
+        attention_output_bias=config.flag("attention_bias"),
         gated=True,
         feed_forward_bias=config.flag("mlp_bias"),
         feed_forward_output_bias=config.flag("mlp_bias"),

@@ -51,6 +51,7 @@ NOMIC_RENAMES = (
 """Names of the published checkpoints."""
 NOMIC_PARTS: dict[str, Any] = {
     "attention_bias": False,
+    "attention_output_bias": False,
     "gated": True,
     "feed_forward_bias": False,
     "feed_forward_output_bias": False,

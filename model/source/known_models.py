@@ -74,7 +74,8 @@ DISTILBERT = {
 }  # fmt: skip
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
-OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte")
+INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
+OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte", "llama")
 """Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
@@ -193,6 +194,25 @@ KNOWN_MODELS = (
             "vocab_size": 151665,
         },
         4022, 32768, "last", QWEN_QUERY, "Apache-2.0", languages=MULTILINGUAL,
+    ),
+    KnownModel(
+        "intfloat/e5-mistral-7b-instruct",
+        {
+            "model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "hidden_act": "silu",
+            "rope_theta": 10000.0, "max_position_embeddings": 32768, "sliding_window": 4096,
+        },
+        7111, 4096, "last", INSTRUCT_QUERY, "MIT",
+    ),
+    KnownModel(
+        "Alibaba-NLP/gte-Qwen2-7B-instruct",
+        {
+            "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 151646, "hidden_act": "silu",
+            "rope_theta": 1000000.0, "max_position_embeddings": 131072, "use_sliding_window": False,
+            "is_causal": False,
+        },
+        7069, 32768, "last", INSTRUCT_QUERY, "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
         "google/embeddinggemma-300m",

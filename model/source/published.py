@@ -212,7 +212,7 @@ TOKENIZER = frozenset({
     "wordpieces_prefix",
 })  # fmt: skip
 """Settings of tokenizers about names, decoding, padding, and calls with other arguments than those of
-sentence-transformers. `add_bos_token` and `add_eos_token` only apply without tokenizer.json.
+sentence-transformers.
 """
 HARMLESS: dict[str, frozenset[str]] = {
     MODULES: frozenset({"idx", "name", "kwargs"}),

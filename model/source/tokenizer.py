@@ -149,8 +149,10 @@ DEFAULT_CLASSES = {
     "gemma3_text": "GemmaTokenizer",
     "gte": "XLMRobertaTokenizer",
     "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "llama": "LlamaTokenizer",
     "mpnet": "MPNetTokenizer",
     "nomic_bert": "BertTokenizer",
+    "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -316,8 +318,48 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
     unknown = options.get("unk_token")
     if values["model"].get("unk_token") is not None and unknown and _content(unknown) in values["model"]["vocab"]:
         values["model"]["unk_token"] = _content(unknown)
+    _add_ends(values, options)
     if not options.has_token_types:
         _drop_token_types(values)
+
+
+def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Put the tokens around each text that `add_bos_token` and `add_eos_token` name, as transformers 4 does.
+
+    That applies to LlamaTokenizer and to tokenizers with code of their own, as in e5-mistral and gte-Qwen2, whose
+    embeddings are the vector of the end token. transformers 5 ignores both settings if there is a tokenizer.json.
+    """
+    keys = {"bos_token": options.class_name == "LlamaTokenizer", "eos_token": False}
+    has_code = "AutoTokenizer" in (options.get("auto_map") or {})
+    if all(options.get(f"add_{key}") is None for key in keys) or not (keys["bos_token"] or has_code):
+        return
+    named = [key for key, default in keys.items() if options.flag(f"add_{key}", default)]
+    tokens = {key: _content(options.get(key)) for key in named if options.get(key)}
+    ids = {token["content"]: token["id"] for token in values.get("added_tokens") or ()}
+    vocabulary = values["model"]["vocab"]
+    ids |= dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    if missing := [token for token in tokens.values() if token not in ids]:
+        raise CheckpointError(f"{TOKENIZER}: token {missing[0]} is missing. {REDOWNLOAD}")
+
+    def around(name: str, type_id: int) -> list[dict[str, Any]]:
+        ends = (tokens.get("bos_token"), tokens.get("eos_token"))
+        pieces = (("SpecialToken", ends[0]), ("Sequence", name), ("SpecialToken", ends[1]))
+        return [{kind: {"id": piece, "type_id": type_id}} for kind, piece in pieces if piece is not None]
+
+    template = {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens.values()},
+    }
+    before = Tokenizer.from_str(json.dumps(values)).encode("").ids
+    kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
+    values["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
+    if Tokenizer.from_str(json.dumps(values)).encode("").ids != before:
+        options.files.warn(
+            f"{TOKENIZER_CONFIG}: {', '.join(tokens.values()) or 'no token'} around each text, as transformers 4 reads "
+            f"add_bos_token and add_eos_token. transformers 5 uses the tokens of {TOKENIZER}."
+        )
 
 
 def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:

@@ -50,6 +50,9 @@ CLASSIFIER_CASES: dict[str, FamilyCase] = {
     "eurobert, bos": classifier("eurobert", classifier_pooling="bos"),
     "eurobert, mean": classifier("eurobert", classifier_pooling="mean"),
     "qwen3": classifier("qwen3", pad_token_id=0),
+    "llama": classifier("llama", pad_token_id=0),
+    "mistral": classifier("mistral", pad_token_id=0),
+    "qwen2": classifier("qwen2", pad_token_id=0),
     "gemma3_text": classifier("gemma3_text", **CROSS_ENCODER),
 }
 """Architectures, and the ways in which classifiers of one architecture differ."""

@@ -241,6 +241,59 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         "appended",
         pooling="lasttoken",
     ),
+    "qwen3, bidirectional": FamilyCase(
+        "Qwen3Model",
+        "Qwen3Config",
+        GROUPED
+        | {
+            "head_dim": 8, "max_position_embeddings": 120, "is_causal": False, "use_sliding_window": True,
+            "sliding_window": 7, "max_window_layers": 2,
+        },
+        "appended",
+    ),
+    "llama": FamilyCase(
+        "LlamaModel",
+        "LlamaConfig",
+        GROUPED
+        | {
+            "head_dim": 10, "rms_norm_eps": 1e-3, "hidden_act": "gelu", "max_position_embeddings": 120,
+            "attention_bias": True, "mlp_bias": True,
+            "rope_parameters": rope(
+                77.0, rope_type="llama3", factor=3.0, low_freq_factor=1.5, high_freq_factor=4.0,
+                original_max_position_embeddings=60,
+            ),
+        },
+        "byte fallback",
+        pooling="lasttoken",
+    ),
+    "mistral": FamilyCase(
+        "MistralModel",
+        "MistralConfig",
+        GROUPED
+        | {
+            "head_dim": 10, "rms_norm_eps": 1e-3, "hidden_act": "gelu", "max_position_embeddings": LONG,
+            "sliding_window": 9, "rope_parameters": rope(77.0),
+        },
+        "byte fallback",
+        pooling="lasttoken",
+    ),
+    "mistral, bidirectional": FamilyCase(
+        "MistralModel",
+        "MistralConfig",
+        GROUPED | {"max_position_embeddings": 120, "sliding_window": None, "is_causal": False},
+        "byte fallback",
+    ),
+    "qwen2": FamilyCase(
+        "Qwen2Model",
+        "Qwen2Config",
+        GROUPED
+        | {
+            "rms_norm_eps": 1e-3, "hidden_act": "gelu", "max_position_embeddings": LONG, "use_sliding_window": True,
+            "sliding_window": 7, "max_window_layers": 2, "rope_parameters": rope(77.0),
+        },
+        "appended",
+        pooling="lasttoken",
+    ),
     "gemma3_text": FamilyCase(
         "Gemma3TextModel",
         "Gemma3TextConfig",

@@ -6,7 +6,7 @@ import torch
 
 from model.encoder import Encoder, EncoderConfig
 from model.families import FAMILIES, find_family
-from model.families.family import ConfigReader
+from model.families.family import CAUSAL_CLASSIFIER, ConfigReader
 from model.source.known_models import KNOWN_MODELS, KnownModel
 
 
@@ -35,7 +35,7 @@ def supported_heads() -> list[tuple[str, dict[str, bool]]]:
                 "token classifier": True,
                 "masked LM, SPLADE": family.masked_lm is not None,
                 "BGE-M3, ColBERT": True,
-                "causal reranker": name == "qwen3",
+                "causal reranker": family.classifier is CAUSAL_CLASSIFIER,
             },
         )
         for name, family in sorted(FAMILIES.items())
@@ -86,8 +86,8 @@ architecture with random weights: its hidden states match transformers to 1e-5 o
 probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
 on its model card.
 
-The architectures `camembert`, `electra` and `gte` have no row, because none of the models
-chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
+The architectures `camembert`, `electra`, `gte` and `llama` have no row, because none of the models chosen for this
+table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
 encoders of the architecture `attendant`.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and

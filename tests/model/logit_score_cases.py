@@ -32,15 +32,20 @@ Say "yes" or "no".<|im_end|>
 """
 
 
-def publish_logit_score(directory: Path, template: str = TEMPLATE, **score: Any) -> None:
+CAUSAL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text, causal")
+"""Cases of each architecture of causal language models."""
+
+
+def publish_logit_score(directory: Path, template: str = TEMPLATE, *, kind: str = "qwen3", **score: Any) -> None:
     """Write the files as sentence-transformers does; `score` are changes of the configuration of LogitScore."""
     tokenizer = tokenizers.Tokenizer.from_str(BUILDERS["bytelevel"]().to_str())
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([tokenizers.AddedToken(name, normalized=False) for name in ("<think>", "</think>")])
     tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
-    own = FAMILY_CASES["qwen3"]
+    own = FAMILY_CASES[kind]
+    architecture = own.architecture.removesuffix("Model").removesuffix("Text") + "ForCausalLM"
     options = {**own.options, "max_position_embeddings": MAX_INPUT_TOKENS}
-    FamilyCase("Qwen3ForCausalLM", own.config, options).publish(directory, tokenizer.to_str().encode())
+    FamilyCase(architecture, own.config, options).publish(directory, tokenizer.to_str().encode())
     special = {"pad_token": "<pad>", "eos_token": "<|im_end|>"}
     values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_INPUT_TOKENS, **special}
     write_json(directory / "tokenizer_config.json", values)

@@ -19,8 +19,9 @@ from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import FamilyCase, oracle_directory
+from tests.model.logit_score_cases import CAUSAL_FAMILIES, publish_logit_score
 from tests.model.model_files import change_json
-from tests.model.sequences import random_ids, run
+from tests.model.sequences import FIRST_ORDINARY_ID, random_ids, run
 
 Publish = Callable[[str], Path]
 
@@ -202,3 +203,19 @@ def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[s
         expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
         logits = checkpoint.token_classifier.head(run(checkpoint, input_ids))
     assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", CAUSAL_FAMILIES)
+def test_scores_of_causal_rerankers_equal_transformers(tmp_path: Path, kind: str) -> None:
+    """The score is the difference of two logits of the language model at the last token."""
+    publish_logit_score(tmp_path, kind=kind)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.classifier is not None
+    input_ids = torch.randint(FIRST_ORDINARY_ID, 200, (1, 21), generator=torch.Generator().manual_seed(5))
+    positions, ones = torch.arange(21)[None], torch.ones_like(input_ids)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.inference_mode():
+        hidden = checkpoint.encoder(input_ids, positions, ones * 0, ones)
+        score = checkpoint.classifier.head(hidden[:, -1]).item()
+        logits = model(input_ids).logits[0, -1]
+    assert score == pytest.approx(float(logits[17] - logits[23]), abs=1e-5 * max(1.0, float(logits.abs().max())))

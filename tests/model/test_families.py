@@ -30,7 +30,15 @@ LENGTHS = (1, 17, 118)
 """Beyond each window, and beyond the 91 positions where relative biases saturate."""
 SCALED = ("nomic_bert, dynamic", "nomic_bert, published")
 WEAK = "a weak oracle (almost uniform attention): see the step about FAMILY_CASES in CONTRIBUTING.md"
-LONG_ROWS = (*SCALED, "modernbert, published", "jina_embeddings_v3, published", "qwen3, windows", "gemma3_text, causal")
+LONG_ROWS = (
+    *SCALED,
+    "modernbert, published",
+    "jina_embeddings_v3, published",
+    "qwen3, windows",
+    "gemma3_text, causal",
+    "mistral",
+    "qwen2",
+)
 """Models whose inputs are so long that attention is computed in blocks."""
 BERT_KINDS = (
     "bert",
@@ -166,8 +174,8 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
         ),
         (
             "gemma3_text",
-            {"rope_scaling": {"rope_type": "llama3"}},
-            r"^config\.json: rope_scaling\.rope_type: unsupported \('llama3'\)\. Supported: ",
+            {"rope_scaling": {"rope_type": "longrope"}},
+            r"^config\.json: rope_scaling\.rope_type: unsupported \('longrope'\)\. Supported: ",
         ),
         (
             "qwen3",

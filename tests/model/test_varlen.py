@@ -191,6 +191,7 @@ def encoders(draw: st.DrawFn) -> Encoder:
         position_table=draw(st.booleans()), embedding_norm=draw(st.booleans()),
         num_key_value_heads=draw(st.sampled_from([1, 2, 4])), head_size=draw(st.sampled_from([8, 10])),
         attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
+        attention_output_bias=draw(st.booleans()),
         query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
         relative_bias=draw(st.booleans()) and all(layer.window is None for layer in layers),
         layers=layers,

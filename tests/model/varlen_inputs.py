@@ -14,7 +14,7 @@ BERT_SHAPED = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "ele
 FAMILIES = (
     *BERT_SHAPED, "causal-bert", "mpnet",
     "nomic_bert", "nomic_bert, dynamic", "gte", "new", "jina_embeddings_v3", "modernbert", "modernbert, biases",
-    "eurobert", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
+    "eurobert", "llama", "mistral", "qwen2", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
 )  # fmt: skip
 """Every architecture, and variants of attention and positions."""
 FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
