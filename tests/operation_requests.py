@@ -70,6 +70,7 @@ class ModelFacts:
     token_labels: list[str]
     mask_token: str | None
     outputs: list[str]
+    layer_outputs: list[str]
 
 
 def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -222,7 +223,8 @@ def layer_output_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
             dtype=optional(st.sampled_from(get_args(MapDtype))),
         )
     )
-    outputs = st.lists(st.sampled_from(get_args(LayerOutput)), min_size=1, max_size=4)
+    names = [*facts.layer_outputs * 20, *get_args(LayerOutput)]
+    outputs = st.lists(st.sampled_from(names), min_size=1, max_size=4)
     return {**options, "outputs": draw(outputs)}
 
 

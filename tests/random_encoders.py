@@ -12,7 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, RMSNorm, RotaryConfig, SelfAttention
+from model.encoder import (
+    Block,
+    Encoder,
+    EncoderConfig,
+    LayerConfig,
+    RelativeConfig,
+    RMSNorm,
+    RotaryConfig,
+    SelfAttention,
+)
 from model.export.layers import LayerAttention
 from service.engine.layers import AttentionOutput, OutputWeights
 from service.operations.maps import LayerMaps
@@ -33,7 +42,7 @@ class SequenceOutput:
 PARTS: dict[str, dict[str, Any]] = {
     "bert": {},
     "causal": {"causal": True},
-    "relative bias": {"relative_bias": True, "type_vocab_size": 0},
+    "relative bias": {"relative_bias": RelativeConfig(16, 20), "type_vocab_size": 0},
     "modernbert": {
         "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
         "attention_output_bias": False, "gated": True,

@@ -234,9 +234,9 @@ def _check_layer_outputs(result: Any, request: Any, layers: int, facts: Any) -> 
         for name, array in arrays.items():
             assert_finite(array)
             length = tokens if name in ("keys", "values") else rows
-            per_head = name in ("queries", "keys", "values", "scores", "weights", "heads")
+            per_head = name in ("queries", "keys", "values", "scores", "weights", "heads", "bias")
             assert array.shape[:-1] == ((len(heads), length) if per_head else (length,))
-            if name in ("scores", "weights"):
+            if name in ("scores", "weights", "bias"):
                 assert array.shape[-1] == tokens
             elif not per_head and name != "position":  # whose size depends on the kind of positions
                 assert array.shape[-1] == facts.hidden_size

@@ -97,7 +97,7 @@ Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 LabelEffect = Literal["none", "occlusion"]
 LayerOutput = Literal[
     "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
-    "feed_forward", "output", "position",
+    "feed_forward", "output", "position", "bias",
 ]  # fmt: skip
 LayerReduce = Literal["concat", "mean", "stack"]
 MapDtype = Literal["float32", "float16", "sqrt_uint8"]
@@ -498,6 +498,7 @@ class LayerOutputs:
     position: Annotated[
         LayerRows | None, "What the position adds to the embedding, (R, E), or the angles of its rotation, (R, d/2)."
     ] = None
+    bias: Annotated[HeadRows | None, "What the distance of two tokens adds to their score, (H, R, T)."] = None
 
 
 @dataclass(frozen=True, slots=True)

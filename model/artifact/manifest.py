@@ -314,13 +314,14 @@ class Absent(Record):
 class StepsRecord(Record):
     """The graph of every step of one layer.
 
-    `weights` are its inputs besides the layer's input, positions and rows. `angles`: it returns the angles of rotary
-    positions, which graphs of earlier versions do not.
+    `weights` are its inputs besides the layer's input, positions and rows. It returns the `angles` of rotary positions,
+    and the `bias` of relative ones, which graphs of earlier versions do not.
     """
 
     graph: str
     weights: dict[str, TensorRecord]
     angles: bool = False
+    bias: bool = False
 
 
 class LayerRecord(Record):
@@ -568,7 +569,7 @@ class Manifest(Record):
     @property
     def has_layer_steps(self) -> bool:
         """Whether the artifact has the graphs of the steps inside layers."""
-        return isinstance(self.layers, LayersRecord) and self.layers.layers[0].steps is not None
+        return self._steps is not None
 
     @property
     def position_table(self) -> TensorRecord | None:
@@ -579,10 +580,16 @@ class Manifest(Record):
     @property
     def has_position_step(self) -> bool:
         """Whether the artifact has the vectors of positions, or graphs that return the angles of rotary positions."""
-        if not isinstance(self.layers, LayersRecord):
-            return False
-        steps = self.layers.layers[0].steps
-        return steps is not None and (self.position_table is not None or steps.angles)
+        return self._steps is not None and (self.position_table is not None or self._steps.angles)
+
+    @property
+    def has_bias_step(self) -> bool:
+        """Whether the artifact has graphs that return the bias of relative positions."""
+        return self._steps is not None and self._steps.bias
+
+    @property
+    def _steps(self) -> StepsRecord | None:
+        return self.layers.layers[0].steps if isinstance(self.layers, LayersRecord) else None
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

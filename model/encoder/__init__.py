@@ -8,7 +8,7 @@ E embedding size.
 """
 
 from model.encoder.attention import attention_mask
-from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 from model.encoder.encoder import Encoder, HiddenStatesEncoder, attention_options
 from model.encoder.layers import Block, RMSNorm, SelfAttention, rotate, sinusoids
 
@@ -20,6 +20,7 @@ __all__ = [
     "HiddenStatesEncoder",
     "LayerConfig",
     "RMSNorm",
+    "RelativeConfig",
     "RotaryConfig",
     "SelfAttention",
     "attention_mask",

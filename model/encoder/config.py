@@ -54,6 +54,18 @@ class RotaryConfig:
 
 
 @dataclass(frozen=True)
+class RelativeConfig:
+    """A learned bias of the scores per head and bucket of distances, as in T5 (Raffel et al. 2020, section 2.1).
+
+    Half of the `buckets` are for later keys. Half of those have one distance each, and the others logarithmic bounds up
+    to `max_distance`.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """The options in which the layers of one encoder can differ.
 
@@ -84,7 +96,7 @@ class EncoderConfig:
         attention_bias: The linear maps of queries, keys and values have biases.
         attention_output_bias: The linear map of the attention output has one.
         query_key_norm: Queries and keys are normalized per head.
-        relative_bias: A learned bias of the scores depends on the distance of two tokens.
+        relative_bias: A learned bias of the scores depends on the distance of two tokens. All layers share it.
         gated: The feed-forward network is gated.
         feed_forward_bias: The inner linear maps of the feed-forward network have biases.
         feed_forward_output_bias: Its outer linear map has one.
@@ -113,7 +125,7 @@ class EncoderConfig:
     attention_bias: bool = True
     attention_output_bias: bool = True
     query_key_norm: bool = False
-    relative_bias: bool = False
+    relative_bias: RelativeConfig | None = None
     gated: bool = False
     feed_forward_bias: bool = True
     feed_forward_output_bias: bool = True

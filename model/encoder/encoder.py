@@ -54,8 +54,10 @@ class PositionInputs(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.causal = config.causal
-        self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and not config.relative_bias
-        self.bias = RelativeBias(config.num_attention_heads) if config.relative_bias else None
+        self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and config.relative_bias is None
+        self.bias = (
+            None if config.relative_bias is None else RelativeBias(config.relative_bias, config.num_attention_heads)
+        )
         self.rotary_configs = list(dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None))
         self.rotary = nn.ModuleList(
             RotaryEmbedding(rotary, config.head_size, config.max_position_embeddings) for rotary in self.rotary_configs

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.encoder.attention import AttentionMask, attend
-from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 
 
 class RMSNorm(nn.Module):
@@ -37,12 +37,6 @@ def make_norm(config: EncoderConfig, size: int) -> nn.LayerNorm | RMSNorm:
     if config.norm == "rms_norm":
         return RMSNorm(size, config.norm_eps)
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm == "layer_norm")
-
-
-BUCKETS = 32
-EXACT_BUCKETS = BUCKETS // 4
-"""The number of distances per direction that have a separate bucket."""
-MAX_DISTANCE = 128
 
 
 def sinusoids(positions: int, size: int) -> Tensor:
@@ -118,28 +112,25 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias of the scores for each head and bucket of distances, as in T5 (Raffel et al. 2020, section 2.1).
+    """A learned bias of the scores for each head and bucket of distances; see `RelativeConfig`."""
 
-    MPNet has 32 buckets: per direction, 8 for distances below 8, and 8 with logarithmic bounds up to 128.
-    """
-
-    def __init__(self, heads: int) -> None:
+    def __init__(self, config: RelativeConfig, heads: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(BUCKETS, heads))
+        self.config = config
+        self.weight = nn.Parameter(torch.zeros(config.buckets, heads))
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the biases (R, H, T, T) for positions (R, T)."""
         offsets = position_ids.unsqueeze(1) - position_ids.unsqueeze(2)  # (R, T query, T key): key minus query
-        return F.embedding(bucket(offsets), self.weight).permute(0, 3, 1, 2)
+        return F.embedding(self.bucket(offsets), self.weight).permute(0, 3, 1, 2)
 
-
-def bucket(offsets: Tensor) -> Tensor:
-    """Return the bucket of each key-minus-query offset; later keys use the upper half of the buckets."""
-    half = BUCKETS // 2
-    distances = offsets.abs()
-    octaves = torch.log(distances.clamp(min=1).float() / EXACT_BUCKETS) / math.log(MAX_DISTANCE / EXACT_BUCKETS)
-    large = (EXACT_BUCKETS + (octaves * (half - EXACT_BUCKETS)).to(offsets.dtype)).clamp(max=half - 1)
-    return torch.where(offsets > 0, half, 0) + torch.where(distances < EXACT_BUCKETS, distances, large)
+    def bucket(self, offsets: Tensor) -> Tensor:
+        """Return the bucket of each key-minus-query offset; later keys use the upper half of the buckets."""
+        half, exact = self.config.buckets // 2, self.config.buckets // 4
+        distances = offsets.abs()
+        octaves = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.config.max_distance / exact)
+        large = (exact + (octaves * (half - exact)).to(offsets.dtype)).clamp(max=half - 1)
+        return torch.where(offsets > 0, half, 0) + torch.where(distances < exact, distances, large)
 
 
 class Embeddings(nn.Module):

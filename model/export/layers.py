@@ -32,7 +32,7 @@ from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_sess
 from model.export.parity import compare
 
 OUTPUTS = ("scores", "probs", "values")
-ANGLES = "angles"
+ANGLES, BIAS = "angles", "bias"
 
 
 class LayerGraphs(NamedTuple):
@@ -100,6 +100,8 @@ class _Steps(_Positions):
         if self.rotary is not None:
             cos, sin = self.rotary(position_ids)
             steps.append(torch.atan2(sin, cos)[0, :, rows])
+        if self.bias is not None:
+            steps.append(bias)
         return tuple(step[0] for step in steps)
 
 
@@ -176,12 +178,15 @@ class LayerSteps(LayerFunction):
         super().__init__(parts)
         if parts.rotary is not None:
             self.outputs = (*self.outputs, ANGLES)
+        if parts.bias is not None:
+            self.outputs = (*self.outputs, BIAS)
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return the steps in their order. docs/maps.md, "Inside a layer", defines them.
 
         Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
-        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi.
+        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi, and with relative ones, the bias
+        of the scores, (H, R, T).
         `rows` (R) has the indices of the tokens; the other arguments are as in `LayerAttention`.
         """
         return self.call((hidden_state, position_ids, rows), weights)
@@ -259,7 +264,8 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
         return {name: store.find(tensor) for name, tensor in function.weights().items()}
 
     def describe_steps(graph: str, steps: LayerSteps) -> StepsRecord:
-        return StepsRecord(graph=graph, weights=find_weights(steps), angles=ANGLES in steps.outputs)
+        has = {name: name in steps.outputs for name in (ANGLES, BIAS)}
+        return StepsRecord(graph=graph, weights=find_weights(steps), **has)
 
     for index, (names, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
         assert isinstance(block, Block)
@@ -290,7 +296,7 @@ def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
-        "relative": config.relative_bias,
+        "relative": config.relative_bias is not None,
     }
     return StructureRecord(
         block=config.block,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields
 from typing import Any, get_args
 
-from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
-from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family
+from model.encoder import EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
+from model.families.family import ROBERTA_CLASSIFIER, ConfigReader, Family, read_relative
 from model.source.published import CheckpointError, unsupported
 
 NAMES = {
@@ -27,8 +27,13 @@ UNUSED = r"^classifier\."
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. Fields without a value have their defaults."""
+    """Return the configuration. Fields without a value have their defaults.
+
+    In earlier versions, `attention_bias` included the output, and `relative_bias` was true or false.
+    """
     values = {field.name: _read_field(config, field) for field in fields(EncoderConfig) if field.name != "layers"}
+    if "attention_output_bias" not in config:
+        values["attention_output_bias"] = values["attention_bias"]
     layers = config.value("layers")
     if not isinstance(layers, list) or len(layers) != values["num_hidden_layers"]:
         raise CheckpointError("config.json: layers is not a list of num_hidden_layers objects. Correct it.")
@@ -48,6 +53,8 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
         return field.default if has_default else config.value(key)
     if key == "hidden_act":
         return config.activation(key)
+    if key == "relative_bias":
+        return _read_relative(config.value(key))
     if field.type is int:
         return config.size(key, least=0 if has_default or key == "type_vocab_size" else 1)
     if field.type is float:
@@ -58,6 +65,15 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
     if value not in choices:
         raise unsupported(f"config.json: {key}", value, choices)
     return value
+
+
+def _read_relative(values: Any) -> RelativeConfig | None:
+    """Return the bias for distances. Raises CheckpointError."""
+    if type(values) is bool:
+        return RelativeConfig() if values else None
+    if not isinstance(values, Mapping) or not set(values) <= {"buckets", "max_distance"}:
+        raise unsupported("config.json: relative_bias", values, ("buckets", "max_distance"))
+    return read_relative(ConfigReader(values), "buckets", "max_distance")
 
 
 def _read_layer(values: Any) -> LayerConfig:

@@ -3,7 +3,7 @@
 MiniLM, BGE, E5, LaBSE and early GTE models are BERTs.
 """
 
-from model.encoder import EncoderConfig
+from model.encoder import EncoderConfig, RelativeConfig
 from model.families.family import (
     ROBERTA_CLASSIFIER,
     ConfigReader,
@@ -179,7 +179,7 @@ def read_mpnet(config: ConfigReader) -> EncoderConfig:
         config,
         max_position_embeddings=config.size("max_position_embeddings") - MPNET_FIRST_POSITION,
         type_vocab_size=0,
-        relative_bias=True,
+        relative_bias=RelativeConfig(),
     )
 
 

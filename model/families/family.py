@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from model.encoder import ACTIVATIONS, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 from model.heads.classifiers import ClassifierLayout
 from model.heads.row_head import HeadLayout
 from model.heads.vocabulary import VocabularyLayout
@@ -75,10 +75,13 @@ class ConfigReader:
         return found
 
     def activation(self, key: str, default: str | None = None) -> str:
-        found = self.value(key, default)
-        if not isinstance(found, str) or found not in ACTIVATIONS:
-            raise unsupported(f"config.json: {key}", found, ACTIVATIONS)
-        return found
+        return self.check_activation(key, self.value(key, default))
+
+    def check_activation(self, key: str, name: Any) -> str:
+        """Return the name of an activation that `key` contains. Raises CheckpointError."""
+        if not isinstance(name, str) or name not in ACTIVATIONS:
+            raise unsupported(f"config.json: {key}", name, ACTIVATIONS)
+        return name
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
         """Return the entry of `choices` that a value selects."""
@@ -196,6 +199,16 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
             raise CheckpointError(f"config.json: {path}.low_freq_factor: not below high_freq_factor ({low}, {high}).")
         return RotaryConfig(base, factor, ramp=(low, high, reader.size("original_max_position_embeddings")))
     return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
+
+
+def read_relative(config: ConfigReader, buckets_key: str, distance_key: str) -> RelativeConfig:
+    """Return the buckets of a bias for distances. Raises CheckpointError."""
+    buckets, distance = config.size(buckets_key, 32, least=4), config.size(distance_key, 128)
+    if distance <= buckets // 4:
+        raise CheckpointError(
+            f"config.json: {distance_key}: not over a quarter of {buckets_key} ({distance}, {buckets})."
+        )
+    return RelativeConfig(buckets, distance)
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

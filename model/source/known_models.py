@@ -44,8 +44,10 @@ class KnownModel:
     @property
     def shape(self) -> tuple[int, int]:
         """The number of layers and the hidden size."""
-        layers = next(self.config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in self.config)
-        size = next(self.config[key] for key in ("hidden_size", "n_embd", "dim") if key in self.config)
+        layers = next(
+            self.config[key] for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if key in self.config
+        )
+        size = next(self.config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in self.config)
         return int(layers), int(size)
 
     def suits(self, task: Task | None, language: str | None) -> bool:
@@ -72,10 +74,14 @@ DISTILBERT = {
     "model_type": "distilbert", "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "vocab_size": 30522,
     "activation": "gelu", "max_position_embeddings": 512,
 }  # fmt: skip
+T5_BASE = {
+    "model_type": "t5", "d_model": 768, "num_layers": 12, "num_heads": 12, "d_kv": 64, "d_ff": 3072,
+    "vocab_size": 32128, "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "n_positions": 512,
+}  # fmt: skip
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
-OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte", "llama")
+OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte", "llama", "mt5")
 """Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
@@ -114,6 +120,10 @@ KNOWN_MODELS = (
             max_position_embeddings=514, relative_attention_num_buckets=32, layer_norm_eps=1e-5,
         ),
         109, 384, "mean", "none", "Apache-2.0", tasks=("similarity", "retrieval"),
+    ),
+    KnownModel("sentence-transformers/gtr-t5-base", T5_BASE, 110, 512, "mean", "none", "Apache-2.0"),
+    KnownModel(
+        "sentence-transformers/sentence-t5-base", T5_BASE, 110, 256, "mean", "none", "Apache-2.0", tasks=("similarity",)
     ),
     KnownModel(
         "nomic-ai/nomic-embed-text-v1.5",

@@ -19,7 +19,7 @@ FEED_FORWARD = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions")
 GATED = ("eurobert", "gemma3_text", "llama", "mistral", "modernbert", "new", "nomic_bert", "qwen2", "qwen3")
 """Architectures whose feed-forward layers have a third matrix, the gate."""
-WITHOUT_TABLE = (*GATED, "t5", "deberta-v2")
+WITHOUT_TABLE = (*GATED, "t5", "mt5", "deberta-v2")
 """Architectures without a table of positions."""
 DEFAULT_POSITIONS = {"modernbert": 8192, "eurobert": 2048, "new": 8192}
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
@@ -109,11 +109,15 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
     family = str(config.get("model_type", ""))
     hidden, layers, heads = number(*HIDDEN), number(*LAYERS), number(*HEADS)
     positions = number(*POSITIONS, default=max_tokens or DEFAULT_POSITIONS.get(family, 512))
-    head = number("head_dim", default=hidden // heads)
+    head = number("head_dim", "d_kv", default=hidden // heads)
     attention = heads * head
     keys = number("num_key_value_heads", default=heads) * head
     is_rotary = config.get("position_embedding_type") in ("rope", "rotary")
-    gated = family in GATED or str(config.get("activation_function", "")).endswith("glu")
+    gated = (
+        family in GATED
+        or str(config.get("activation_function", "")).endswith("glu")
+        or str(config.get("feed_forward_proj", "")).startswith("gated")
+    )
     matrices = 3 if gated else 2
     layer = 2 * hidden * (attention + keys) + matrices * hidden * number(*FEED_FORWARD, default=4 * hidden)
     embedding = number("embedding_size", default=hidden)

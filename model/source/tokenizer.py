@@ -155,6 +155,7 @@ DEFAULT_CLASSES = {
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "roberta": "RobertaTokenizer",
+    "t5": "T5Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
 """The class of the tokenizer of each `model_type` whose files name none."""

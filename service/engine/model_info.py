@@ -155,10 +155,11 @@ def operations_of(manifest: Manifest) -> list[Operation]:
 
 
 def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
-    """Return the steps inside layers that a model returns; artifacts of earlier versions lack graphs for some."""
+    """Return the steps inside layers that a model has; artifacts of earlier versions lack graphs for some."""
     if not manifest.has_layer_steps:
         return []
-    return [name for name in get_args(LayerOutput) if name != "position" or manifest.has_position_step]
+    has: dict[LayerOutput, bool] = {"position": manifest.has_position_step, "bias": manifest.has_bias_step}
+    return [name for name in get_args(LayerOutput) if has.get(name, True)]
 
 
 def describe_structure(manifest: Manifest) -> LayerStructure | None:

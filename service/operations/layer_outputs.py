@@ -22,6 +22,7 @@ from model.artifact.manifest import LayersRecord, Manifest
 from model.artifact.tokenizer import TokenizedInput
 from service.engine.engine import Engine
 from service.engine.layers import ArtifactLayer
+from service.engine.model_info import layer_outputs_of
 from service.engine.tasks import ModelParts
 from service.engine.vectors import Floats, cast_map
 from service.errors import ConflictingFields, Duplicate, Empty, OutOfRange, RequestTooLarge, UnsupportedByModel
@@ -30,7 +31,8 @@ from service.operations.maps import FLOAT_BYTES, explain_bytes
 from service.operations.units import Units
 from service.spelling import use_range
 
-PER_HEAD: tuple[LayerOutput, ...] = ("queries", "keys", "values", "scores", "weights", "heads")
+PER_HEAD: tuple[LayerOutput, ...] = ("queries", "keys", "values", "scores", "weights", "heads", "bias")
+OF_PAIRS: tuple[LayerOutput, ...] = ("scores", "weights", "bias")
 OF_ALL_TOKENS: tuple[LayerOutput, ...] = ("keys", "values")
 OF_MAPS = ("kind", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k")
 """Options that only maps have."""
@@ -61,9 +63,21 @@ def check_layer_outputs(request: AttendRequest, manifest: Manifest) -> None:
 
 
 def _check_artifact(request: AttendRequest, manifest: Manifest) -> None:
-    if manifest.has_layer_steps and (manifest.has_position_step or "position" not in request.outputs):
+    available = layer_outputs_of(manifest)
+    missing = next((name for name in request.outputs if name not in available), None)
+    if missing is None:
         return
-    subject = "{outputs.position} is " if manifest.has_layer_steps else ""
+    layers = manifest.layers
+    structure = layers.structure if isinstance(layers, LayersRecord) else None
+    if structure is not None and available:
+        kinds = {*structure.positions}
+        if missing == "bias" and "relative" not in kinds:
+            problem = "{outputs.bias} is not supported for this model, whose scores have no bias for positions"
+            raise UnsupportedByModel(problem, "Remove it.", field="outputs")
+        if missing == "position" and kinds == {"relative"}:
+            problem = "{outputs.position} is not supported for this model, whose positions are a bias of the scores"
+            raise UnsupportedByModel(problem, "Use {outputs.bias}.", field="outputs")
+    subject = f"{{outputs.{missing}}} is " if available else ""
     problem = f"{subject}not supported for this artifact, which an earlier version exported"
     raise UnsupportedByModel(problem, "Export the model again.", field="outputs")
 
@@ -126,7 +140,7 @@ class LayerOutputsTask:
         total = RESULT_BYTES + listed_bytes(self.units.units, wire) + 16 * (rows + tokens)
         for name in request.outputs:
             length = tokens if name in OF_ALL_TOKENS else rows
-            width = tokens if name in ("scores", "weights") else width_of_head
+            width = tokens if name in OF_PAIRS else width_of_head
             values = heads * length * width if name in PER_HEAD else rows * (position if name == "position" else size)
             total += len(self.layers) * (LAYER_BYTES + array_bytes(values, request.dtype, wire))
         return total

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input, LayerOutput
+from attendant_client.types import Array, AttendRequest, AttendResult, EncodeRequest, Input
 from numpy.typing import NDArray
 
 from model.artifact.manifest import LayersRecord, StructureRecord
@@ -19,9 +18,10 @@ from model.encoder.encoder import Encoder
 from model.export.export import export
 from model.source.hub import locate
 from service.config import Settings
+from service.engine.model_info import layer_outputs_of
 from service.engine.model_loader import LoadedModel
 from service.errors import UnsupportedByModel
-from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
@@ -77,7 +77,7 @@ class ModelWithOracle:
 
 def load_with_oracle(published: Path, artifact: Path) -> ModelWithOracle:
     """Load an artifact in float32 on every lane, so that all layers have the same precision."""
-    oracle = transformers.AutoModel.from_pretrained(oracle_directory(published), attn_implementation="eager").eval()
+    oracle = load_oracle(published)
     return ModelWithOracle(load_anew(Settings(model_dir=artifact, precision="float32")), published, oracle)
 
 
@@ -190,16 +190,18 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
     layers = family.model.artifact.manifest.layers
     assert isinstance(layers, LayersRecord)
     assert layers.structure is not None
-    results = await attend(family.model, *TINY_TEXTS, outputs=get_args(LayerOutput))
+    outputs = layer_outputs_of(family.model.artifact.manifest)
+    results = await attend(family.model, *TINY_TEXTS, outputs=tuple(outputs))
     maps = await attend(family.model, *TINY_TEXTS)
     for source, result, mapped in zip(TINY_TEXTS, results, maps, strict=True):
         hidden = family.expected(source)[1]
         probs = stack_maps(mapped, family.model)
         assert result.layer_outputs is not None
         for index, steps in enumerate(result.layer_outputs):
-            step = {name: values(getattr(steps, name)) for name in get_args(LayerOutput)}
+            step: dict[str, Floats] = {name: values(getattr(steps, name)) for name in outputs}
             check_steps(step, encoder.blocks[index], layers.structure, hidden[index], probs[index])
-            check_positions(step["position"], encoder, index)
+            if "position" in step:
+                check_positions(step["position"], encoder, index)
             last = index + 1 == len(encoder.blocks)
             check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
 
@@ -230,8 +232,9 @@ def check_steps(step: dict[str, Floats], block: Any, form: StructureRecord, hidd
     """Check the steps of one layer, with its block in torch, its form, and the hidden states that it reads."""
     check_close(step["input"], hidden)
     assert step["queries"].shape[-1] == form.head_size
-    if "relative" not in form.positions:
-        check_close(step["queries"] @ step["keys"].swapaxes(1, 2) * form.attention_scale, step["scores"])
+    assert ("relative" in form.positions) == ("bias" in step)
+    bias = step.get("bias", 0.0)
+    check_close(step["queries"] @ step["keys"].swapaxes(1, 2) * form.attention_scale + bias, step["scores"])
     check_close(step["weights"], probs)
     check_close(step["weights"] @ step["values"], step["heads"])
     allowed = np.where(step["weights"] > 0, step["scores"], -np.inf)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
@@ -16,7 +15,7 @@ from model.export.export import Variants
 from service.engine.backends.base import BackendChoice
 from service.engine.backends.select import open_backend
 from tests.e2e.test_family_backends import PROVIDERS, TEXTS, Floats, cosines, export_quietly, hidden_states
-from tests.model.family_cases import FAMILY_CASES, FamilyCase
+from tests.model.family_cases import FAMILY_CASES, FamilyCase, load_oracle
 from tests.model.tiny_tokenizers import BUILDERS
 
 WIDTH, HEADS = 96, 6
@@ -65,7 +64,7 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     export_quietly(published, directory / "artifact", Variants(explain=False))
     artifact = Artifact.open(directory / "artifact")
     tokenizer = Tokenizer(artifact.read(TOKENIZER))
-    model = transformers.AutoModel.from_pretrained(published, attn_implementation="eager").eval()
+    model = load_oracle(published)
     expected, rounded = [], []
     with torch.inference_mode():
         for tokens in tokenizer.encode([TokenizerInput(text) for text in TEXTS]):

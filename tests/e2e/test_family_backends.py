@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from attendant_client.types import EncodeRequest, Input, Provider
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend
 from service.engine.backends.cpu import detect_cpu
 from service.engine.tasks import EncodeTask, TextVectors
-from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
@@ -76,7 +75,7 @@ def family(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: p
     types = model.artifact.manifest.architecture.type_vocab_size > 1
     expected = []
     for tokens in model.tokenizer.encode([TokenizerInput(text) for text in TEXTS]):
-        oracle = transformers.AutoModel.from_pretrained(oracle_directory(published), attn_implementation="eager").eval()
+        oracle = load_oracle(published)
         inputs = {"input_ids": torch.tensor([tokens.input_ids]), "attention_mask": torch.ones(1, len(tokens))}
         inputs |= {"token_type_ids": torch.tensor([tokens.token_type_ids])} if types else {}
         with torch.inference_mode():

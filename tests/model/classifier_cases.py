@@ -66,4 +66,11 @@ TOKEN_CLASSIFIER_CASES: dict[str, FamilyCase] = {
     for kind, case in CLASSIFIER_CASES.items()
     if kind not in ("bert, one label", "bert, multi-label", "bert, regression", "eurobert, bos", "eurobert, mean")
     and kind != "gemma3_text"  # transformers has no token classifier of it
+} | {
+    kind: replace(
+        FAMILY_CASES[kind],
+        architecture=f"{kind.upper()}ForTokenClassification",
+        options={**FAMILY_CASES[kind].options, **TAGS},
+    )
+    for kind in ("t5", "mt5")
 }

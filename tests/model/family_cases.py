@@ -87,6 +87,16 @@ def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:
     save_file({name: tensors[name] for name in unique.values()}, directory / "model.safetensors", {"format": "pt"})
 
 
+def load_oracle(directory: Path) -> Any:
+    """Return the encoder as transformers loads it. `AutoModel` of T5 would load a decoder, too."""
+    directory = oracle_directory(directory)
+    kind = read_json(directory / "config.json")["model_type"]
+    loader: Any = {"t5": transformers.T5EncoderModel, "mt5": transformers.MT5EncoderModel}.get(
+        kind, transformers.AutoModel
+    )
+    return loader.from_pretrained(directory, attn_implementation="eager").eval()
+
+
 def oracle_directory(directory: Path) -> Path:
     """Return the directory from which transformers loads the same weights."""
     return directory / "oracle" if (directory / "oracle").is_dir() else directory
@@ -120,6 +130,7 @@ MODERNBERT = SIZES | IDS | {
     "hidden_activation": "silu", "global_attn_every_n_layers": 2,
     "rope_parameters": {"full_attention": rope(500.0), "sliding_attention": rope(50.0)},
 }  # fmt: skip
+T5 = {"d_model": HIDDEN_SIZE, "num_layers": 4, "num_heads": 3, "d_ff": 37, "d_kv": 10, "layer_norm_epsilon": 1e-3}
 GEMMA = SIZES | {
     "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 31,
     "max_position_embeddings": 120, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -149,6 +160,17 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         MODERNBERT | {"norm_bias": True, "attention_bias": True, "mlp_bias": True},
         "bytelevel",
     ),
+    "t5": FamilyCase(
+        "T5EncoderModel",
+        "T5Config",
+        T5
+        | {
+            "relative_attention_num_buckets": 20, "relative_attention_max_distance": 50, "feed_forward_proj": "silu",
+        },
+        "t5",
+        deviation=0.2,
+    ),
+    "mt5": FamilyCase("MT5EncoderModel", "MT5Config", T5 | {"feed_forward_proj": "gated-gelu"}, "t5", deviation=0.2),
     "nomic_bert": FamilyCase(
         "NomicBertModel",
         "NomicBertConfig",

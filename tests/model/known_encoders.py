@@ -9,6 +9,9 @@ from model.families import FAMILIES, find_family
 from model.families.family import CAUSAL_CLASSIFIER, ConfigReader
 from model.source.known_models import KNOWN_MODELS, KnownModel
 
+WITHOUT_CLASSIFIER = ("t5", "mt5")
+"""Architectures whose classifiers read a decoder."""
+
 
 def known_config(model: KnownModel) -> EncoderConfig:
     family, reader = find_family(model.config), ConfigReader(model.config)
@@ -31,7 +34,7 @@ def supported_heads() -> list[tuple[str, dict[str, bool]]]:
         (
             name,
             {
-                "classifier, cross-encoder": True,
+                "classifier, cross-encoder": name not in WITHOUT_CLASSIFIER,
                 "token classifier": True,
                 "masked LM, SPLADE": family.masked_lm is not None,
                 "BGE-M3, ColBERT": True,
@@ -86,8 +89,8 @@ architecture with random weights: its hidden states match transformers to 1e-5 o
 probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
 on its model card.
 
-The architectures `camembert`, `electra`, `gte` and `llama` have no row, because none of the models chosen for this
-table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
+The architectures `camembert`, `electra`, `gte`, `llama` and `mt5` have no row, because none of the models chosen
+for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
 encoders of the architecture `attendant`.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and

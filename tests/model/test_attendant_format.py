@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoint import build_encoder
-from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder import ACTIVATIONS, Encoder, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 from model.families import FAMILIES
 from model.families.attendant import read_config, write_config
 from model.families.family import ConfigReader
@@ -34,7 +34,7 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
         attention_norm=st.booleans(),
     )
     layers = draw(st.lists(layer, min_size=1, max_size=3))
-    flags = [field.name for field in fields(EncoderConfig) if field.type is bool]
+    flags: dict[str, Any] = {field.name: draw(st.booleans()) for field in fields(EncoderConfig) if field.type is bool}
     return EncoderConfig(
         vocab_size=9, hidden_size=heads * 6, num_hidden_layers=len(layers), num_attention_heads=heads,
         intermediate_size=5, max_position_embeddings=7, type_vocab_size=draw(st.integers(0, 2)),
@@ -44,7 +44,7 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
         embedding_size=draw(st.sampled_from([0, 8])), embedding_scale=draw(st.floats(0.1, 10)),
         num_key_value_heads=draw(st.sampled_from([0, 1])), head_size=draw(st.sampled_from([0, 4])),
         attention_scale=draw(st.sampled_from([0.0, 0.3])), layers=tuple(layers),
-        **{name: draw(st.booleans()) for name in flags},
+        relative_bias=draw(st.none() | st.builds(RelativeConfig, st.integers(4, 40), st.integers(11, 200))), **flags,
     )  # fmt: skip
 
 
@@ -56,6 +56,19 @@ def test_config_and_weights_of_any_encoder_survive_a_round_trip(config: EncoderC
     loaded = build_encoder(FAMILIES["attendant"], values, encoder.state_dict())
     for name, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_files_of_earlier_versions_are_read(has_bias: bool) -> None:
+    expected = replace(
+        CONFIG,
+        attention_bias=has_bias,
+        attention_output_bias=has_bias,
+        relative_bias=RelativeConfig() if has_bias else None,
+    )
+    values = write_config(expected) | {"relative_bias": has_bias}
+    del values["attention_output_bias"]
+    assert read_config(ConfigReader(values)) == expected
 
 
 def test_keys_are_the_fields_of_the_encoder() -> None:

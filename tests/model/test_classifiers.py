@@ -19,6 +19,7 @@ from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import FamilyCase, oracle_directory
+from tests.model.known_encoders import WITHOUT_CLASSIFIER
 from tests.model.logit_score_cases import CAUSAL_FAMILIES, publish_logit_score
 from tests.model.model_files import change_json
 from tests.model.sequences import FIRST_ORDINARY_ID, random_ids, run
@@ -180,7 +181,15 @@ def test_missing_and_misshapen_tensors_are_errors(publish_classifier: Publish, t
 
 def test_every_architecture_has_a_case(publish_classifier: Publish) -> None:
     covered = {load_checkpoint(publish_classifier(kind)).family.name for kind in CLASSIFIER_CASES}
-    assert covered == FAMILIES.keys() - {"attendant"}
+    assert covered == FAMILIES.keys() - {"attendant", *WITHOUT_CLASSIFIER}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_CLASSIFIER)
+def test_classifiers_with_decoder_are_rejected(publish: Publish, tmp_path: Path, kind: str) -> None:
+    directory = shutil.copytree(publish(kind), tmp_path / "model")
+    change_json(directory / "config.json", architectures=[f"{kind.upper()}ForSequenceClassification"])
+    with pytest.raises(CheckpointError, match="reads its decoder"):
+        load_checkpoint(directory)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from model.export.parity import measure_parity
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
 from tests.model.conftest import mark_slow
-from tests.model.family_cases import FAMILY_CASES, oracle_directory
+from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.model.model_files import change_json, read_json
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
 from tests.model.sequences import FIRST_ORDINARY_ID
@@ -85,8 +85,7 @@ def run_encoder(encoder: Encoder, batch: Batch) -> EncoderOutput:
 
 def run_transformers(encoder: Encoder, directory: Path, batch: Batch) -> Any:
     """Load the model anew for each batch: dynamic scaling in transformers depends on earlier inputs."""
-    oracle = oracle_directory(directory)
-    model = transformers.AutoModel.from_pretrained(oracle, attn_implementation="eager").eval()
+    model = load_oracle(directory)
     input_ids, token_type_ids, mask = batch
     types = {"token_type_ids": token_type_ids} if encoder.config.type_vocab_size > 1 else {}
     with torch.inference_mode():
@@ -187,6 +186,9 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
         ("new", {"logn_attention_scale": True}, "unsupported logn_attention_scale True"),
         ("new", {"position_embedding_type": "absolute"}, "unsupported position_embedding_type 'absolute'"),
         ("mpnet", {"relative_attention_num_buckets": 16}, "unsupported relative_attention_num_buckets 16"),
+        ("t5", {"relative_attention_max_distance": 5}, "relative_attention_max_distance: not over a quarter"),
+        ("t5", {"feed_forward_proj": "gated-swiglu"}, r"feed_forward_proj: unsupported \('swiglu'\)"),
+        ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("qwen3", {"use_bidirectional_attention": True}, "unknown key use_bidirectional_attention"),
         (
             "qwen3",

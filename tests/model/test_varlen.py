@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from model.artifact.manifest import Pooling
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder import Encoder, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 from model.export.cuda import (
     VarlenEncoder,
     packed_attention,
@@ -176,6 +176,9 @@ ROTARY = st.none() | st.builds(
 )
 
 
+RELATIVE = st.none() | st.builds(RelativeConfig, st.sampled_from([8, 32]), st.sampled_from([20, 128]))
+
+
 @st.composite
 def encoders(draw: st.DrawFn) -> Encoder:
     """Draw the parts of an encoder, in any combination; each layer has its own positions and window."""
@@ -193,7 +196,7 @@ def encoders(draw: st.DrawFn) -> Encoder:
         attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
         attention_output_bias=draw(st.booleans()),
         query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
-        relative_bias=draw(st.booleans()) and all(layer.window is None for layer in layers),
+        relative_bias=draw(RELATIVE) if all(layer.window is None for layer in layers) else None,
         layers=layers,
     )  # fmt: skip
     encoder = Encoder(config).eval()

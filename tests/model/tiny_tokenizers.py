@@ -119,6 +119,15 @@ def build_appended() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def build_t5() -> tokenizers.Tokenizer:
+    """Return a unigram tokenizer like T5's, which appends `</s>`."""
+    tokenizer = tokenizers.Tokenizer.from_str(build_metaspace().to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)]
+    )
+    return tokenizer
+
+
 def build_byte_fallback() -> tokenizers.Tokenizer:
     """Return a BPE tokenizer like Gemma's: spaces become U+2581, and unknown characters become bytes."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -145,5 +154,6 @@ BUILDERS = {
     "untrimmed": lambda: train_bytelevel(trim_offsets=False),
     "metaspace": build_metaspace,
     "appended": build_appended,
+    "t5": build_t5,
     "byte fallback": build_byte_fallback,
 }

@@ -59,7 +59,10 @@ from tests.stubs import EncoderServiceStub
 
 COLBERT = "stanford"
 MOST_CHUNKS = 64
-FAMILIES = ("mpnet", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text")
+FAMILIES = (
+    "mpnet", "t5", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "mistral", "qwen3",
+    "gemma3_text",
+)  # fmt: skip
 SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES)
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}

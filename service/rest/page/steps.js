@@ -180,19 +180,21 @@ export const STEPS = [
       const hidden = hiddenPlaces(scene);
       const [usual, extreme] = [scene.outputs.weights[head][0], softmax(unscaled, (place) => !hidden.has(place))];
       const isRoot = Math.abs(scale * Math.sqrt(size) - 1) < 1e-3;
+      const isScaled = Math.abs(scale - 1) > 1e-6;
       const divisor = formatNumber(1 / scale);
       const bias = isRelative ? " + b_{i - j}" : "";
       return {
-        say: Math.abs(scale - 1) < 1e-6 ? ["This model uses the dot products as they are, without ", term("scaling"), "."]
+        say: !isScaled ? ["This model uses the dot products as they are, without ", term("scaling"), "."]
           : ["Each dot product is divided by ", isRoot ? `the square root of ${size}: ` : "", divisor, " (", term("scaling"), "). With it, the largest weight will be ",
             value(Math.max(...usual)), ", without it ", value(Math.max(...extreme)), "."],
-        formulas: [switches.unscaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot && !switches.unscaled ? [`d_k = ${size}`] : [])],
+        formulas: [switches.unscaled || !isScaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot && !switches.unscaled ? [`d_k = ${size}`] : [])],
         symbols: `s: the scores. d${"\u2096"}: how many numbers a key has. Step 8 turns the scores into weights that sum to 1.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
         figure: [
-          toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
-          perToken(scene, ["dot product", "score", switches.unscaled ? "weight without the division" : "weight (step 8)"], (place) => [
-            value(sums[place]), value(switches.unscaled ? unscaled[place] : scores[head][0][place]), bar(switches.unscaled ? extreme[place] : usual[place])]),
-        ],
+          isScaled && toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
+          perToken(scene, ["dot product", ...(isRelative ? ["bias b"] : []), "score", switches.unscaled ? "weight without the division" : "weight (step 8)"], (place) => [
+            value(sums[place]), ...(isRelative ? [value(scores[head][0][place] - scale * sums[place])] : []),
+            value(switches.unscaled ? unscaled[place] : scores[head][0][place]), bar(switches.unscaled ? extreme[place] : usual[place])]),
+        ].filter((node) => node !== false),
         why: [`A dot product is a sum of ${size} products. The more there are, the larger it can become: typically as the square root of their number. Large scores make the `,
           term("softmax"), " of step 8 choose one token and ignore the others, and training can hardly change such a choice. Divided by the root, scores typically have the same size for any number of products. A head whose products are small shows little of this."],
       };

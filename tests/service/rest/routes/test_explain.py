@@ -87,6 +87,10 @@ async def test_outputs_are_the_steps_inside_the_layers(harness: ServiceHarness) 
             {"dtype": "sqrt_uint8", "encoding_format": "base64"},
             'dtype: "sqrt_uint8" is not supported with outputs. Use "float16".',
         ),
+        (
+            {"outputs": ["bias"]},
+            'outputs: "bias" is not supported for this model, whose scores have no bias for positions. Remove it.',
+        ),
     ],
 )
 async def test_outputs_reject_options_of_maps_and_invalid_rows(
