@@ -165,6 +165,8 @@ def _check_same_tokenizer(files: Published, query: Module) -> None:
 SAVE_RERANKER = """python -c "from sentence_transformers import CrossEncoder; \
 CrossEncoder('SOURCE').save_pretrained('DIR')\""""
 POSITIONS = "embeddings.position_embeddings.weight"
+ALIBI_TOKENS = 2048
+"""With 12 heads, the biases of this many tokens take 0.2 GB."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,12 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     if late is None and classifier is None and settings.max_input_tokens is None:
         role_max_tokens = {role: min(limit, positions) for role, limit in transformer.role_max_tokens.items()}
     warn_about_reranker(files, encoder.config.causal, config, classifier)
+    if encoder.config.alibi and max_input_tokens > ALIBI_TOKENS:
+        gigabytes = 4 * encoder.config.num_attention_heads * max_input_tokens**2 / 1e9
+        files.warn(
+            f"texts of {max_input_tokens} tokens take {gigabytes:.1f} GB of memory in OpenVINO for the biases of this "
+            "model's scores. To limit it, set --max-input-tokens."
+        )
     return Checkpoint(
         encoder=encoder,
         family=family,

@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "bert": {},
     "causal": {"causal": True},
     "relative bias": {"relative_bias": RelativeConfig(16, 20), "type_vocab_size": 0},
+    "alibi": {"alibi": True, "position_table": False, "gated": True, "feed_forward_bias": False},
     "modernbert": {
         "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
         "attention_output_bias": False, "gated": True,

@@ -25,6 +25,8 @@ class AttentionMask:
         additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
             Exported graphs use other shapes for them, see `model.export.graphs`.
         keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
+        slopes: float32 (H, 1, 1): the distance times this is subtracted from the scores of a head. `additive` contains
+            that already.
     """
 
     sequence_ids: Tensor
@@ -32,6 +34,7 @@ class AttentionMask:
     causal: bool
     additive: Tensor | None
     keys: Tensor | None = None
+    slopes: Tensor | None = None
 
 
 def attention_mask(
@@ -51,18 +54,32 @@ def attention_mask(
 
 
 def build_mask(
-    position_ids: Tensor, sequence_ids: Tensor, radius: int | None = None, *, causal: bool = False
+    position_ids: Tensor,
+    sequence_ids: Tensor,
+    radius: int | None = None,
+    *,
+    causal: bool = False,
+    slopes: Tensor | None = None,
 ) -> AttentionMask:
     """Return the mask of one kind of layer. `position_ids` and `sequence_ids` are int64 (R, T).
 
-    Positions restart at 0 in each sequence and increase by 1.
+    Positions restart at 0 in each sequence and increase by 1. There are no `slopes` with a radius or causal attention.
     """
+    assert slopes is None or (radius is None and not causal)
     if torch.compiler.is_exporting():
-        return _symbolic_mask(position_ids, sequence_ids, radius, causal)
+        return _symbolic_mask(position_ids, sequence_ids, radius, causal, slopes)
     if sequence_ids.shape[1] > MAX_DENSE_TOKENS:
-        return AttentionMask(sequence_ids, radius, causal, None)
+        return AttentionMask(sequence_ids, radius, causal, None, slopes=slopes)
     additive = attention_mask(sequence_ids, position_ids, causal=causal, window=radius)
-    return AttentionMask(sequence_ids, radius, causal, additive)
+    if slopes is not None:
+        additive = additive + alibi(position_ids, position_ids, slopes)
+    return AttentionMask(sequence_ids, radius, causal, additive, slopes=slopes)
+
+
+def alibi(query_positions: Tensor, key_positions: Tensor, slopes: Tensor) -> Tensor:
+    """Return the bias for distances, (R, H, Q, K), for positions (R, Q) and (R, K), and slopes (H, 1, 1)."""
+    distances = (query_positions.unsqueeze(-1) - key_positions.unsqueeze(-2)).abs()  # (R, Q, K)
+    return -slopes * distances.to(slopes.dtype).unsqueeze(1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
@@ -83,7 +100,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -
             allowed = allowed & (distance.abs() <= mask.radius)
         if mask.causal:
             allowed = allowed & (distance >= 0)
-        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], _additive(allowed), scale))
+        additive = _additive(allowed)
+        if mask.slopes is not None:
+            additive = additive + alibi(index[None, queries], index[None, keys], mask.slopes)
+        outputs.append(attend_dense(q[:, :, queries], k[:, :, keys], v[:, :, keys], additive, scale))
     return torch.cat(outputs, dim=2)
 
 
@@ -97,9 +117,20 @@ def _additive(allowed: Tensor) -> Tensor:
     return torch.where(allowed, torch.zeros(()), torch.full((), LOWEST)).unsqueeze(1)
 
 
-def _symbolic_mask(position_ids: Tensor, sequence_ids: Tensor, radius: int | None, causal: bool) -> AttentionMask:
+def _symbolic_mask(
+    position_ids: Tensor, sequence_ids: Tensor, radius: int | None, causal: bool, slopes: Tensor | None
+) -> AttentionMask:
     rows, tokens = sequence_ids.shape
     inputs, shape = (position_ids, sequence_ids), (rows, 1, tokens, tokens)
+    if slopes is not None:
+        additive = torch.onnx.ops.symbolic(
+            f"{DOMAIN}::AlibiMask",
+            (*inputs, slopes),
+            dtype=torch.float32,
+            shape=(rows, len(slopes), tokens, tokens),
+            version=1,
+        )
+        return AttentionMask(sequence_ids, radius, causal, additive, slopes=slopes)
     if radius is None:
         name = f"{DOMAIN}::CausalMask" if causal else f"{DOMAIN}::FullMask"
         additive = torch.onnx.ops.symbolic(name, inputs, dtype=torch.float32, shape=shape, version=1)
@@ -116,8 +147,12 @@ def _symbolic_mask(position_ids: Tensor, sequence_ids: Tensor, radius: int | Non
 
 
 def _symbolic_attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -> Tensor:
-    name = "WindowAttend" if mask.radius is not None else "CausalAttend" if mask.causal else "FullAttend"
-    inputs = [part for part in (q, k, v, mask.additive, mask.keys) if part is not None]
+    name = "CausalAttend" if mask.causal else "FullAttend"
+    if mask.radius is not None:
+        name = "WindowAttend"
+    elif mask.slopes is not None:
+        name = "AlibiAttend"
+    inputs = [part for part in (q, k, v, mask.additive, mask.keys, mask.slopes) if part is not None]
     output: Tensor = torch.onnx.ops.symbolic(
         f"{DOMAIN}::{name}", inputs, {"scale": scale}, dtype=q.dtype, shape=q.shape, version=1
     )

@@ -97,6 +97,7 @@ class EncoderConfig:
         attention_output_bias: The linear map of the attention output has one.
         query_key_norm: Queries and keys are normalized per head.
         relative_bias: A learned bias of the scores depends on the distance of two tokens. All layers share it.
+        alibi: A fixed bias of the scores is proportional to the distance of two tokens.
         gated: The feed-forward network is gated.
         feed_forward_bias: The inner linear maps of the feed-forward network have biases.
         feed_forward_output_bias: Its outer linear map has one.
@@ -126,6 +127,7 @@ class EncoderConfig:
     attention_output_bias: bool = True
     query_key_norm: bool = False
     relative_bias: RelativeConfig | None = None
+    alibi: bool = False
     gated: bool = False
     feed_forward_bias: bool = True
     feed_forward_output_bias: bool = True
@@ -149,5 +151,7 @@ class EncoderConfig:
             raise ValueError("num_attention_heads: not a multiple of num_key_value_heads")
         if len(self.layers) != self.num_hidden_layers:
             raise ValueError(f"layers: not num_hidden_layers ({len(self.layers)}, {self.num_hidden_layers})")
+        if self.alibi and (self.causal or self.relative_bias or any(layer.window is not None for layer in self.layers)):
+            raise ValueError("alibi: not supported with causal, relative_bias or windows")
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"hidden_act: unsupported value {self.hidden_act!r}")

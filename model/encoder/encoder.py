@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from model.encoder.attention import MAX_DENSE_TOKENS, attention_mask, build_mask
 from model.encoder.config import EncoderConfig, LayerConfig
-from model.encoder.layers import AttentionInputs, Block, Embeddings, RelativeBias, RotaryEmbedding, make_norm
+from model.encoder.layers import AlibiBias, AttentionInputs, Block, Embeddings, RelativeBias, RotaryEmbedding, make_norm
 
 
 class Encoder(nn.Module):
@@ -55,9 +55,11 @@ class PositionInputs(nn.Module):
         super().__init__()
         self.causal = config.causal
         self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and config.relative_bias is None
-        self.bias = (
-            None if config.relative_bias is None else RelativeBias(config.relative_bias, config.num_attention_heads)
-        )
+        self.bias: RelativeBias | AlibiBias | None = None
+        if config.relative_bias is not None:
+            self.bias = RelativeBias(config.relative_bias, config.num_attention_heads)
+        elif config.alibi:
+            self.bias = AlibiBias(config.num_attention_heads)
         self.rotary_configs = list(dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None))
         self.rotary = nn.ModuleList(
             RotaryEmbedding(rotary, config.head_size, config.max_position_embeddings) for rotary in self.rotary_configs
@@ -68,11 +70,13 @@ class PositionInputs(nn.Module):
         rotary = self.find_rotary(layer)
         rotation = None if rotary is None else rotary(position_ids)
         if self.long_rows and holds_one_sequence(sequence_ids):
-            return AttentionInputs(build_mask(position_ids, sequence_ids, layer.window, causal=self.causal), rotation)
-        mask = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)
+            slopes = self.bias.slopes() if isinstance(self.bias, AlibiBias) else None
+            mask = build_mask(position_ids, sequence_ids, layer.window, causal=self.causal, slopes=slopes)
+            return AttentionInputs(mask, rotation)
+        additive = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)
         if self.bias is not None:
-            mask = mask + self.bias(position_ids)
-        return AttentionInputs(mask, rotation)
+            additive = additive + self.bias(position_ids)
+        return AttentionInputs(additive, rotation)
 
     def find_rotary(self, layer: LayerConfig) -> nn.Module | None:
         """Return the rotary position embeddings of a layer."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.encoder.attention import AttentionMask, attend
+from model.encoder.attention import AttentionMask, alibi, attend
 from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 
 
@@ -131,6 +131,29 @@ class RelativeBias(nn.Module):
         octaves = torch.log(distances.clamp(min=1).float() / exact) / math.log(self.config.max_distance / exact)
         large = (exact + (octaves * (half - exact)).to(offsets.dtype)).clamp(max=half - 1)
         return torch.where(offsets > 0, half, 0) + torch.where(distances < exact, distances, large)
+
+
+class AlibiBias(nn.Module):
+    """A bias of the scores that falls with the distance of two tokens: attention with linear biases.
+
+    Press et al. 2022, section 3: head h of n has the slope `2 ** (-8 (h + 1) / n)` if n is a power of 2. Otherwise the
+    heads after the largest power p have every other slope of 2 p heads. Here the distances of later keys count, too.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        power = 2 ** (heads.bit_length() - 1)
+        slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+        slopes += [2 ** (-8 * (2 * head + 1) / (2 * power)) for head in range(heads - power)]
+        self._slopes = slopes
+
+    def slopes(self) -> Tensor:
+        """Return the slope of each head, float32 (H, 1, 1)."""
+        return torch.tensor(self._slopes).view(-1, 1, 1)
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return the biases (R, H, T, T) for positions (R, T)."""
+        return alibi(position_ids, position_ids, self.slopes())
 
 
 class Embeddings(nn.Module):

@@ -173,6 +173,30 @@ FUNCTIONS = (
     additive = Where(allowed, allow, lowest)
     mask = Unsqueeze(additive, axis1)
 }}""",
+    f"""AlibiMask (position_ids, sequence_ids, slopes) => (mask) {{
+    {MASK_SIZES}
+    fused = {DOMAIN}.Fused()
+    all = Or(fused, short)
+    queries = Where(all, tokens, one)
+    stop = Unsqueeze(queries, axis0)
+    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
+    query_positions = Slice(position_ids, axis0, stop, axis1)
+    query_ids = Abs(signed_ids)
+    query_id_column = Unsqueeze(query_ids, axis2)
+    query_column = Unsqueeze(query_positions, axis2)
+    key_id_row = Unsqueeze(sequence_ids, axis1)
+    key_row = Unsqueeze(position_ids, axis1)
+    allowed = Equal(query_id_column, key_id_row)
+    additive = Where(allowed, allow, lowest)
+    of_all_heads = Unsqueeze(additive, axis1)
+    offsets = Sub(query_column, key_row)
+    distances = Abs(offsets)
+    distance_values = Cast<to = 1>(distances)
+    distances_of_heads = Unsqueeze(distance_values, axis1)
+    used_slopes = Where(all, slopes, allow)
+    penalties = Mul(distances_of_heads, used_slopes)
+    mask = Sub(of_all_heads, penalties)
+}}""",
     f"""CausalMask (position_ids, sequence_ids) => (mask) {{
     {MASK_SIZES}
     fused = {DOMAIN}.Fused()
@@ -252,6 +276,20 @@ FUNCTIONS = (
 }""",
     _attend(
         "FullAttend", "q, k, v, mask", ATTEND_ALL, f"part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, mask)"
+    ),
+    _attend(
+        "AlibiAttend",
+        "q, k, v, mask, slopes",
+        ATTEND_ALL,
+        f"""
+                key_range = Range(zero, tokens, one)
+                query_column = Unsqueeze(queries, axis1)
+                offsets = Sub(query_column, key_range)
+                distances = Abs(offsets)
+                distance_values = Cast<to = 1>(distances)
+                penalties = Mul(distance_values, slopes)
+                block_mask = Sub(mask, penalties)
+                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, block_mask)""",
     ),
     _attend(
         "CausalAttend",

@@ -296,7 +296,7 @@ def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
-        "relative": config.relative_bias is not None,
+        "relative": config.relative_bias is not None or config.alibi,
     }
     return StructureRecord(
         block=config.block,

@@ -13,5 +13,7 @@ FAMILIES: dict[str, Family] = {family.name: family for module in MODULES for fam
 def find_family(config: Mapping[str, Any]) -> Family | None:
     """Return the family of a config.json; None for an unsupported one."""
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
-        return FAMILIES["jina_embeddings_v3"]  # as published, with its own code
+        return FAMILIES["jina_embeddings_v3"]  # as published, with its own code, as is the next one
+    if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
+        return FAMILIES["jina_bert"]
     return FAMILIES.get(str(config.get("model_type")))

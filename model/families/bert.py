@@ -193,4 +193,42 @@ MPNET = Family(
     masked_lm=read_roberta_head,
 )
 
-FAMILIES = (BERT, DISTILBERT, ELECTRA, *ROBERTAS, MPNET)
+
+# JinaBERT (Günther et al. 2023), published as `bert` with code of its own: a fixed bias of the scores in place of
+# positions, and gated feed-forward networks.
+
+JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
+JINA_NAMES = NAMES | {
+    "feed_forward.gate": "mlp.gate",
+    "feed_forward.inner": "mlp.up",
+    "feed_forward.outer": "mlp.wo",
+    "feed_forward_norm": "mlp.layernorm",
+}
+
+
+def read_jina_bert(config: ConfigReader) -> EncoderConfig:
+    config.require("position_embedding_type", "alibi")
+    config.require("add_cross_attention", False)
+    config.require("is_decoder", False)
+    config.check_heads("hidden_size", "num_attention_heads")
+    return make_config(
+        config,
+        type_vocab_size=config.size("type_vocab_size", 2),
+        hidden_act=config.choice("feed_forward_type", JINA_ACTIVATIONS, "original"),
+        position_table=False,
+        alibi=True,
+        gated=True,
+        feed_forward_bias=False,
+    )
+
+
+JINA_BERT = Family(
+    "jina_bert",
+    read_jina_bert,
+    JINA_NAMES,
+    ("", "bert."),
+    fused={"mlp.gated_layers": ("mlp.gate", "mlp.up")},
+    masked_lm=read_bert_head,
+)
+
+FAMILIES = (BERT, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT)

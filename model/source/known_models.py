@@ -158,6 +158,14 @@ KNOWN_MODELS = (
         305, 8192, "cls", "query: `query: `", "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
+        "jinaai/jina-embeddings-v2-base-en",
+        _bert(
+            "bert", 12, 768, 30528,
+            position_embedding_type="alibi", feed_forward_type="geglu", max_position_embeddings=8192,
+        ),
+        137, 8192, "mean", "none", "Apache-2.0",
+    ),
+    KnownModel(
         "jinaai/jina-embeddings-v3",
         _bert("xlm-roberta", 24, 1024, 250002, **XLM_R, position_embedding_type="rotary", rotary_emb_base=20000.0),
         558, 8192, "mean", "per task (`--task`)", "CC-BY-NC-4.0", languages=MULTILINGUAL,

@@ -112,11 +112,12 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
     head = number("head_dim", "d_kv", default=hidden // heads)
     attention = heads * head
     keys = number("num_key_value_heads", default=heads) * head
-    is_rotary = config.get("position_embedding_type") in ("rope", "rotary")
+    is_rotary = config.get("position_embedding_type") in ("rope", "rotary", "alibi")
     gated = (
         family in GATED
         or str(config.get("activation_function", "")).endswith("glu")
         or str(config.get("feed_forward_proj", "")).startswith("gated")
+        or str(config.get("feed_forward_type", "")).endswith("glu")
     )
     matrices = 3 if gated else 2
     layer = 2 * hidden * (attention + keys) + matrices * hidden * number(*FEED_FORWARD, default=4 * hidden)

@@ -19,8 +19,10 @@ from tests.model.model_files import read_json, write_chain, write_json
 from tests.model.published_families import (
     SCALED_FROM,
     Rename,
+    alibi_mask,
     publish_gte,
     publish_jina,
+    publish_jina_bert,
     publish_modernbert,
     publish_nomic,
 )
@@ -87,14 +89,28 @@ def save_native(model: transformers.PreTrainedModel, directory: Path) -> None:
     save_file({name: tensors[name] for name in unique.values()}, directory / "model.safetensors", {"format": "pt"})
 
 
-def load_oracle(directory: Path) -> Any:
-    """Return the encoder as transformers loads it. `AutoModel` of T5 would load a decoder, too."""
+def load_oracle(directory: Path, loader: Any = None) -> Any:
+    """Return the model as transformers loads it, by default the encoder.
+
+    `AutoModel` of T5 would load a decoder, too, and transformers has no JinaBERT.
+    """
+    has_alibi = read_json(directory / "config.json").get("position_embedding_type") == "alibi"
     directory = oracle_directory(directory)
     kind = read_json(directory / "config.json")["model_type"]
-    loader: Any = {"t5": transformers.T5EncoderModel, "mt5": transformers.MT5EncoderModel}.get(
+    loader = loader or {"t5": transformers.T5EncoderModel, "mt5": transformers.MT5EncoderModel}.get(
         kind, transformers.AutoModel
     )
-    return loader.from_pretrained(directory, attn_implementation="eager").eval()
+    model = loader.from_pretrained(directory, attn_implementation="eager").eval()
+    if has_alibi:
+
+        def add_biases(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            input_ids = arguments[0] if arguments else options["input_ids"]
+            mask = options.get("attention_mask")
+            mask = torch.ones_like(input_ids) if mask is None else mask
+            return arguments, {**options, "attention_mask": alibi_mask(mask, module.config.num_attention_heads)}
+
+        model.base_model.register_forward_pre_hook(add_biases, with_kwargs=True)
+    return model
 
 
 def oracle_directory(directory: Path) -> Path:
@@ -213,6 +229,17 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         "metaspace",
         publish_gte,
         pooling="cls",
+    ),
+    "jina_bert": FamilyCase(
+        "GteModel",
+        "GteConfig",
+        SIZES
+        | {
+            "type_vocab_size": 2, "layer_norm_eps": 1e-3, "hidden_act": "gelu", "max_position_embeddings": LONG,
+            "rope_parameters": rope(10.0, rope_type="linear", factor=1e30),  # no rotation
+        },
+        rename=publish_jina_bert,
+        deviation=0.2,
     ),
     "jina_embeddings_v3": FamilyCase(
         "JinaEmbeddingsV3Model",

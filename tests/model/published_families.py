@@ -73,6 +73,37 @@ def publish_nomic(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[d
     }, tensors  # fmt: skip
 
 
+def publish_jina_bert(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the files of JinaBERT from those of GTE, whose rotation the case switches off.
+
+    GTE's blocks are those of JinaBERT; `alibi_mask` adds the biases to the oracle.
+    """
+    tensors = renamed(
+        fuse(tensors, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gated_layers"),
+        {
+            r"^gte\.": "bert.", r"^(bert\.)?layers": r"\1encoder.layer", "self_attn.o_proj": "attention.output.dense",
+            r"self_attn\.q_proj": "attention.self.query", r"self_attn\.k_proj": "attention.self.key",
+            r"self_attn\.v_proj": "attention.self.value", "post_attention_layernorm": "attention.output.LayerNorm",
+            "post_mlp_layernorm": "mlp.layernorm", "down_proj": "wo",
+        },
+    )  # fmt: skip
+    del config["rope_parameters"]
+    return config | {
+        "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu",
+        "attn_implementation": "torch", "emb_pooler": "mean", "is_decoder": False,
+    }, tensors  # fmt: skip
+
+
+def alibi_mask(attention_mask: Tensor, heads: int) -> Tensor:
+    """Return the mask for the oracle of JinaBERT with three heads, (N, H, T, T)."""
+    assert heads == 3
+    slopes = torch.tensor([1 / 16, 1 / 256, 1 / 4])
+    places = torch.arange(attention_mask.shape[1])
+    biases = -slopes.view(-1, 1, 1) * (places[:, None] - places).abs()
+    hidden = (1 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
+    return biases + hidden
+
+
 def publish_gte(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Scale statically: NTK with theta and s equals a linear scaling with s * theta and s ** (2 / d)."""
     tensors = fuse(fuse(tensors, QKV, "attention.qkv_proj"), ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gate_proj")

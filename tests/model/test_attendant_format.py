@@ -35,6 +35,9 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
     )
     layers = draw(st.lists(layer, min_size=1, max_size=3))
     flags: dict[str, Any] = {field.name: draw(st.booleans()) for field in fields(EncoderConfig) if field.type is bool}
+    relative = draw(st.none() | st.builds(RelativeConfig, st.integers(4, 40), st.integers(11, 200)))
+    if flags["causal"] or relative or any(layer.window for layer in layers):
+        flags["alibi"] = False
     return EncoderConfig(
         vocab_size=9, hidden_size=heads * 6, num_hidden_layers=len(layers), num_attention_heads=heads,
         intermediate_size=5, max_position_embeddings=7, type_vocab_size=draw(st.integers(0, 2)),
@@ -44,7 +47,7 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
         embedding_size=draw(st.sampled_from([0, 8])), embedding_scale=draw(st.floats(0.1, 10)),
         num_key_value_heads=draw(st.sampled_from([0, 1])), head_size=draw(st.sampled_from([0, 4])),
         attention_scale=draw(st.sampled_from([0.0, 0.3])), layers=tuple(layers),
-        relative_bias=draw(st.none() | st.builds(RelativeConfig, st.integers(4, 40), st.integers(11, 200))), **flags,
+        relative_bias=relative, **flags,
     )  # fmt: skip
 
 

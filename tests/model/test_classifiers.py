@@ -18,7 +18,7 @@ from model.families import FAMILIES
 from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
-from tests.model.family_cases import FamilyCase, oracle_directory
+from tests.model.family_cases import FamilyCase, load_oracle
 from tests.model.known_encoders import WITHOUT_CLASSIFIER
 from tests.model.logit_score_cases import CAUSAL_FAMILIES, publish_logit_score
 from tests.model.model_files import change_json
@@ -56,9 +56,7 @@ def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
 
 def compare_logits(directory: Path, *lengths: int) -> None:
     checkpoint = load_checkpoint(directory)
-    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(
-        oracle_directory(directory), attn_implementation="eager"
-    ).eval()
+    oracle = load_oracle(directory, transformers.AutoModelForSequenceClassification).eval()
     for length in lengths:
         input_ids = random_ids(checkpoint, length)
         with torch.inference_mode():
@@ -204,9 +202,7 @@ def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[s
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.token_classifier is not None
     assert checkpoint.token_classifier.record.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-    oracle = transformers.AutoModelForTokenClassification.from_pretrained(
-        oracle_directory(tmp_path), attn_implementation="eager"
-    ).eval()
+    oracle = load_oracle(tmp_path, transformers.AutoModelForTokenClassification).eval()
     input_ids = random_ids(checkpoint, 31)
     with torch.inference_mode():
         expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]

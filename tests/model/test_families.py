@@ -38,6 +38,7 @@ LONG_ROWS = (
     "gemma3_text, causal",
     "mistral",
     "qwen2",
+    "jina_bert",
 )
 """Models whose inputs are so long that attention is computed in blocks."""
 BERT_KINDS = (

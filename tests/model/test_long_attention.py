@@ -19,7 +19,10 @@ from service.engine.backends.openvino import import_openvino, read_model
 
 HEADS, HEAD_SIZE, SCALE = 3, 8, 0.31
 NAMES = ("q", "k", "v", "position_ids", "sequence_ids")
-KINDS = [(None, False), (None, True), (16, False), (16, True), (1300, False)]
+ALIBI = -1
+"""Stands for attention with linear biases, in place of a radius."""
+KINDS = [(None, False), (None, True), (16, False), (16, True), (1300, False), (ALIBI, False)]
+SLOPES = torch.tensor([0.5, 0.07, 0.01]).view(-1, 1, 1)
 
 Inputs = dict[str, Tensor]
 Rows = tuple[tuple[int, ...], ...]
@@ -32,7 +35,8 @@ class Attention(nn.Module):
         self.radius, self.causal = radius, causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, position_ids: Tensor, sequence_ids: Tensor) -> Tensor:
-        mask = build_mask(position_ids, sequence_ids, self.radius, causal=self.causal)
+        radius, slopes = (None, SLOPES.clone()) if self.radius == ALIBI else (self.radius, None)
+        mask = build_mask(position_ids, sequence_ids, radius, causal=self.causal, slopes=slopes)
         return attend(q, k, v, mask, SCALE)
 
 
@@ -42,6 +46,8 @@ def expected(rows: Rows, tokens: int, radius: int | None, causal: bool) -> Tenso
     q, k, v, positions, ids = (inputs[name] for name in NAMES)
     scores = (q.double() @ k.double().transpose(-2, -1)) * SCALE
     distance = positions[:, :, None] - positions[:, None, :]
+    if radius == ALIBI:
+        radius, scores = None, scores - SLOPES * distance[:, None].abs()
     attends = (ids[:, :, None] == ids[:, None, :]) & (distance.abs() <= (1e9 if radius is None else radius))
     if causal:
         attends &= distance >= 0

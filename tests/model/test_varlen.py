@@ -185,18 +185,22 @@ def encoders(draw: st.DrawFn) -> Encoder:
     layers = tuple(
         LayerConfig(draw(st.none() | st.integers(0, 90)), draw(ROTARY), draw(st.booleans())) for _ in range(3)
     )
+    causal, relative = draw(st.booleans()), None
+    if all(layer.window is None for layer in layers):
+        relative = draw(RELATIVE)
+    alibi = not causal and relative is None and all(layer.window is None for layer in layers) and draw(st.booleans())
     config = EncoderConfig(
         61, 32, 3, 4, 48, 200,
         type_vocab_size=draw(st.integers(0, 2)), norm_eps=1e-3,
         hidden_act=draw(st.sampled_from(["gelu", "silu"])),
-        causal=draw(st.booleans()), block=draw(st.sampled_from(["post", "pre", "sandwich"])),
+        causal=causal, block=draw(st.sampled_from(["post", "pre", "sandwich"])),
         norm=draw(st.sampled_from(["layer_norm", "layer_norm_without_bias", "rms_norm"])),
         position_table=draw(st.booleans()), embedding_norm=draw(st.booleans()),
         num_key_value_heads=draw(st.sampled_from([1, 2, 4])), head_size=draw(st.sampled_from([8, 10])),
         attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
         attention_output_bias=draw(st.booleans()),
         query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
-        relative_bias=draw(RELATIVE) if all(layer.window is None for layer in layers) else None,
+        relative_bias=relative, alibi=alibi,
         layers=layers,
     )  # fmt: skip
     encoder = Encoder(config).eval()

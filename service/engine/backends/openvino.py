@@ -69,6 +69,7 @@ def _turn_into_inputs(graph: GraphProto) -> None:
             continue
         value = graph.input.add(name=tensor.name)
         value.type.tensor_type.elem_type = tensor.data_type
+        value.type.tensor_type.shape.SetInParent()  # a scalar has no dimensions, unlike a tensor of unknown rank
         for size in tensor.dims:
             value.type.tensor_type.shape.dim.add(dim_value=size)
 

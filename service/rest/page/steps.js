@@ -188,7 +188,7 @@ export const STEPS = [
           : ["Each dot product is divided by ", isRoot ? `the square root of ${size}: ` : "", divisor, " (", term("scaling"), "). With it, the largest weight will be ",
             value(Math.max(...usual)), ", without it ", value(Math.max(...extreme)), "."],
         formulas: [switches.unscaled || !isScaled ? `s_j = q_i \\cdot k_j${bias}` : `s_j = \\frac{q_i \\cdot k_j}{${isRoot ? "\\sqrt{d_k}" : divisor}}${bias}`, ...(isRoot && !switches.unscaled ? [`d_k = ${size}`] : [])],
-        symbols: `s: the scores. d${"\u2096"}: how many numbers a key has. Step 8 turns the scores into weights that sum to 1.${isRelative ? " b: a learned value for the distance of the two tokens." : ""}`,
+        symbols: `s: the scores. d${"\u2096"}: how many numbers a key has. Step 8 turns the scores into weights that sum to 1.${isRelative ? " b: a value for the distance of the two tokens." : ""}`,
         figure: [
           isScaled && toggle("Without the division", switches.unscaled, (on) => scene.onSwitch("unscaled", on)),
           perToken(scene, ["dot product", ...(isRelative ? ["bias b"] : []), "score", switches.unscaled ? "weight without the division" : "weight (step 8)"], (place) => [
