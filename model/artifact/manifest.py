@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -270,8 +270,8 @@ FORMAT_VERSION = 8
 
 Attention = Literal["bidirectional", "causal"]
 PositionKind = Literal["table", "rotary", "relative"]
-Pooling = Literal["mean", "cls", "max", "last"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "max", "last")
+Pooling = Literal["mean", "cls", "max", "last", "mean_sqrt_len", "weighted_mean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 ONE_TOKEN_POOLINGS: tuple[Pooling, ...] = ("cls", "last")
 """The embedding is the vector of the first or the last token."""
 Variant = Literal["cuda", "int8"]

@@ -46,6 +46,7 @@ UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
 """The bias of masked keys. It is finite, because a row of -inf would become NaN."""
 TOKEN_INPUTS = ("input_ids", "position_ids", "token_type_ids")
+IN_GRAPH: tuple[Pooling, ...] = ("mean", "cls", "last")
 LAST_HIDDEN_STATE, SENTENCE_EMBEDDING = "last_hidden_state", "sentence_embedding"
 
 
@@ -291,8 +292,8 @@ class VarlenEncoder(nn.Module):
     """A copy of an encoder that takes varlen inputs, followed by pooling of each sequence.
 
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Attention computes in
-    `attention_dtype`: float32 is for tests. Max pooling is not part of the graph, whose only output is then the last
-    hidden state. Set `has_unattended` for models with tokens that no token attends to.
+    `attention_dtype`: float32 is for tests. With a pooling that is not `IN_GRAPH`, the only output is the last hidden
+    state. Set `has_unattended` for models with tokens that no token attends to.
     """
 
     def __init__(
@@ -325,7 +326,7 @@ class VarlenEncoder(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return (LAST_HIDDEN_STATE,) if self.pooling == "max" else (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING)
+        return (LAST_HIDDEN_STATE, SENTENCE_EMBEDDING) if self.pooling in IN_GRAPH else (LAST_HIDDEN_STATE,)
 
     @property
     def multiple(self) -> int:
@@ -358,7 +359,7 @@ class VarlenEncoder(nn.Module):
             assert isinstance(block, Block)
             x = block(x.to(_dtype(block)), inputs[attention_options(layer)])
         hidden = self.norm(x).squeeze(0)
-        if self.pooling == "max":
+        if self.pooling not in IN_GRAPH:
             return (hidden,)
         return hidden, pool_varlen(hidden, indices, cu_seqlens, self.pooling)
 

@@ -247,8 +247,17 @@ def make_sequence(input_ids: Sequence[int], token_type_ids: Sequence[int]) -> In
 
 def pool(hidden: Tensor, pooling: Pooling) -> Tensor:
     """Return the pooled vector (D) of one sequence (T, D)."""
-    pooled = {"mean": hidden.mean(dim=0), "cls": hidden[0], "max": hidden.amax(dim=0), "last": hidden[-1]}
-    return pooled[pooling]
+    if pooling == "cls":
+        return hidden[0]
+    if pooling == "last":
+        return hidden[-1]
+    if pooling == "max":
+        return hidden.amax(dim=0)
+    if pooling == "weighted_mean":
+        weights = torch.arange(1, len(hidden) + 1, dtype=hidden.dtype)
+        return weights @ hidden / weights.sum()
+    mean = hidden.mean(dim=0)
+    return mean * len(hidden) ** 0.5 if pooling == "mean_sqrt_len" else mean
 
 
 def pack_sequences(sequences: Sequence[Inputs]) -> Inputs:

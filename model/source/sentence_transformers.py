@@ -40,13 +40,16 @@ SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
 LOGIT_SCORE = "Transformer LogitScore"
 """The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
-POOLING_NAMES = {
+POOLING_FLAGS: dict[str, Pooling] = {
     "cls_token": "cls",
     "mean_tokens": "mean",
     "max_tokens": "max",
     "lasttoken": "last",
-    "weightedmean_tokens": "weightedmean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean",
 }
+"""The poolings by the ends of the older flags `pooling_mode_...`."""
+POOLING_NAMES = {**POOLING_FLAGS, "weightedmean": "weighted_mean"}
 SIMILARITIES: dict[str, Similarity] = {name: name for name in get_args(Similarity)}
 LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
 TASKS = {

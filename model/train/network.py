@@ -148,12 +148,14 @@ def pool(hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor, pooling: Po
         lengths = torch.bincount(owners, minlength=count + 1)
         chosen = (positions == (0 if pooling == "cls" else lengths[owners] - 1)) & (owners > 0)
         pooled = vectors.new_zeros(count + 1, vectors.shape[1]).index_copy(0, owners[chosen], vectors[chosen])
-    elif pooling == "mean":
-        sums = vectors.new_zeros(count + 1, vectors.shape[1]).index_add(0, owners, vectors)
-        pooled = sums / torch.bincount(owners, minlength=count + 1).clamp(min=1).unsqueeze(1)
-    else:
+    elif pooling == "max":
         lowest = vectors.new_full((count + 1, vectors.shape[1]), -torch.inf)
         pooled = lowest.scatter_reduce(0, owners.unsqueeze(1).expand_as(vectors), vectors, "amax")
+    else:
+        weights = (position_ids.flatten() + 1 if pooling == "weighted_mean" else torch.ones_like(owners)).float()
+        sums = vectors.new_zeros(count + 1, vectors.shape[1]).index_add(0, owners, vectors * weights.unsqueeze(1))
+        divisors = weights.new_zeros(count + 1).index_add(0, owners, weights).clamp(min=1)
+        pooled = sums / (divisors.sqrt() if pooling == "mean_sqrt_len" else divisors).unsqueeze(1)
     return pooled[1:]
 
 

@@ -16,7 +16,7 @@ from model.families import FAMILIES, attendant, bert
 from model.families.family import ConfigReader
 from model.source.hub import ModelSource
 from model.source.published import read_tensors
-from model.source.sentence_transformers import DenseLayer, EmbeddingConfig
+from model.source.sentence_transformers import POOLING_FLAGS, DenseLayer, EmbeddingConfig
 from model.train.config import ModelOptions, TrainConfig
 from model.train.loop import Result
 from model.train.objectives import CrossEncoder, Objective, publish_classifier
@@ -214,8 +214,7 @@ def _write_modules(
             "similarity_fn_name": embedding.similarity,
         },
     )
-    modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
-    flags = {f"pooling_mode_{key}": mode == embedding.pooling for mode, key in modes.items()}
+    flags = {f"pooling_mode_{key}": mode == embedding.pooling for key, mode in POOLING_FLAGS.items()}
     _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | flags)
 
 

@@ -30,6 +30,11 @@ def pool_batch(
         return hidden.take([start + length - 1 for start, length in zip(starts, lengths, strict=True)], axis=0)
     first = np.asarray(starts) + np.asarray(pool_from)
     counts = np.asarray(lengths) - np.asarray(pool_from)
+    if pooling not in ("mean", "max"):
+        factors = np.zeros(len(hidden), dtype=hidden.dtype)
+        for start, length, skipped in zip(starts, lengths, pool_from, strict=True):
+            factors[start : start + length] = token_factors(pooling, length, skipped)
+        hidden = hidden * factors[:, None]
     order = np.argsort(first)
     bounds = np.stack([first[order], first[order] + counts[order]], axis=1).ravel()
     if bounds[-1] == len(hidden):
@@ -40,6 +45,25 @@ def pool_batch(
     if pooling == "mean":
         pooled /= counts.astype(np.float32)[:, None]
     return pooled
+
+
+def token_factors(pooling: Pooling, tokens: int, pool_from: int) -> NDArray[np.float64]:
+    """Return the factor (T) of each token in a pooling that is a sum; those before `pool_from` have 0.
+
+    Weights of `weighted_mean` are positions from 1 (Muennighoff 2022), the skipped tokens included.
+    """
+    factors = np.zeros(tokens)
+    if pooling == "cls":
+        factors[min(pool_from, tokens - 1)] = 1
+    elif pooling == "last":
+        factors[-1] = 1
+    elif pooling == "weighted_mean":
+        factors[pool_from:] = np.arange(pool_from + 1, tokens + 1)
+        factors /= max(1.0, factors.sum())
+    else:
+        count = max(1, tokens - pool_from)
+        factors[pool_from:] = 1 / (count if pooling == "mean" else np.sqrt(count))
+    return factors
 
 
 def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:

@@ -88,16 +88,23 @@ def pool_without_units(
 ) -> NDArray[np.float64]:
     """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
 
-    Arguments are as in `unit_terms`; pooling is "mean" or "max". The tokens of a unit are contiguous.
+    Arguments are as in `unit_terms`; pooling is not that of one token. The tokens of a unit are contiguous. Remaining
+    tokens keep their position and weight.
     """
+    weights = (
+        np.arange(pool_from + 1, len(hidden) + 1) if pooling == "weighted_mean" else np.ones(len(hidden) - pool_from)
+    )
     hidden = hidden[pool_from:].astype(np.float64)
     unit_of_token = unit_of_token[pool_from:]
     membership = unit_of_token == np.arange(units)[:, None]
     counts = membership.sum(axis=1, keepdims=True)
     remaining = len(hidden) - counts
-    if pooling == "mean":
-        sums = hidden.sum(axis=0) - membership.astype(np.float64) @ hidden
-        pooled: NDArray[np.float64] = sums / np.maximum(1, remaining)
+    if pooling != "max":
+        weighted = hidden * weights[:, None]
+        sums = weighted.sum(axis=0) - membership.astype(np.float64) @ weighted
+        divisor = weights.sum() - membership.astype(np.float64) @ weights[:, None]
+        divisor = np.sqrt(divisor) if pooling == "mean_sqrt_len" else divisor
+        pooled: NDArray[np.float64] = sums / np.maximum(1, divisor)
     else:
         first = np.where(counts[:, 0] > 0, membership.argmax(axis=1), 0)
         last = first + counts[:, 0]

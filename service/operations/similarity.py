@@ -35,7 +35,7 @@ from service.engine.engine import Engine
 from service.engine.model_info import HEAD_OF_SIMILARITY, outputs_of
 from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
-from service.engine.vectors import DISTANCES, compare_all, compare_rows, pool_batch
+from service.engine.vectors import DISTANCES, compare_all, compare_rows, pool_batch, token_factors
 from service.errors import (
     ConflictingFields,
     Empty,
@@ -514,19 +514,13 @@ def unit_terms(
         hidden: Token vectors, (T, D).
         unit_of_token: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
         units: U.
-        pooling: "mean", "cls" or "last".
+        pooling: Any but "max".
         pool_from: Index of the first pooled token.
     """
-    pooled = np.zeros(len(hidden), dtype=bool)
-    if pooling == "cls":
-        pooled[min(pool_from, len(hidden) - 1)] = True
-    elif pooling == "last":
-        pooled[-1] = True
-    else:
-        pooled[pool_from:] = True
+    factors = token_factors(pooling, len(hidden), pool_from)
     rows = np.where(unit_of_token == SPECIAL, units, np.where(unit_of_token == PROMPT, units + 1, unit_of_token))
-    membership = (rows == np.arange(units + 2)[:, None]) & pooled
-    terms: Vectors = membership.astype(np.float64) @ hidden.astype(np.float64) / max(1, pooled.sum())
+    membership = (rows == np.arange(units + 2)[:, None]) * factors
+    terms: Vectors = membership @ hidden.astype(np.float64)
     return terms
 
 

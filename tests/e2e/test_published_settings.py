@@ -40,7 +40,7 @@ FILES = st.fixed_dictionaries(
         "tokenizer_config": st.fixed_dictionaries({"tokenizer_class": st.just("BertTokenizer")}, optional=TOKENIZER),
     }
 )
-POOLINGS = st.sampled_from(["mean", "cls", "max", "lasttoken"])
+POOLINGS = st.sampled_from(["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"])
 
 
 def keeps_prompts(files: dict[str, Any]) -> bool:

@@ -121,7 +121,7 @@ def test_layer_of_bert_fuses_to_eight_operators(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last", "weighted_mean"])
 def test_graph_has_cuda_kernels_for_every_pooling(published: Path, pooling: Pooling, tmp_path: Path) -> None:
     module = VarlenEncoder(load_checkpoint(published).encoder, pooling).eval()
     (tmp_path / "root").mkdir()

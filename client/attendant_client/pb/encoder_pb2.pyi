@@ -60,6 +60,8 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_CLS: _ClassVar[Pooling]
     POOLING_MAX: _ClassVar[Pooling]
     POOLING_LAST: _ClassVar[Pooling]
+    POOLING_MEAN_SQRT_LEN: _ClassVar[Pooling]
+    POOLING_WEIGHTED_MEAN: _ClassVar[Pooling]
 
 class ScoredBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -264,6 +266,8 @@ POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
 POOLING_MAX: Pooling
 POOLING_LAST: Pooling
+POOLING_MEAN_SQRT_LEN: Pooling
+POOLING_WEIGHTED_MEAN: Pooling
 SCORED_BY_UNSPECIFIED: ScoredBy
 SCORED_BY_CROSS_ENCODER: ScoredBy
 SCORED_BY_LATE_INTERACTION: ScoredBy

@@ -235,7 +235,7 @@ class TokenBody(BaseModel):
 class PoolingBody(BaseModel):
     """How the model pools token vectors."""
 
-    pooling: Literal["mean", "cls", "max", "last_token", "splade"]
+    pooling: Literal["mean", "cls", "max", "last_token", "mean_sqrt_len", "weighted_mean", "splade"]
 
 
 class LabelsBody(BaseModel):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact.manifest import Pooling
+from model.artifact.manifest import POOLINGS, Pooling
 from model.artifact.packing import BatchShape
 from model.train.data import Item, TrainingBatch, fill, pack
 from model.train.network import TextEncoder, pool
@@ -30,7 +30,7 @@ def to_items(examples: list[tuple[str, ...]]) -> tuple[list[Item], list[int]]:
     return chosen, starts
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=20))
 def test_pooling_matches_the_server(pooling: Pooling, sizes: list[int]) -> None:
     items, starts, _ = fill([Item([[5] * size], ("",)) for size in sizes], SHAPE)

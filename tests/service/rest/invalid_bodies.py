@@ -138,7 +138,7 @@ INVALID = {
     "unknown pooling": (
         body(pooling="first"),
         "UNKNOWN_VALUE",
-        'pooling: unknown value ("first"). Use "mean", "cls", "max" or "last".',
+        'pooling: unknown value ("first"). Use "mean", "cls", "max", "last", "mean_sqrt_len" or "weighted_mean".',
     ),
     "string as normalize": (
         body(normalize="true"),

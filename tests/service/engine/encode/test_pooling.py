@@ -9,7 +9,7 @@ import pytest
 from attendant_client.types import Floats
 
 from model.artifact.files import Artifact
-from model.artifact.manifest import DenseRecord, Manifest, Pooling, TensorRecord
+from model.artifact.manifest import POOLINGS, DenseRecord, Manifest, Pooling, TensorRecord
 from service.engine.vectors import DenseLayers, cast, cast_map, mean_ranges, normalize, pool_batch
 from service.errors import InvalidArgument
 from tests.manifests import with_head
@@ -27,16 +27,23 @@ def hidden() -> Floats:
 
 
 def reference_pool(sequence: Floats, pooling: Pooling) -> Floats:
-    if pooling == "cls":
-        return sequence[0:1].reshape(-1)
-    return np.asarray(sequence.mean(axis=0) if pooling == "mean" else sequence.max(axis=0))
+    position = np.arange(1, len(sequence) + 1)[:, None]
+    pooled = {
+        "cls": sequence[0],
+        "last": sequence[-1],
+        "mean": sequence.mean(axis=0),
+        "max": sequence.max(axis=0),
+        "mean_sqrt_len": sequence.sum(axis=0) / np.sqrt(len(sequence)),
+        "weighted_mean": (sequence * position).sum(axis=0) / position.sum(),
+    }
+    return np.asarray(pooled[pooling])
 
 
 def with_dense(root: Path, manifest: Manifest, *dense: DenseRecord) -> Artifact:
     return Artifact(root, with_head(manifest, dense=dense), "")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_pool_batch_ignores_other_sequences_and_padding(hidden: Floats, pooling: Pooling) -> None:
     pooled = pool_batch(hidden, STARTS, SIZES, pooling, [0] * len(STARTS))
     sequences = [hidden[start : start + size] for start, size in zip(STARTS, SIZES, strict=True)]

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.artifact.manifest import POOLINGS
+from service.engine.vectors import pool_batch
 from service.operations.scoring import PROMPT, SPECIAL, pool_without_units
 from service.operations.similarity import Contributions, unit_terms
 
@@ -57,22 +59,31 @@ def test_units_terms_sum_to_the_pooled_vector(data: st.DataObject) -> None:
     owners = np.array(data.draw(st.lists(st.integers(-2, 3), min_size=1, max_size=9)), dtype=np.intp)
     pool_from = data.draw(st.integers(0, len(owners) - 1))
     hidden = random(len(owners), SIZE)
-    terms = unit_terms(hidden, owners, 4, "mean", pool_from)
-    np.testing.assert_allclose(terms.sum(axis=0), hidden[pool_from:].mean(axis=0), atol=1e-6)
-    pooled_owners = owners[pool_from:]
+    pooling = data.draw(st.sampled_from([name for name in POOLINGS if name != "max"]))
+    terms = unit_terms(hidden, owners, 4, pooling, pool_from)
+    expected = pool_batch(hidden, [0], [len(hidden)], pooling, [pool_from])[0]
+    np.testing.assert_allclose(terms.sum(axis=0), expected, atol=1e-5)
     for row, owner in enumerate((0, 1, 2, 3, SPECIAL, PROMPT)):
-        expected = hidden[pool_from:][pooled_owners == owner].sum(axis=0) / len(pooled_owners)
-        np.testing.assert_allclose(terms[row], expected, atol=1e-6)
+        (alone,) = pool_batch(hidden * (owners == owner)[:, None], [0], [len(hidden)], pooling, [pool_from])
+        np.testing.assert_allclose(terms[row], alone, atol=1e-5)
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 2), st.sampled_from(["mean", "max"]))
+MANY_TOKENS = ("mean", "max", "mean_sqrt_len", "weighted_mean")
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 2), st.sampled_from(MANY_TOKENS))
 def test_pooling_without_a_unit_skips_its_tokens(lengths: list[int], special: int, pooling: str) -> None:
     owners = np.concatenate([np.repeat(np.arange(len(lengths)), lengths), np.full(special, SPECIAL)])
     hidden = random(len(owners), SIZE)
     pooled = pool_without_units(hidden, owners, len(lengths), pooling, 0)  # type: ignore[arg-type]
     for unit, vector in enumerate(pooled):
-        rest = hidden[owners != unit]
+        rest, positions = hidden[owners != unit], 1 + np.flatnonzero(owners != unit)
         expected = np.zeros(SIZE)
         if len(rest):
-            expected = rest.max(axis=0) if pooling == "max" else rest.mean(axis=0)
+            expected = {
+                "max": rest.max(axis=0),
+                "mean": rest.mean(axis=0),
+                "mean_sqrt_len": rest.sum(axis=0) / len(rest) ** 0.5,
+                "weighted_mean": positions @ rest / positions.sum(),
+            }[pooling]
         np.testing.assert_allclose(vector, expected, atol=1e-6)
