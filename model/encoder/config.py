@@ -85,6 +85,7 @@ class EncoderConfig:
     Attributes:
         max_position_embeddings: The number of usable positions: RoBERTa's table has more rows.
         type_vocab_size: 0 means that there are no token types.
+        task_type_vocab_size: The number of task embeddings, of which the first is added to every token; 0 without any.
         norm_eps: The epsilon of all norms.
         embedding_size: 0 means `hidden_size`.
         causal: Tokens do not attend to later tokens.
@@ -114,6 +115,7 @@ class EncoderConfig:
     norm_eps: float
     hidden_act: str = "gelu"
     embedding_size: int = 0
+    task_type_vocab_size: int = 0
     causal: bool = False
     block: BlockKind = "post"
     norm: NormKind = "layer_norm"

@@ -169,6 +169,9 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, size) if config.position_table else None
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.task_type_embeddings = (
+            nn.Embedding(config.task_type_vocab_size, size) if config.task_type_vocab_size else None
+        )
         self.norm = make_norm(config, size) if config.embedding_norm else nn.Identity()
         self.project = nn.Identity() if size == config.hidden_size else nn.Linear(size, config.hidden_size)
 
@@ -181,6 +184,8 @@ class Embeddings(nn.Module):
             summed = summed + self.position_embeddings(position_ids)
         if self.token_type_embeddings is not None:
             summed = summed + self.token_type_embeddings(token_type_ids)
+        if self.task_type_embeddings is not None:
+            summed = summed + self.task_type_embeddings.weight[0]
         projected: Tensor = self.project(self.norm(summed))  # (R, T, D)
         return projected
 

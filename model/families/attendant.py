@@ -15,6 +15,7 @@ NAMES = {
     name: name
     for name in (
         "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
+        "embeddings.task_type_embeddings",
         "embeddings.norm", "embeddings.project", "positions.bias", "blocks",
         "attention.query", "attention.key", "attention.value", "attention.output",
         "attention.query_norm", "attention.key_norm", "attention_norm", "attention_output_norm",

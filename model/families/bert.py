@@ -36,10 +36,12 @@ RENAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "La
 """Names of layer norms in early checkpoints."""
 
 
-def read_config(config: ConfigReader, first_position: int = 0, embedding_size: int = 0) -> EncoderConfig:
+def read_config(
+    config: ConfigReader, first_position: int = 0, embedding_size: int = 0, tasks: int = 0
+) -> EncoderConfig:
     """Return the configuration; the position table starts with `first_position` unused rows.
 
-    `embedding_size` 0 means the hidden size: only ELECTRA projects its embeddings.
+    `embedding_size` 0 means the hidden size: only ELECTRA projects its embeddings. Only ERNIE has `tasks`.
     """
     config.require("position_embedding_type", "absolute")
     if config.flag("add_cross_attention"):
@@ -51,9 +53,27 @@ def read_config(config: ConfigReader, first_position: int = 0, embedding_size: i
         type_vocab_size=config.size("type_vocab_size", 2),
         hidden_act=config.activation("hidden_act"),
         embedding_size=embedding_size,
+        task_type_vocab_size=tasks,
         causal=config.flag("is_decoder"),
     )
 
+
+# ERNIE (Sun et al. 2020): embeddings of tasks, of which inference uses the first.
+
+
+def read_ernie(config: ConfigReader) -> EncoderConfig:
+    tasks = config.size("task_type_vocab_size", 3) if config.flag("use_task_id") else 0
+    return read_config(config, tasks=tasks)
+
+
+ERNIE = Family(
+    "ernie",
+    read_ernie,
+    NAMES | {"embeddings.task_type_embeddings": "embeddings.task_type_embeddings"},
+    ("", "ernie."),
+    RENAMES,
+    masked_lm=read_bert_head,
+)
 
 BERT = Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read_bert_head)
 
@@ -231,4 +251,4 @@ JINA_BERT = Family(
     masked_lm=read_bert_head,
 )
 
-FAMILIES = (BERT, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT)
+FAMILIES = (BERT, ERNIE, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT)

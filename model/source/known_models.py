@@ -81,7 +81,7 @@ T5_BASE = {
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
-OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "gte", "llama", "mt5")
+OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "llama", "mt5")
 """Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(

@@ -23,10 +23,10 @@ from model.source.published import (
 )
 from model.source.sentence_transformers import TransformerSettings
 
-WORDPIECE_TYPES = ("bert", "distilbert", "electra")
+WORDPIECE_TYPES = ("bert", "distilbert", "electra", "ernie")
 """Values of `model_type` whose tokenizers differ only in the settings read here."""
 TOKENIZER_CLASSES = tuple(
-    f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra") for suffix in ("", "Fast")
+    f"{name}Tokenizer{suffix}" for name in ("Bert", "DistilBert", "Electra", "Ernie") for suffix in ("", "Fast")
 )
 CONVERSION = (
     "import sys, transformers; transformers.AutoTokenizer.from_pretrained(sys.argv[1])"

@@ -230,6 +230,16 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         publish_gte,
         pooling="cls",
     ),
+    "ernie": FamilyCase(
+        "ErnieModel",
+        "ErnieConfig",
+        SIZES
+        | {
+            "hidden_size": 48, "max_position_embeddings": 122, "layer_norm_eps": 1e-3, "type_vocab_size": 3,
+            "task_type_vocab_size": 2, "use_task_id": True,
+        },
+        deviation=0.4,
+    ),
     "jina_bert": FamilyCase(
         "GteModel",
         "GteConfig",

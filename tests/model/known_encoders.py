@@ -89,8 +89,8 @@ architecture with random weights: its hidden states match transformers to 1e-5 o
 probabilities to 1e-5 (`eurobert`: 2e-5). Before you rely on such a model, compare a few embeddings with the examples
 on its model card.
 
-The architectures `camembert`, `electra`, `gte`, `llama` and `mt5` have no row, because none of the models chosen
-for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
+The architectures `camembert`, `electra`, `ernie`, `gte`, `llama` and `mt5` have no row, because none of the models
+chosen for this table uses them. They are supported and tested with random weights, too. `attendant-model train` makes
 encoders of the architecture `attendant`.
 
 Parameters are in millions, without heads. [Your own model](own-model.md) describes the files that a model needs, and
