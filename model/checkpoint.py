@@ -219,7 +219,10 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
         raise CheckpointError("config.json: architectures is not a list. Correct it.")
     family = find_family(config)
     if family is None:
-        raise unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
+        error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
+        if config.get("auto_map"):
+            raise CheckpointError(f"{error} Code in the model's files is not executed.")
+        raise error
     published = read_tokenizer(files, config, transformer)
     tokenizer = published.definition
     tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)

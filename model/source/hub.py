@@ -30,7 +30,7 @@ from model.artifact.names import (
     parse_hub_id,
     read_license,
 )
-from model.source.published import ADAPTER, MERGE, model_weight_files, select_pickled
+from model.source.published import ADAPTER, MERGE, describe_missing_weights, model_weight_files, select_pickled
 
 
 def check_free_space(directory: Path, required: int, contents: str, remedy: str) -> None:
@@ -84,7 +84,10 @@ def download(hub_id: HubId, progress: Progress) -> Path:
 
     with _quiet_hub(), _hub_errors(hub_id), _mark_download():
         sizes = _list_files(hub_id)
-        patterns = [*HUB_FILES, *select_pickled(sizes), *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
+        pickled = select_pickled(sizes)
+        if sizes and not pickled and not any(name.endswith(".safetensors") for name in sizes):
+            raise SourceError(f"{hub_id}: has {describe_missing_weights(sizes)}")
+        patterns = [*HUB_FILES, *pickled, *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
         selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
         remedy = "set HF_HOME to a directory with more"
         check_free_space(Path(constants.HF_HUB_CACHE), sum(selected.values()), f"the files of {hub_id}", remedy)
@@ -379,6 +382,8 @@ def _advise(directory: Path) -> str:
     if models:
         newest = max(models, key=lambda path: path.stat().st_mtime)
         return f"Did you mean {newest}?"
+    if any(directory.glob("*.gguf")):
+        return f"It has {describe_missing_weights(['model.gguf'])}"
     return "Choose another directory."
 
 

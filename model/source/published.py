@@ -30,6 +30,24 @@ def model_weight_files(directory: Path) -> list[Path]:
     return weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
 
 
+OTHER_WEIGHTS = {
+    ".gguf": "GGUF files, whose weights were quantized for llama.cpp",
+    ".onnx": "ONNX graphs, whose weights have other names",
+    ".h5": "weights for TensorFlow",
+    ".msgpack": "weights for Flax",
+    ".ot": "weights for Rust",
+    ".bin": "other weights",
+}
+
+
+def describe_missing_weights(paths: Iterable[str]) -> str:
+    """Return what a model without safetensors or PyTorch weights has instead, by its files, and what to do."""
+    suffixes = {PurePosixPath(path).suffix for path in paths}
+    kind = next((text for suffix, text in OTHER_WEIGHTS.items() if suffix in suffixes), None)
+    found = "no weights" if kind is None else f"no weights that can be exported, only {kind}"
+    return f"{found}. Use the original model, with safetensors or PyTorch weights."
+
+
 def select_pickled(paths: Iterable[str]) -> list[str]:
     """Return the pickled weights, and indexes of them, in folders of a repository that have no safetensors file."""
     files = [PurePosixPath(path) for path in paths]
@@ -102,7 +120,10 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     for name in _shards(directory / f"{first}.index.json") or [first]:
         path = directory / name
         if Path(name).name != name or not path.is_file():
-            raise CheckpointError(f"{path}: missing. Use a model with safetensors or PyTorch weights.")
+            if weight_files(directory):
+                raise CheckpointError(f"{path}: missing. {REDOWNLOAD}")
+            paths = (file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file())
+            raise CheckpointError(f"{path}: missing, and there are {describe_missing_weights(paths)}")
         reject_pointer(path)
         tensors.update(read_pickled(path) if is_pickled else _read_safetensors(path))
     return tensors

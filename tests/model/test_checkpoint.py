@@ -91,7 +91,7 @@ def test_shard_outside_of_directory_is_rejected(source: Path, name: str | int) -
 
 def test_missing_weights_are_named(source: Path) -> None:
     (source / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing\. Use a model with safetensors or PyTorch"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing, and there are no weights\. Use"):
         load_checkpoint(source)
 
 
@@ -147,6 +147,7 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
     [
         ({"model_type": "gpt2"}, "model_type: unsupported \\('gpt2'\\). Supported: attendant, bert, camembert"),
         ({"model_type": None}, "model_type: unsupported \\(None\\)"),
+        ({"model_type": "new2", "auto_map": {"AutoModel": "m.M"}}, "Code in the model's files is not executed"),
         ({"hidden_act": "mish"}, "hidden_act: unsupported \\('mish'\\). Supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"hidden_size": None}, "hidden_size is missing"),

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import torch
 from model.__main__ import main
 from model.artifact.files import Artifact
 from model.artifact.names import HubUnavailableError, SpaceError
+from model.checkpoint import load_checkpoint
 from model.source import hub as hub_module
 from model.source.hub import SourceError, locate
+from model.source.published import CheckpointError
 from tests.model.hub_server import COMMIT, HubServer, Repository, hub_in_process
 
 OTHER_COMMIT = "f" * 40
@@ -259,6 +262,35 @@ def test_pickled_weights_are_downloaded_only_without_safetensors(hub: HubServer)
     repository.files["model.safetensors"] = weights
     repository.revisions = {"main": OTHER_COMMIT}
     assert "pytorch_model.bin" not in {path.name for path in locate(MODEL).directory.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("model-Q4_K_M.gguf", "no weights that can be exported, only GGUF files"),
+        ("onnx/model.onnx", "no weights that can be exported, only ONNX graphs"),
+        ("tf_model.h5", "no weights that can be exported, only weights for TensorFlow"),
+        ("vocab.txt", "no weights. Use the original model"),
+    ],
+)
+def test_model_with_other_weights_is_refused_before_the_download(hub: HubServer, name: str, found: str) -> None:
+    repository = hub.repositories[MODEL]
+    repository.files = {"config.json": repository.files["config.json"], name: b"weights"}
+    with pytest.raises(SourceError, match=rf"^{MODEL}: has {found}"):
+        locate(MODEL)
+
+
+def test_directory_with_other_weights_is_refused(published: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(published, tmp_path / "model")
+    (directory / "model.safetensors").rename(directory / "model.gguf")
+    with pytest.raises(
+        CheckpointError,
+        match=r"model\.safetensors: missing, and there are no weights that can be exported, only GGUF",
+    ):
+        load_checkpoint(directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"It has no weights that can be exported, only GGUF files"):
+        locate(str(directory))
 
 
 def test_export_of_revision_records_its_commit(
