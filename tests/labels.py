@@ -11,6 +11,7 @@ from tests.model.tiny_tokenizers import BUILDERS
 from tests.scratch import make_directory
 
 CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER = "bert, one label", "bert", "tokens"
+ENTAILMENT = "bert, entailment"
 CASES = {**CLASSIFIER_CASES, TOKEN_CLASSIFIER: TOKEN_CLASSIFIER_CASES["bert"]}
 MAX_INPUT_TOKENS = 64
 

@@ -302,8 +302,22 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:
-    return body(inputs=inputs(facts, spans=False), top_k=optional(st.integers(0, 4)), **OPTIONS)
+CHOICES = ("river", "money", "a very long label about banks", "", "déjà vu", "river")
+
+
+@st.composite
+def classify_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
+    """Draw classify requests, for a model of entailment most often with labels to choose from."""
+    own = body(inputs=inputs(facts, spans=False), top_k=optional(st.integers(0, 4)), **OPTIONS)
+    if not any(label.lower().startswith("entail") for label in facts.labels) or draw(st.integers(0, 3)) == 0:
+        return draw(own)
+    chosen = body(
+        labels=st.lists(st.sampled_from(CHOICES), min_size=1, max_size=4),
+        template=optional(st.sampled_from(["About {}.", "{}", "none", "{} and {}"])),
+        multi_label=optional(st.booleans()),
+    )
+    texts = st.lists(SHORT_TEXTS, min_size=1, max_size=3)
+    return draw(own) | draw(chosen) | ({"inputs": draw(texts)} if draw(st.integers(0, 5)) else {})
 
 
 def token_classify_bodies(facts: ModelFacts) -> st.SearchStrategy[Body]:

@@ -240,6 +240,15 @@ class ClassifyOptions(TypedDict, total=False):
     unit: SimilarityUnit | None
     """Units of effects. None is `word`. Requires `effect`."""
 
+    labels: Sequence[str] | None
+    """Labels to choose from, with a model of entailment; None selects the labels of the model."""
+
+    template: str | None
+    """Hypothesis about a text, with {} in place of a label; None selects 'This example is {}.'"""
+
+    multi_label: bool
+    """Whether each of `labels` is scored alone, so that several can apply. Default: False."""
+
 
 class TokenClassifyOptions(TypedDict, total=False):
     """Options of `token_classify`."""

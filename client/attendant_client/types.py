@@ -799,6 +799,15 @@ class ClassifyRequest:
     truncation: InputTruncation = "error"
     effect: UnitEffect = "none"
     unit: EffectUnit = None
+    labels: Annotated[
+        Sequence[str] | None,
+        AtMost("labels"),
+        "Labels to choose from, with a model of entailment; null selects the labels of the model.",
+    ] = None
+    template: Annotated[
+        str | None, "Hypothesis about a text, with {} in place of a label; null selects 'This example is {}.'"
+    ] = None
+    multi_label: Annotated[bool, "Whether each of `labels` is scored alone, so that several can apply."] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,36 @@
-"""Classify: the labels of inputs, and what each word contributes to their scores."""
+"""Classify: the labels of inputs, and what each word contributes to their scores.
+
+With `labels` in the request, a model of entailment chooses among them, as in the zero-shot classification of
+transformers: a text is a premise, and the template with a label a hypothesis about it (Yin et al. 2019).
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from attendant_client.types import ClassifyRequest, ClassifyResponse, ClassifyResult, Label, shortest
+from attendant_client.types import ClassifyRequest, ClassifyResponse, ClassifyResult, Input, Label, Limits, shortest
 from numpy.typing import NDArray
 
 from model.artifact.manifest import ClassificationHead, ScoreActivation
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
-from service.errors import ConflictingFields
+from service.errors import ConflictingFields, Duplicate, InvalidFormat, TooMany, UnsupportedByModel
 from service.operations.inputs import (
     INPUT,
     JSON_CHARACTER_BYTES,
+    MAX_LABELS,
     RESULT_BYTES,
     AppliedPrompt,
     Call,
     array_bytes,
     check_at_least_one,
+    check_count,
     check_effect_options,
     check_inputs,
     check_length,
     check_occlusion,
+    check_text,
     classifier_prompt,
     count_characters,
     count_prompt,
@@ -34,12 +42,14 @@ from service.operations.inputs import (
     require_operation,
     tokenizer_inputs,
 )
-from service.operations.scoring import TokenizedText
+from service.operations.scoring import SPECIAL, TokenizedText
 from service.spelling import Remedy
 
 LABEL = 32
 """The cost of a label in a response; see inputs.py."""
 LABEL_BYTES = 64
+DEFAULT_TEMPLATE = "This example is {}."
+SHORTEN = Remedy("Shorten it")
 
 
 async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> ClassifyResponse:
@@ -49,6 +59,8 @@ async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> Clas
     head = engine.manifest.classification
     assert head is not None
     check_classify(engine, request, call)
+    if request.labels is not None:
+        return await choose_labels(engine, request, request.labels, call, deadline)
     lane, explain = engine.fast_lane, request.effect != "none"
     prompt = classifier_prompt(engine.limits, engine.manifest)
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
@@ -70,6 +82,7 @@ async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> Clas
 def check_classify(engine: Engine, request: ClassifyRequest, call: Call) -> None:
     """Check all fields."""
     check_inputs(request.inputs, engine.limits, engine.manifest, call.max_inputs)
+    check_labels(request, engine)
     check_at_least_one("top_k", request.top_k)
     check_effect_options(request.effect, {"unit": request.unit})
     unit = effect_unit(request)
@@ -193,3 +206,189 @@ def effects(
                 without[unit] = to_scores(logits, activation)
         changes.append((own - without).T.astype(np.float32))
     return changes
+
+
+# With the labels of the request
+
+
+@dataclass(frozen=True)
+class Entailment:
+    """The places of two labels among those of a model of entailment."""
+
+    entailment: int
+    contradiction: int
+
+    @classmethod
+    def find(cls, labels: Sequence[str]) -> "Entailment | None":
+        """Return the places as transformers finds them; None for another classifier."""
+        place = next((place for place, label in enumerate(labels) if label.lower().startswith("entail")), None)
+        if place is None or len(labels) == 1:
+            return None
+        return cls(place, len(labels) - 1 if place == 0 else 0)
+
+    def scores(self, logits: NDArray[Any], *, alone: bool) -> NDArray[np.float64]:
+        """Return the score of each of L labels, (..., L), from logits (..., L, C).
+
+        `alone`: the probability of entailment rather than contradiction, else of the label rather than the others.
+        """
+        if alone:
+            return to_scores(logits[..., [self.contradiction, self.entailment]], "softmax")[..., 1]
+        return to_scores(logits[..., self.entailment], "softmax")
+
+
+def check_labels(request: ClassifyRequest, engine: Engine) -> None:
+    """Check the labels of a request, and the fields that require them."""
+    if request.labels is not None:
+        _check_entailment(engine)
+        _check_hypotheses(request.labels, request.template, engine.limits)
+        _check_premises(request.inputs, len(request.labels), engine.limits)
+        return
+    for field, is_set in (("template", request.template is not None), ("multi_label", request.multi_label)):
+        if is_set:
+            raise ConflictingFields("requires labels", "Set labels, or leave it out.", field=field)
+
+
+def _check_entailment(engine: Engine) -> None:
+    head = engine.manifest.classification
+    assert head is not None
+    if Entailment.find(head.labels) is None:
+        raise UnsupportedByModel(
+            'not supported for this model, which has no label "entailment"',
+            "Leave it out, or use a model of natural language inference.",
+            field="labels",
+        )
+
+
+def _check_hypotheses(labels: Sequence[str], template: str | None, limits: Limits) -> None:
+    check_count(len(labels), "labels", MAX_LABELS)
+    for index, label in enumerate(labels):
+        check_text(label, f"labels[{index}]", limits.max_input_characters, SHORTEN)
+    if len(set(labels)) < len(labels):
+        raise Duplicate("contains the same item twice", "Remove one.", field="labels")
+    if template is not None:
+        check_text(template, "template", limits.max_input_characters, SHORTEN)
+        if template.count("{}") != 1:
+            raise InvalidFormat("does not contain {} once", "Put {} in place of the label.", field="template")
+
+
+def _check_premises(inputs: Sequence[Input], labels: int, limits: Limits) -> None:
+    for index, item in enumerate(inputs):
+        for name in ("pair", "token_ids"):
+            if getattr(item, name) is not None:
+                raise ConflictingFields("not supported with labels", "Send a text.", field=f"inputs[{index}].{name}")
+    if len(inputs) * labels > limits.max_documents:
+        raise TooMany(
+            "too many pairs of an input and a label", "Send fewer inputs or labels.",
+            field="labels", actual=len(inputs) * labels, maximum=limits.max_documents,
+        )  # fmt: skip
+
+
+async def choose_labels(
+    engine: Engine, request: ClassifyRequest, labels: Sequence[str], call: Call, deadline: float
+) -> ClassifyResponse:
+    """Return the labels of each input among `labels`."""
+    head = engine.manifest.classification
+    assert head is not None
+    template = request.template or DEFAULT_TEMPLATE
+    hypotheses = [template.replace("{}", label) for label in labels]
+    prompt = classifier_prompt(engine.limits, engine.manifest)
+    pairs = len(request.inputs) * len(labels)
+    prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, pairs, deadline)
+    lengths = [count_characters(item) + len(hypothesis) for item in request.inputs for hypothesis in hypotheses]
+    sizes = estimate_tokens(lengths, engine.manifest.max_input_tokens, prompt_tokens)
+    lane, explain = engine.fast_lane, request.effect != "none"
+    cost = describe_cost(request.inputs) * len(labels) + sum(lengths) + LABEL * pairs
+    with lane.admit(sizes, deadline, cost, occlusion_tokens(sizes, engine.limits) if explain else 0) as admitted:
+        texts = await engine.run(cost, deadline, prepare_pairs, engine, request, hypotheses, call, prompt)
+        usage = admitted.tokenized([text.tokens for text in texts])
+        tasks = label_tasks(texts)
+        if explain:
+            tasks += await engine.run(cost, deadline, occlusion_tasks, texts)
+        vectors = await admitted.run(tasks)
+    results = await engine.run(cost, deadline, build_choices, texts, vectors, request, labels, head)
+    call.timing = admitted.finish()
+    return ClassifyResponse(engine.name, lane.precision, results, usage)
+
+
+def prepare_pairs(
+    engine: Engine, request: ClassifyRequest, hypotheses: Sequence[str], call: Call, prompt: AppliedPrompt | None
+) -> list[TokenizedText]:
+    """Tokenize each text with each hypothesis. Units, for effects, are those of the text."""
+    unit = effect_unit(request)
+    texts = []
+    for index, item in enumerate(request.inputs):
+        own = "" if prompt is None else prompt.text
+        encoded = engine.tokenizer.encode_pairs(item.text or "", hypotheses, prompt=own, offsets=unit is not None)
+        for tokens in encoded:
+            # The effects of units need the same units with every label.
+            truncation = request.truncation if unit is None else None
+            kept = check_length(tokens, engine.manifest, truncation, f"inputs[{index}]")
+            texts.append(_without_second(TokenizedText.of(kept, engine.tokenizer, engine.manifest, unit)))
+    if unit is not None:
+        remedy = "Send fewer or shorter texts or fewer labels"
+        remedy += ", or set unit to {unit.word}" if unit == "token" else ""
+        check_occlusion([size for text in texts for size in text.occluded_sizes], engine.limits, remedy)
+    labels = request.labels or ()
+    size = len(request.inputs) * (
+        RESULT_BYTES + LABEL_BYTES * len(labels) + JSON_CHARACTER_BYTES * sum(map(len, labels))
+    )
+    for text in texts[:: len(hypotheses)]:
+        size += listed_bytes(text.units, call.wire) + array_bytes(len(labels) * len(text.units), "float32", call.wire)
+    engine.check_response_size(size, len(request.inputs), lambda: Remedy("Send fewer inputs or set top_k"))
+    return texts
+
+
+def _without_second(text: TokenizedText) -> TokenizedText:
+    """Return a pair whose units are those of its first text."""
+    units = [unit for unit in text.units if unit.segment == 0]
+    unit_of_token = np.where(text.unit_of_token < len(units), text.unit_of_token, SPECIAL)
+    return replace(text, units=units, unit_of_token=unit_of_token)
+
+
+def build_choices(
+    texts: Sequence[TokenizedText],
+    vectors: Sequence[TextVectors],
+    request: ClassifyRequest,
+    labels: Sequence[str],
+    head: ClassificationHead,
+) -> list[ClassifyResult]:
+    """Return the results; `vectors` are those of the pairs, then of the pairs without each unit."""
+    entailment, count = Entailment.find(head.labels), len(labels)
+    assert entailment is not None
+    alone = request.multi_label or count == 1
+
+    def to_choice(logits: NDArray[Any]) -> NDArray[np.float64]:
+        return logits[..., entailment.entailment] if request.raw_scores else entailment.scores(logits, alone=alone)
+
+    of_pairs = np.stack([item.logits for item in vectors[: len(texts)]]).astype(np.float64)  # type: ignore[misc]
+    scores = to_choice(of_pairs.reshape(len(request.inputs), count, -1))  # (N, L)
+    occluded, results = iter(vectors[len(texts) :]), []
+    for index, own in enumerate(scores):
+        pairs = texts[index * count : (index + 1) * count]
+        units, effects_of_labels = pairs[0].units, None
+        if request.effect != "none":
+            logits = np.stack([next(occluded).logits for _ in range(count * len(units))]) if units else None  # type: ignore[misc]
+            without = (
+                own[:, None]
+                if logits is None
+                else to_choice(logits.astype(np.float64).reshape(count, len(units), -1).swapaxes(0, 1)).T
+            )
+            effects_of_labels = (own[:, None] - without[:, : len(units)]).astype(np.float32)
+        order = np.argsort(-own, kind="stable")[: request.top_k].tolist()
+        chosen = [
+            Label(
+                labels[place],
+                shortest(own[place]),
+                None if effects_of_labels is None else np.ascontiguousarray(effects_of_labels[place]),
+            )
+            for place in order
+        ]
+        results.append(
+            ClassifyResult(
+                sum(len(pair.tokens) for pair in pairs),
+                any(pair.tokens.truncated for pair in pairs),
+                chosen,
+                None if effects_of_labels is None else units,
+            )
+        )
+    return results

@@ -55,6 +55,7 @@ MAX_LISTED_INPUTS = 2048
 EFFECT_UNIT: SimilarityUnit = "word"
 """Units of effects unless the request says otherwise."""
 MAX_TARGETS = 100
+MAX_LABELS = 100
 LIST_REMEDIES = {
     **dict.fromkeys(("inputs", "documents", "occurrences", "spans_per_request"), "Split the request."),
     "token_ids": "Shorten the input.",
@@ -162,6 +163,7 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
         "layer_outputs": len(get_args(LayerOutput)),
         "rows": max(info.max_input_tokens for info in infos),
         "targets": MAX_TARGETS,
+        "labels": MAX_LABELS,
     }
 
 

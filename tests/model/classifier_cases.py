@@ -8,6 +8,10 @@ from tests.model.family_cases import FAMILY_CASES, SIZES, FamilyCase
 LABELS: dict[str, Any] = {"id2label": {0: "billing", 1: "delivery", 2: "other"}}
 TAGS: dict[str, Any] = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}}
 CROSS_ENCODER: dict[str, Any] = {"num_labels": 1}
+ENTAILMENT: dict[str, Any] = {
+    "id2label": {0: "contradiction", 1: "ENTAILMENT", 2: "neutral"},
+    "label2id": {"contradiction": 0, "ENTAILMENT": 1, "neutral": 2},
+}
 
 
 def classifier(kind: str, **options: Any) -> FamilyCase:
@@ -31,6 +35,7 @@ CLASSIFIER_CASES: dict[str, FamilyCase] = {
     "bert, one label": bert_classifier("Bert", **CROSS_ENCODER),
     "bert, multi-label": bert_classifier("Bert", problem_type="multi_label_classification"),
     "bert, regression": bert_classifier("Bert", problem_type="regression", **CROSS_ENCODER),
+    "bert, entailment": bert_classifier("Bert", **ENTAILMENT),
     "roberta": bert_classifier("Roberta", pad_token_id=1),
     "xlm-roberta": bert_classifier("XLMRoberta", pad_token_id=1, **CROSS_ENCODER),
     "camembert": bert_classifier("Camembert", pad_token_id=1),
@@ -66,8 +71,8 @@ TOKEN_CLASSIFIER_CASES: dict[str, FamilyCase] = {
         options={**{key: value for key, value in case.options.items() if key != "num_labels"}, **TAGS},
     )
     for kind, case in CLASSIFIER_CASES.items()
-    if kind not in ("bert, one label", "bert, multi-label", "bert, regression", "eurobert, bos", "eurobert, mean")
-    and kind != "gemma3_text"  # transformers has no token classifier of it
+    if kind not in ("bert, one label", "bert, multi-label", "bert, regression", "bert, entailment", "eurobert, bos")
+    and kind not in ("eurobert, mean", "gemma3_text")  # transformers has no token classifier of it
 } | {
     kind: replace(
         FAMILY_CASES[kind],

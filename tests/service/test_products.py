@@ -19,7 +19,7 @@ from model.export.export import export
 from model.source.sentence_transformers import SettingOptions
 from service.config import Settings
 from tests.conftest import EXAMPLES
-from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
+from tests.labels import CLASSIFIER, CROSS_ENCODER, ENTAILMENT, TOKEN_CLASSIFIER, export_classifier
 from tests.model.conftest import definitions, publish  # noqa: F401
 from tests.model.retriever_cases import BGE_M3
 from tests.operation_requests import Body, ModelFacts, requests, to_message
@@ -63,7 +63,9 @@ FAMILIES = (
     "mpnet", "t5", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "mistral", "qwen3",
     "gemma3_text",
 )  # fmt: skip
-SLOW_MODELS = ("causal_model", CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES)
+SLOW_MODELS = (
+    "causal_model", CROSS_ENCODER, CLASSIFIER, ENTAILMENT, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES,
+)  # fmt: skip
 TEXTS_OF_SCRIPTS = ("Ein Hund läuft.", "Кошка спит", "الماء نقي", "שלום", "नमस्ते", "猫在睡觉。", "고양이가 잔다", "x")
 SERVER_ERRORS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 
@@ -117,7 +119,7 @@ def clients(
     request: pytest.FixtureRequest, access_log: Lines, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Clients]:
     """Clients for the default model, its weights with causal attention, and tiny models: with heads, of each family."""
-    if request.param in (CROSS_ENCODER, CLASSIFIER, TOKEN_CLASSIFIER):
+    if request.param in (CROSS_ENCODER, CLASSIFIER, ENTAILMENT, TOKEN_CLASSIFIER):
         artifact = export_classifier(request.param, SettingOptions(normalize=True))
         model = load_anew(Settings(model_dir=artifact, precision="float32"))
     elif request.param in (SPLADE, BGE_M3, COLBERT):

@@ -968,7 +968,7 @@ class RankExplanation(_message.Message):
     def __init__(self, query_units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., document_units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., query_effects: _Optional[_Iterable[float]] = ..., document_effects: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("model", "inputs", "top_k", "raw_scores", "truncation", "effect", "unit")
+    __slots__ = ("model", "inputs", "top_k", "raw_scores", "truncation", "effect", "unit", "labels", "template", "multi_label")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -976,6 +976,9 @@ class ClassifyRequest(_message.Message):
     TRUNCATION_FIELD_NUMBER: _ClassVar[int]
     EFFECT_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    MULTI_LABEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
     top_k: int
@@ -983,7 +986,10 @@ class ClassifyRequest(_message.Message):
     truncation: Truncation
     effect: Effect
     unit: UnitKind
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., top_k: _Optional[int] = ..., raw_scores: _Optional[bool] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., effect: _Optional[_Union[Effect, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    template: str
+    multi_label: bool
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., top_k: _Optional[int] = ..., raw_scores: _Optional[bool] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., effect: _Optional[_Union[Effect, str]] = ..., unit: _Optional[_Union[UnitKind, str]] = ..., labels: _Optional[_Iterable[str]] = ..., template: _Optional[str] = ..., multi_label: _Optional[bool] = ...) -> None: ...
 
 class ClassifyResponse(_message.Message):
     __slots__ = ("model", "precision", "results", "usage")
