@@ -103,6 +103,10 @@ def check_layer(driver: PageDriver, info: dict[str, Any], row: int, layer: int, 
     assert [row[0] for row in numbers(driver)] == [format_number(value) for value in dots]
     go(driver, 6)
     assert [row[-1] for row in numbers(driver)] == [format_number(value) for value in weights]
+    if "relative" in info["layer_structure"]["positions"]:
+        bias = scores - info["layer_structure"]["attention_scale"] * dots
+        shown = [float(row[1].replace("\u2212", "-")) for row in numbers(driver)]
+        np.testing.assert_allclose(shown, bias, atol=6e-4 * max(1, np.abs(bias).max()))
     go(driver, 7)
     places = np.arange(len(weights))
     visible = driver.page.locator(".drawing tbody tr td:nth-child(3)").all_inner_texts()
