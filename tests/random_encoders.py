@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from model.encoder import (
     Block,
+    DisentangledConfig,
     Encoder,
     EncoderConfig,
     LayerConfig,
@@ -43,6 +44,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "bert": {},
     "causal": {"causal": True},
     "relative bias": {"relative_bias": RelativeConfig(16, 20), "type_vocab_size": 0},
+    "distances": {"disentangled": DisentangledConfig(6, 20), "position_table": False},
     "alibi": {"alibi": True, "position_table": False, "gated": True, "feed_forward_bias": False},
     "modernbert": {
         "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
@@ -208,8 +210,8 @@ def encode(encoder: Encoder, *inputs: Tensor) -> EncoderOutput:
     """Return the hidden states of all layers, and their attention probabilities: the softmax of the scores."""
     probs, compute_scores = [], SelfAttention.scores
 
-    def scores(attention: SelfAttention, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        computed = compute_scores(attention, q, k, mask)
+    def scores(attention: SelfAttention, *inputs: Any) -> Tensor:
+        computed = compute_scores(attention, *inputs)
         probs.append(computed.softmax(dim=-1))
         return computed
 

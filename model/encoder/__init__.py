@@ -8,13 +8,21 @@ E embedding size.
 """
 
 from model.encoder.attention import attention_mask
-from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
+from model.encoder.config import (
+    ACTIVATIONS,
+    DisentangledConfig,
+    EncoderConfig,
+    LayerConfig,
+    RelativeConfig,
+    RotaryConfig,
+)
 from model.encoder.encoder import Encoder, HiddenStatesEncoder, attention_options
 from model.encoder.layers import Block, RMSNorm, SelfAttention, rotate, sinusoids
 
 __all__ = [
     "ACTIVATIONS",
     "Block",
+    "DisentangledConfig",
     "Encoder",
     "EncoderConfig",
     "HiddenStatesEncoder",

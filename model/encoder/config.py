@@ -66,6 +66,28 @@ class RelativeConfig:
 
 
 @dataclass(frozen=True)
+class DisentangledConfig:
+    """Disentangled attention (He et al. 2021, section 3.1): scores depend on content and distance of two tokens.
+
+    Distances have `2 span` embeddings of size D, up to `span - 1` later and `span` earlier tokens. With `max_distance`,
+    those over `span / 2` share embeddings in logarithmic buckets up to it.
+
+    Attributes:
+        content_to_position: Queries are multiplied with keys of distances.
+        position_to_content: Keys are multiplied with queries of distances.
+        shared: The layers compute keys and queries of distances with the maps for tokens.
+        norm: The embeddings are normalized.
+    """
+
+    span: int
+    max_distance: int = 0
+    content_to_position: bool = True
+    position_to_content: bool = True
+    shared: bool = True
+    norm: bool = True
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """The options in which the layers of one encoder can differ.
 
@@ -99,6 +121,7 @@ class EncoderConfig:
         query_key_norm: Queries and keys are normalized per head.
         relative_bias: A learned bias of the scores depends on the distance of two tokens. All layers share it.
         alibi: A fixed bias of the scores is proportional to the distance of two tokens.
+        disentangled: Scores depend on embeddings of distances.
         gated: The feed-forward network is gated.
         feed_forward_bias: The inner linear maps of the feed-forward network have biases.
         feed_forward_output_bias: Its outer linear map has one.
@@ -130,6 +153,7 @@ class EncoderConfig:
     query_key_norm: bool = False
     relative_bias: RelativeConfig | None = None
     alibi: bool = False
+    disentangled: DisentangledConfig | None = None
     gated: bool = False
     feed_forward_bias: bool = True
     feed_forward_output_bias: bool = True

@@ -5,7 +5,16 @@ from torch import Tensor, nn
 
 from model.encoder.attention import MAX_DENSE_TOKENS, attention_mask, build_mask
 from model.encoder.config import EncoderConfig, LayerConfig
-from model.encoder.layers import AlibiBias, AttentionInputs, Block, Embeddings, RelativeBias, RotaryEmbedding, make_norm
+from model.encoder.layers import (
+    AlibiBias,
+    AttentionInputs,
+    Block,
+    DistanceEmbeddings,
+    Embeddings,
+    RelativeBias,
+    RotaryEmbedding,
+    make_norm,
+)
 
 
 class Encoder(nn.Module):
@@ -55,11 +64,19 @@ class PositionInputs(nn.Module):
         super().__init__()
         self.causal = config.causal
         self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and config.relative_bias is None
+        self.long_rows = self.long_rows and config.disentangled is None
         self.bias: RelativeBias | AlibiBias | None = None
         if config.relative_bias is not None:
             self.bias = RelativeBias(config.relative_bias, config.num_attention_heads)
         elif config.alibi:
             self.bias = AlibiBias(config.num_attention_heads)
+        self.distances = (
+            None
+            if config.disentangled is None
+            else DistanceEmbeddings(
+                config.disentangled, config.hidden_size, config.norm_eps, config.max_position_embeddings
+            )
+        )
         self.rotary_configs = list(dict.fromkeys(layer.rotary for layer in config.layers if layer.rotary is not None))
         self.rotary = nn.ModuleList(
             RotaryEmbedding(rotary, config.head_size, config.max_position_embeddings) for rotary in self.rotary_configs
@@ -76,7 +93,7 @@ class PositionInputs(nn.Module):
         additive = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)
         if self.bias is not None:
             additive = additive + self.bias(position_ids)
-        return AttentionInputs(additive, rotation)
+        return AttentionInputs(additive, rotation, None if self.distances is None else self.distances(position_ids))
 
     def find_rotary(self, layer: LayerConfig) -> nn.Module | None:
         """Return the rotary position embeddings of a layer."""

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.encoder.attention import AttentionMask, alibi, attend
-from model.encoder.config import ACTIVATIONS, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
+from model.encoder.config import (
+    ACTIVATIONS,
+    DisentangledConfig,
+    EncoderConfig,
+    LayerConfig,
+    RelativeConfig,
+    RotaryConfig,
+)
 
 
 class RMSNorm(nn.Module):
@@ -156,6 +163,37 @@ class AlibiBias(nn.Module):
         return alibi(position_ids, position_ids, self.slopes())
 
 
+class DistanceEmbeddings(nn.Module):
+    """The embeddings of distances that all layers of an encoder share; see `DisentangledConfig`."""
+
+    def __init__(self, config: DisentangledConfig, size: int, eps: float, positions: int) -> None:
+        super().__init__()
+        self.positions = positions
+        self.weight = nn.Parameter(torch.zeros(2 * config.span, size))
+        self.norm = nn.LayerNorm(size, eps) if config.norm else nn.Identity()
+        offsets = torch.arange(1 - positions, positions, device="cpu")  # also while the weights are on "meta"
+        # A table, because the bounds of buckets depend on the last bit of a logarithm.
+        self._rows = (self.bucket(offsets, config) + config.span).clamp(0, 2 * config.span - 1).tolist()
+
+    @staticmethod
+    def bucket(offsets: Tensor, config: DisentangledConfig) -> Tensor:
+        """Return the bucket of each query-minus-key offset, in float32 like the published code."""
+        if not config.max_distance:
+            return offsets
+        exact = config.span // 2
+        distances = offsets.abs().clamp(min=exact)
+        longest = torch.tensor((config.max_distance - 1) / exact, device=offsets.device)
+        octaves = torch.log(distances / exact) / torch.log(longest)
+        large = (torch.ceil(octaves * (exact - 1)) + exact).to(offsets.dtype)
+        return torch.where(offsets.abs() <= exact, offsets, large * offsets.sign())
+
+    def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the embeddings (2 span, D), and the row of each query and key, (R, T, T), for positions (R, T)."""
+        offsets = position_ids.unsqueeze(2) - position_ids.unsqueeze(1)
+        rows = torch.tensor(self._rows).take(offsets + self.positions - 1)
+        return self.norm(self.weight), rows
+
+
 class Embeddings(nn.Module):
     """The normalized sum of token, position and token type embeddings, projected to D if E is not D.
 
@@ -217,10 +255,12 @@ class AttentionInputs:
 
     `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
     an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.
+    `distances`: the result of `DistanceEmbeddings`.
     """
 
     mask: Tensor | AttentionMask
     rotation: tuple[Tensor, Tensor] | None = None
+    distances: tuple[Tensor, Tensor] | None = None
 
 
 class SelfAttention(nn.Module):
@@ -241,6 +281,14 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
         self.value = nn.Linear(size, config.head_size * self.num_key_value_heads, bias)
         self.output = nn.Linear(config.head_size * self.num_heads, size, config.attention_output_bias)
+        self.disentangled = config.disentangled
+        if config.disentangled is not None and not config.disentangled.shared:
+            for name, is_used in (
+                ("distance_key", config.disentangled.content_to_position),
+                ("distance_query", config.disentangled.position_to_content),
+            ):
+                if is_used:
+                    self.add_module(name, nn.Linear(size, config.head_size * self.num_heads))
         normed = config.query_key_norm
         self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
         self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
@@ -251,13 +299,34 @@ class SelfAttention(nn.Module):
         if isinstance(inputs.mask, AttentionMask):
             context = attend(q, k, v, inputs.mask, self.scale)  # (R, H, T, d)
         else:
-            context = self.scores(q, k, inputs.mask).softmax(dim=-1) @ v
+            context = self.scores(q, k, inputs.mask, inputs.distances).softmax(dim=-1) @ v
         output: Tensor = self.output(context.transpose(1, 2).flatten(2))
         return output
 
-    def scores(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-        """Return the masked scores (R, H, T, T), whose softmax the probabilities are."""
-        return q @ k.transpose(-2, -1) * self.scale + mask
+    def scores(self, q: Tensor, k: Tensor, mask: Tensor, distances: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return the masked scores (R, H, Q, T), whose softmax the probabilities are, of queries (R, H, Q, d)."""
+        scores = q @ k.transpose(-2, -1) * self.scale + mask
+        return scores if distances is None else scores + self.distance_scores(q, k, *distances)
+
+    def distance_scores(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> Tensor:
+        """Return what the distances add to the scores, (R, H, Q, T).
+
+        `embeddings` are (2 span, D), and `rows` (R, Q, T) are their indices. He et al. 2021, equation 4, but as in the
+        published code, both terms take the distance from the query to the key.
+        """
+        assert self.disentangled is not None
+        index = rows.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
+        terms = []
+        if self.disentangled.content_to_position:
+            project = self.key if self.disentangled.shared else self.get_submodule("distance_key")
+            keys = self._split(project(embeddings).unsqueeze(0), self.num_heads)  # (1, H, 2 span, d)
+            terms.append((q @ keys.transpose(-2, -1)).gather(3, index))
+        if self.disentangled.position_to_content:
+            project = self.query if self.disentangled.shared else self.get_submodule("distance_query")
+            queries = self._split(project(embeddings).unsqueeze(0), self.num_heads)
+            by_key = (k @ queries.transpose(-2, -1)).gather(3, index.transpose(2, 3))  # (R, H, T, Q)
+            terms.append(by_key.transpose(2, 3))
+        return sum(terms, torch.zeros(())) * self.scale
 
     def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads, (R, H, T, d) each."""

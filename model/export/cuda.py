@@ -616,6 +616,10 @@ Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) by the 
 
 def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
     """Write the graph and its weights; `eval_texts` determine which parts stay in float32. Raises AccuracyError."""
+    if checkpoint.encoder.config.disentangled is not None:
+        raise AccuracyError(
+            f"{checkpoint.family.name}: its attention has no operator on CUDA. Export without --variant cuda."
+        )
     encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
     path = graphs.path("cuda")
     tokenizer = Tokenizer(checkpoint.tokenizer)

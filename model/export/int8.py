@@ -31,6 +31,9 @@ def write_int8(graphs: GraphSet, checkpoint: Checkpoint) -> None:
     graphs.add("int8", parity, WEIGHTS, "int8")
 
 
+MATRIX = 2
+
+
 def quantize_weights(model: onnx_ir.Model) -> int:
     """Replace the constant weight (in, out) of each MatMul by int8 values and a `DequantizeLinear`.
 
@@ -38,10 +41,15 @@ def quantize_weights(model: onnx_ir.Model) -> int:
     """
     graph = model.graph
     operands = [node.inputs[1] for node in graph if node.op_type == "MatMul"]
-    weights = dict.fromkeys(value for value in operands if value is not None and stored_weight(value).is_initializer())
-    for weight in weights:
-        tensor = stored_weight(weight).const_value
+    weights = {}
+    for value in operands:
+        if value is None or not stored_weight(value).is_initializer():
+            continue
+        tensor = stored_weight(value).const_value
         assert tensor is not None
+        if len(tensor.shape) == MATRIX:  # the exporter computes DeBERTa's keys of distances, (1, H, d, 2 span)
+            weights[value] = tensor
+    for weight, tensor in weights.items():
         values, scales = quantize(tensor.numpy().astype(np.float32))
         int8 = onnx_ir.tensor(values, name=f"{weight.name}.int8")
         scale = onnx_ir.tensor(scales, name=f"{weight.name}.scale")

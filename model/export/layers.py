@@ -49,7 +49,7 @@ class _Positions(nn.Module):
         super().__init__()
         layer = encoder.config.layers[index]
         self.causal, self.window = encoder.config.causal, layer.window
-        self.bias = encoder.positions.bias
+        self.bias, self.distances = encoder.positions.bias, encoder.positions.distances
         self.rotary = encoder.positions.find_rotary(layer)
 
     def mask(self, position_ids: Tensor) -> Tensor:
@@ -75,7 +75,8 @@ class _Attention(_Positions):
         if self.bias is not None:
             mask = mask + self.bias(position_ids)
         q, k, v = self.attention.project(self.norm(hidden_state), self.rotation(position_ids))
-        scores = self.attention.scores(q, k, mask)[0]
+        distances = None if self.distances is None else self.distances(position_ids)
+        scores = self.attention.scores(q, k, mask, distances)[0]
         return scores, torch.softmax(scores, dim=-1), v[0]
 
 
@@ -90,7 +91,7 @@ class _Steps(_Positions):
         attention, normalized = self.block.attention, self.block.read(hidden_state)
         q, k, v = attention.project(normalized, self.rotation(position_ids))
         x, normalized, q = hidden_state[:, rows], normalized[:, rows], q[:, :, rows]
-        bias = q.new_zeros(()) if self.bias is None else self.bias(position_ids)[:, :, rows]
+        bias = self.bias_of_rows(position_ids, rows, q, k)
         scores = attention.scores(q, k, bias)
         weights = torch.softmax(scores + self.mask(position_ids)[:, :, rows], dim=-1)
         heads = weights @ v
@@ -100,9 +101,21 @@ class _Steps(_Positions):
         if self.rotary is not None:
             cos, sin = self.rotary(position_ids)
             steps.append(torch.atan2(sin, cos)[0, :, rows])
-        if self.bias is not None:
+        if self.has_bias:
             steps.append(bias)
         return tuple(step[0] for step in steps)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether distances add something to the scores."""
+        return self.bias is not None or self.distances is not None
+
+    def bias_of_rows(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """Return what distances add to the scores of queries (1, H, R, d) with keys (1, H, T, d), (1, H, R, T)."""
+        if self.distances is not None:
+            embeddings, of_pairs = self.distances(position_ids)
+            return self.block.attention.distance_scores(q, k, embeddings, of_pairs[:, rows])
+        return q.new_zeros(()) if self.bias is None else self.bias(position_ids)[:, :, rows]
 
 
 def _block(encoder: Encoder, index: int) -> Block:
@@ -178,7 +191,7 @@ class LayerSteps(LayerFunction):
         super().__init__(parts)
         if parts.rotary is not None:
             self.outputs = (*self.outputs, ANGLES)
-        if parts.bias is not None:
+        if parts.has_bias:
             self.outputs = (*self.outputs, BIAS)
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -296,7 +309,7 @@ def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
-        "relative": config.relative_bias is not None or config.alibi,
+        "relative": config.relative_bias is not None or config.alibi or config.disentangled is not None,
     }
     return StructureRecord(
         block=config.block,

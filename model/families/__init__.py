@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model.families import attendant, bert, llama, modernbert, rotary_bert, t5
+from model.families import attendant, bert, deberta, llama, modernbert, rotary_bert, t5
 from model.families.family import Family
 
-MODULES = (attendant, bert, llama, modernbert, rotary_bert, t5)
+MODULES = (attendant, bert, deberta, llama, modernbert, rotary_bert, t5)
 FAMILIES: dict[str, Family] = {family.name: family for module in MODULES for family in module.FAMILIES}
 
 

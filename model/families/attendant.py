@@ -15,9 +15,10 @@ NAMES = {
     name: name
     for name in (
         "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
-        "embeddings.task_type_embeddings",
-        "embeddings.norm", "embeddings.project", "positions.bias", "blocks",
+        "embeddings.task_type_embeddings", "embeddings.norm", "embeddings.project",
+        "positions.bias", "positions.distances", "positions.distances.norm", "blocks",
         "attention.query", "attention.key", "attention.value", "attention.output",
+        "attention.distance_key", "attention.distance_query",
         "attention.query_norm", "attention.key_norm", "attention_norm", "attention_output_norm",
         "feed_forward.gate", "feed_forward.inner", "feed_forward.outer", "feed_forward_norm",
         "feed_forward_output_norm", "norm",
@@ -54,6 +55,8 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
         return field.default if has_default else config.value(key)
     if key == "hidden_act":
         return config.activation(key)
+    if key == "disentangled":
+        raise unsupported("config.json: disentangled", config.value(key), ("null",))
     if key == "relative_bias":
         return _read_relative(config.value(key))
     if field.type is int:

@@ -78,6 +78,13 @@ T5_BASE = {
     "model_type": "t5", "d_model": 768, "num_layers": 12, "num_heads": 12, "d_kv": 64, "d_ff": 3072,
     "vocab_size": 32128, "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "n_positions": 512,
 }  # fmt: skip
+DEBERTA_V3 = {
+    "model_type": "deberta-v2", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "vocab_size": 128100, "hidden_act": "gelu", "max_position_embeddings": 512,
+    "relative_attention": True, "position_buckets": 256, "max_relative_positions": -1, "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}  # fmt: skip
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
@@ -247,6 +254,13 @@ KNOWN_MODELS = (
         "cross-encoder/ms-marco-MiniLM-L6-v2",
         _bert("bert", 6, 384, 30522, num_attention_heads=12),
         22.6, 512, "cls", "none", "Apache-2.0", tasks=("rerank",),
+    ),
+    KnownModel(
+        "mixedbread-ai/mxbai-rerank-base-v1", DEBERTA_V3, 184, 512, "cls", "none", "Apache-2.0", tasks=("rerank",)
+    ),
+    KnownModel(
+        "MoritzLaurer/deberta-v3-base-zeroshot-v2.0", DEBERTA_V3, 184, 512, "cls", "none", "MIT",
+        tasks=("classification",),
     ),
     KnownModel(
         "BAAI/bge-reranker-v2-m3",

@@ -143,6 +143,7 @@ CLS_AND_SEP = {
 DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "ernie": "BertTokenizer",

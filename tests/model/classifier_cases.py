@@ -50,6 +50,7 @@ CLASSIFIER_CASES: dict[str, FamilyCase] = {
     "nomic_bert, published": classifier("nomic_bert, published"),
     "gte": classifier("gte"),
     "new": classifier("new", **CROSS_ENCODER),
+    "deberta-v2": classifier("deberta-v2"),
     "ernie": classifier("ernie"),
     "jina_bert": classifier("jina_bert"),
     "jina_embeddings_v3": classifier("jina_embeddings_v3"),

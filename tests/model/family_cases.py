@@ -146,6 +146,11 @@ MODERNBERT = SIZES | IDS | {
     "hidden_activation": "silu", "global_attn_every_n_layers": 2,
     "rope_parameters": {"full_attention": rope(500.0), "sliding_attention": rope(50.0)},
 }  # fmt: skip
+DEBERTA = SIZES | {
+    "max_position_embeddings": 122, "layer_norm_eps": 1e-3, "hidden_act": "gelu_new", "relative_attention": True,
+    "position_buckets": 16, "max_relative_positions": 60, "position_biased_input": False, "norm_rel_ebd": "layer_norm",
+    "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "pooler_hidden_act": "relu",
+}  # fmt: skip
 T5 = {"d_model": HIDDEN_SIZE, "num_layers": 4, "num_heads": 3, "d_ff": 37, "d_kv": 10, "layer_norm_epsilon": 1e-3}
 GEMMA = SIZES | {
     "num_key_value_heads": 1, "head_dim": 10, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 31,
@@ -187,6 +192,17 @@ FAMILY_CASES: dict[str, FamilyCase] = {
         deviation=0.2,
     ),
     "mt5": FamilyCase("MT5EncoderModel", "MT5Config", T5 | {"feed_forward_proj": "gated-gelu"}, "t5", deviation=0.2),
+    "deberta-v2": FamilyCase("DebertaV2Model", "DebertaV2Config", DEBERTA, "metaspace"),
+    "deberta-v2, separate": FamilyCase(
+        "DebertaV2Model",
+        "DebertaV2Config",
+        DEBERTA
+        | {
+            "share_att_key": False, "position_biased_input": True, "pos_att_type": "c2p", "type_vocab_size": 2,
+            "norm_rel_ebd": "none", "position_buckets": -1, "max_relative_positions": 40, "hidden_size": 48,
+        },
+        deviation=0.4,
+    ),
     "nomic_bert": FamilyCase(
         "NomicBertModel",
         "NomicBertConfig",

@@ -101,8 +101,8 @@ Parameters are in millions, without heads. [Your own model](own-model.md) descri
 BACKENDS = """
 ## Backends
 
-Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and has a graph for CUDA in
-float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
+Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and except `deberta-v2` has
+a graph for CUDA in float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
 
 Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
 golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,

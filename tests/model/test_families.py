@@ -190,6 +190,10 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
         ("t5", {"relative_attention_max_distance": 5}, "relative_attention_max_distance: not over a quarter"),
         ("t5", {"feed_forward_proj": "gated-swiglu"}, r"feed_forward_proj: unsupported \('swiglu'\)"),
         ("qwen2", {"use_mrope": True}, "use_mrope"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size: convolutions are not supported"),
+        ("deberta-v2", {"pos_att_type": "p2p"}, r"pos_att_type: unsupported \(\['p2p'\]\)"),
+        ("deberta-v2", {"position_buckets": 300}, "position_buckets: too many for max_relative_positions"),
+        ("deberta-v2", {"embedding_size": 12}, "unsupported embedding_size 12"),
         ("qwen3", {"use_bidirectional_attention": True}, "unknown key use_bidirectional_attention"),
         (
             "qwen3",

@@ -60,8 +60,8 @@ from tests.stubs import EncoderServiceStub
 COLBERT = "stanford"
 MOST_CHUNKS = 64
 FAMILIES = (
-    "mpnet", "t5", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "mistral", "qwen3",
-    "gemma3_text",
+    "mpnet", "deberta-v2", "t5", "modernbert", "nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "mistral",
+    "qwen3", "gemma3_text",
 )  # fmt: skip
 SLOW_MODELS = (
     "causal_model", CROSS_ENCODER, CLASSIFIER, ENTAILMENT, TOKEN_CLASSIFIER, SPLADE, BGE_M3, COLBERT, *FAMILIES,
