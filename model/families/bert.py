@@ -248,7 +248,6 @@ JINA_BERT = Family(
     JINA_NAMES,
     ("", "bert."),
     fused={"mlp.gated_layers": ("mlp.gate", "mlp.up")},
-    masked_lm=read_bert_head,
 )
 
 FAMILIES = (BERT, ERNIE, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT)

@@ -34,6 +34,8 @@ SPLADE_CASES: dict[str, FamilyCase] = {
     "roberta": bert_masked_lm("Roberta", pad_token_id=1),
     "electra": bert_masked_lm("Electra", embedding_size=16),
     "distilbert": FamilyCase("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
+    "ernie": masked_lm("ernie"),
+    "deberta-v2": masked_lm("deberta-v2"),
     "mpnet": masked_lm("mpnet"),
     "modernbert": masked_lm("modernbert"),
     "modernbert, biases": masked_lm("modernbert, biases"),

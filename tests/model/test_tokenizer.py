@@ -110,6 +110,7 @@ def test_unknown_token_replaces_text_that_the_vocabulary_lacks(tokenizer_by_kind
         "wordpiece": "[UNK]",
         "default": "[UNK]",
         "metaspace": "<unk>",
+        "t5": "<unk>",
     }
 
 
