@@ -69,8 +69,8 @@ class RelativeConfig:
 class DisentangledConfig:
     """Disentangled attention (He et al. 2021, section 3.1): scores depend on content and distance of two tokens.
 
-    Distances have `2 span` embeddings of size D, up to `span - 1` later and `span` earlier tokens. With `max_distance`,
-    those over `span / 2` share embeddings in logarithmic buckets up to it.
+    Distances have `2 span` embeddings of size D: keys up to `span - 1` tokens before the query and `span` after it.
+    With `max_distance`, those over `span / 2` share embeddings in logarithmic buckets up to it.
 
     Attributes:
         content_to_position: Queries are multiplied with keys of distances.

@@ -63,8 +63,8 @@ class PositionInputs(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.causal = config.causal
-        self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and config.relative_bias is None
-        self.long_rows = self.long_rows and config.disentangled is None
+        has_dense_bias = config.relative_bias is not None or config.disentangled is not None
+        self.long_rows = config.max_position_embeddings > MAX_DENSE_TOKENS and not has_dense_bias
         self.bias: RelativeBias | AlibiBias | None = None
         if config.relative_bias is not None:
             self.bias = RelativeBias(config.relative_bias, config.num_attention_heads)
@@ -87,7 +87,7 @@ class PositionInputs(nn.Module):
         rotary = self.find_rotary(layer)
         rotation = None if rotary is None else rotary(position_ids)
         if self.long_rows and holds_one_sequence(sequence_ids):
-            slopes = self.bias.slopes() if isinstance(self.bias, AlibiBias) else None
+            slopes = self.bias.slopes(position_ids.device) if isinstance(self.bias, AlibiBias) else None
             mask = build_mask(position_ids, sequence_ids, layer.window, causal=self.causal, slopes=slopes)
             return AttentionInputs(mask, rotation)
         additive = attention_mask(sequence_ids, position_ids, causal=self.causal, window=layer.window)

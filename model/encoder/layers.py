@@ -154,13 +154,13 @@ class AlibiBias(nn.Module):
         slopes += [2 ** (-8 * (2 * head + 1) / (2 * power)) for head in range(heads - power)]
         self._slopes = slopes
 
-    def slopes(self) -> Tensor:
+    def slopes(self, device: torch.device) -> Tensor:
         """Return the slope of each head, float32 (H, 1, 1)."""
-        return torch.tensor(self._slopes).view(-1, 1, 1)
+        return torch.tensor(self._slopes, device=device).view(-1, 1, 1)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """Return the biases (R, H, T, T) for positions (R, T)."""
-        return alibi(position_ids, position_ids, self.slopes())
+        return alibi(position_ids, position_ids, self.slopes(position_ids.device))
 
 
 class DistanceEmbeddings(nn.Module):
@@ -190,7 +190,7 @@ class DistanceEmbeddings(nn.Module):
     def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings (2 span, D), and the row of each query and key, (R, T, T), for positions (R, T)."""
         offsets = position_ids.unsqueeze(2) - position_ids.unsqueeze(1)
-        rows = torch.tensor(self._rows).take(offsets + self.positions - 1)
+        rows = torch.tensor(self._rows, device=offsets.device).take(offsets + self.positions - 1)
         return self.norm(self.weight), rows
 
 
@@ -326,7 +326,7 @@ class SelfAttention(nn.Module):
             queries = self._split(project(embeddings).unsqueeze(0), self.num_heads)
             by_key = (k @ queries.transpose(-2, -1)).gather(3, index.transpose(2, 3))  # (R, H, T, Q)
             terms.append(by_key.transpose(2, 3))
-        return sum(terms, torch.zeros(())) * self.scale
+        return sum(terms, q.new_zeros(())) * self.scale
 
     def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads, (R, H, T, d) each."""
