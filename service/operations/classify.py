@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from model.artifact.manifest import ClassificationHead, ScoreActivation
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
-from service.errors import ConflictingFields, Duplicate, InvalidFormat, TooMany, UnsupportedByModel
+from service.errors import ConflictingFields, Duplicate, InvalidFormat, RequestTooLarge, TooMany, UnsupportedByModel
 from service.operations.inputs import (
     INPUT,
     JSON_CHARACTER_BYTES,
@@ -291,6 +291,12 @@ async def choose_labels(
     assert head is not None
     template = request.template or DEFAULT_TEMPLATE
     hypotheses = [template.replace("{}", label) for label in labels]
+    characters, limit = len(request.inputs) * sum(map(len, hypotheses)), engine.limits.max_request_bytes
+    if characters > limit:
+        raise RequestTooLarge(
+            "template and labels too long for this many inputs", "Shorten them, or send fewer inputs.",
+            field="labels", actual=characters, maximum=limit, unit="characters",
+        )  # fmt: skip
     prompt = classifier_prompt(engine.limits, engine.manifest)
     pairs = len(request.inputs) * len(labels)
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, pairs, deadline)

@@ -90,6 +90,13 @@ async def test_invalid_requests_are_rejected(model: ServiceHarness, fields: dict
     assert (response.status_code, response.json()["error"]["message"]) == (422, message)
 
 
+async def test_copies_of_a_long_template_are_limited(model: ServiceHarness) -> None:
+    body = {"inputs": ["a"] * 10, "labels": [f"{number:0300}" for number in range(100)], "template": "x" * 4000 + "{}"}
+    response = await model.post("/v1/classify", body)
+    error = response.json()["error"]
+    assert (error["reason"], error["actual"], error["maximum"]) == ("REQUEST_TOO_LARGE", 4_300_000, 2**21)
+
+
 async def test_other_classifiers_reject_labels() -> None:
     async with open_harness(load_kind(CLASSIFIER)) as harness:
         response = await harness.post("/v1/classify", {"inputs": TEXTS, "labels": LABELS})
