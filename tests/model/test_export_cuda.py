@@ -145,7 +145,7 @@ def test_graph_output_equals_encoder(published: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(pooled, torch.stack([part.mean(0) for part in alone]), atol=0.01)
 
 
-INACCURATE = {"gte": (0.9998, 0.997), "new": (0.9998, 0.9995)}
+INACCURATE = {"gte": (0.9998, 0.997), "new": (0.9998, 0.9995), "qwen2": (EXPECTED_COSINE["float16"], 0.999)}
 """The smallest cosines of golden vectors and of tokens, where random weights make the rounding of float16 matter."""
 
 
