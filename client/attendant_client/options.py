@@ -247,7 +247,7 @@ class ClassifyOptions(TypedDict, total=False):
     """Hypothesis about a text, with {} in place of a label; None selects 'This example is {}.'"""
 
     multi_label: bool
-    """Whether each of `labels` is scored alone, so that several can apply. Default: False."""
+    """Whether `labels` are scored independently, so that several can apply. Default: False."""
 
 
 class TokenClassifyOptions(TypedDict, total=False):

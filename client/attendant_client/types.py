@@ -807,7 +807,7 @@ class ClassifyRequest:
     template: Annotated[
         str | None, "Hypothesis about a text, with {} in place of a label; null selects 'This example is {}.'"
     ] = None
-    multi_label: Annotated[bool, "Whether each of `labels` is scored alone, so that several can apply."] = False
+    multi_label: Annotated[bool, "Whether `labels` are scored independently, so that several can apply."] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -584,7 +584,7 @@ class Manifest(Record):
 
     @property
     def has_bias_step(self) -> bool:
-        """Whether the artifact has graphs that return the bias of relative positions."""
+        """Whether the graphs of the steps return the position bias of the scores."""
         return self._steps is not None and self._steps.bias
 
     @property

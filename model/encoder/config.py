@@ -107,7 +107,7 @@ class EncoderConfig:
     Attributes:
         max_position_embeddings: The number of usable positions: RoBERTa's table has more rows.
         type_vocab_size: 0 means that there are no token types.
-        task_type_vocab_size: The number of task embeddings, of which the first is added to every token; 0 without any.
+        task_type_vocab_size: The number of task embeddings; the first is added to every token. 0 means none.
         norm_eps: The epsilon of all norms.
         embedding_size: 0 means `hidden_size`.
         causal: Tokens do not attend to later tokens.

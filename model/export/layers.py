@@ -107,7 +107,7 @@ class _Steps(_Positions):
 
     @property
     def has_bias(self) -> bool:
-        """Whether distances add something to the scores."""
+        """Whether the scores include a bias for the distance."""
         return self.bias is not None or self.distances is not None
 
     def bias_of_rows(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Their blocks have RMSNorm, rotary positions, grouped queries and gated feed-forw
 from typing import Any
 
 from model.artifact.manifest import ClassifierPooling
-from model.encoder import EncoderConfig, LayerConfig, RotaryConfig
+from model.encoder import EncoderConfig, LayerConfig
 from model.families.family import (
     CAUSAL_CLASSIFIER,
     CAUSAL_TOKEN_CLASSIFIER,
@@ -64,12 +64,23 @@ def _make_config(
     return make_config(config, **PARTS | shared | parts)
 
 
-def _read_layers(config: ConfigReader, rotary: RotaryConfig, *, causal: bool) -> tuple[LayerConfig, ...]:
-    """Return the layers of Qwen2 and Qwen3, the last of which may have windows."""
+def _read_qwen(config: ConfigReader, **parts: Any) -> EncoderConfig:
+    """Return the configuration of Qwen2 or Qwen3, the last layers of which may have windows."""
+    positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
+    rotary, window = read_rotary(config, 10_000.0, positions), _read_window(config, causal=causal)
     windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
     types = read_layer_types(config, config.size("num_hidden_layers"), lambda index: windows and index >= first)
-    window = _read_window(config, causal=causal)
-    return tuple(LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types)
+    return _make_config(
+        config,
+        norm_eps=1e-6,
+        max_position_embeddings=positions,
+        hidden_act=config.activation("hidden_act", "silu"),
+        causal=causal,
+        layers=tuple(
+            LayerConfig(window if windows and kind == "sliding_attention" else None, rotary) for kind in types
+        ),
+        **parts,
+    )
 
 
 def _read_window(config: ConfigReader, *, causal: bool) -> int:
@@ -167,18 +178,12 @@ MISTRAL = Family("mistral", read_mistral, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
 def read_qwen2(config: ConfigReader) -> EncoderConfig:
-    positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
-    return _make_config(
+    return _read_qwen(
         config,
-        norm_eps=1e-6,
         head_size=_split_heads(config),
         key_value_heads=None if config.is_null("num_key_value_heads") else 32,
-        max_position_embeddings=positions,
-        hidden_act=config.activation("hidden_act", "silu"),
-        causal=causal,
         attention_bias=True,
         attention_output_bias=False,
-        layers=_read_layers(config, read_rotary(config, 10_000.0, positions), causal=causal),
     )
 
 
@@ -189,17 +194,7 @@ QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
 def read_qwen3(config: ConfigReader) -> EncoderConfig:
-    positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
-    return _make_config(
-        config,
-        norm_eps=1e-6,
-        head_size=128,
-        max_position_embeddings=positions,
-        hidden_act=config.activation("hidden_act", "silu"),
-        causal=causal,
-        query_key_norm=True,
-        layers=_read_layers(config, read_rotary(config, 10_000.0, positions), causal=causal),
-    )
+    return _read_qwen(config, head_size=128, query_key_norm=True)
 
 
 QWEN3 = Family("qwen3", read_qwen3, NAMES, ("", "model."), **CAUSAL_HEADS)
