@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from model.artifact.files import TOKENIZER, TRAINING
-from model.artifact.manifest import ExpansionRecord, RetrievalRole, TrainingRecord, TruncationSide
+from model.artifact.manifest import ExpansionRecord, RetrievalRole, TrainingRecord, TruncationSide, split_pooling
 from model.artifact.tokenizer import Tokenizer
 from model.encoder import Encoder
 from model.families import FAMILIES, find_family
@@ -241,7 +241,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     embedding_config.origins["max_input_tokens"] = origin
     if settings.task is not None:
         embedding_config.origins["task"] = "--task"
-    if encoder.config.causal and embedding_config.pooling == "cls":
+    if encoder.config.causal and "cls" in split_pooling(embedding_config.pooling):
         raise CheckpointError(f"{embedding_config.origins['pooling']}: cls pooling of a causal model. Use mean.")
     prefix = family.find_prefix(tensors)
     assert prefix is not None  # checked by `build_encoder`

@@ -23,6 +23,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from model.artifact.console import EX_OK, EX_SOFTWARE
+from model.artifact.names import FAST, PADDED
 from service import __version__, read_revision
 from service.admin_port import AdminPort, Processes
 from service.config import Settings
@@ -509,7 +510,8 @@ def _weight_bytes(settings: Settings) -> int:
     """Return the size of the files of all models that are artifacts, in bytes; 0 for those that are exported first."""
     size = 0
     for entry in configured_models(settings):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
             manifest = json.loads((Path(entry.source) / "manifest.json").read_bytes())
-            size += sum(manifest["files"][name]["size"] for name in manifest["graphs"]["fast"]["weights"])
+            graph = next(manifest["graphs"][name] for name in (FAST, PADDED) if name in manifest["graphs"])
+            size += sum(manifest["files"][name]["size"] for name in graph["weights"])
     return size

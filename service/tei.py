@@ -23,6 +23,7 @@ from attendant_client.types import (
     Truncation,
 )
 
+from model.artifact.manifest import COMBINED
 from service.engine.engine import PREPARATION_THREADS, Engine
 from service.errors import ConflictingFields, Empty, MissingHead, ServiceError, WrongShape
 from service.operations.classify import classify
@@ -279,8 +280,8 @@ def _describe_type(engine: Engine) -> dict[str, Any]:
     info, sparse = engine.info, engine.manifest.sparse
     if not info.labels:
         is_splade = sparse is not None and sparse.decoder is not None
-        pooling = "last_token" if info.pooling == "last" else info.pooling
-        return {"embedding": {"pooling": "splade" if is_splade else pooling}}
+        poolings = ["last_token" if pooling == "last" else pooling for pooling in info.poolings]
+        return {"embedding": {"pooling": "splade" if is_splade else COMBINED.join(poolings)}}
     numbers = {label: number for number, label in enumerate(info.labels)}
     described = {"id2label": {str(number): label for label, number in numbers.items()}, "label2id": numbers}
     return {model_type(engine): described}

@@ -1093,7 +1093,8 @@ class ModelInfo:
     """The served model; proto/attendant/v1 documents the fields.
 
     `max_input_tokens` includes special tokens. `role_max_tokens` replaces it for queries or documents. `dimensions` is
-    the size of pooled vectors. `training` is None unless the model was trained with Attendant. `operations` are the
+    the size of pooled vectors, which concatenate the vectors of all `poolings`; `pooling` is the only one, or None if
+    there are several. `training` is None unless the model was trained with Attendant. `operations` are the
     operations that the model supports, and `outputs` the outputs of encode.
     """
 
@@ -1112,7 +1113,8 @@ class ModelInfo:
     max_input_tokens: int
     role_max_tokens: dict[str, int]
     truncation_side: TruncationSide
-    pooling: Pooling
+    pooling: Pooling | None
+    poolings: list[Pooling]
     normalize: bool
     prompts: dict[str, str]
     default_prompt_name: str | None

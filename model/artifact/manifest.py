@@ -2,11 +2,13 @@
 
 import base64
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+
+from model.artifact.names import FAST, PADDED
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
@@ -272,11 +274,21 @@ Attention = Literal["bidirectional", "causal"]
 PositionKind = Literal["table", "rotary", "relative"]
 Pooling = Literal["mean", "cls", "max", "last", "mean_sqrt_len", "weighted_mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+COMBINED = "+"
+CombinedPooling = Annotated[str, Field(pattern=rf"^({'|'.join(POOLINGS)})(\+({'|'.join(POOLINGS)}))*$")]
+"""A pooling, or several joined by "+", whose vectors are concatenated in this order."""
+
+
+def split_pooling(pooling: CombinedPooling) -> list[Pooling]:
+    """Return the poolings whose vectors are concatenated."""
+    return cast("list[Pooling]", pooling.split(COMBINED))
+
+
 ONE_TOKEN_POOLINGS: tuple[Pooling, ...] = ("cls", "last")
 """The embedding is the vector of the first or the last token."""
 Variant = Literal["cuda", "int8"]
 VARIANTS: tuple[Variant, ...] = ("cuda", "int8")
-"""Optional graphs of an artifact besides `fast` and `explain`, by their name in the manifest."""
+"""Optional graphs of an artifact besides those that compute hidden states, by their name in the manifest."""
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 GraphPrecision = Literal["float32", "float16", "int8"]
 Role = Literal["query", "document", "passage"]
@@ -395,7 +407,7 @@ class EmbeddingHead(Record):
     """
 
     type: Literal["embedding"] = "embedding"
-    pooling: Pooling
+    pooling: CombinedPooling
     include_prompt: bool
     dense: tuple[DenseRecord, ...]
     normalize: bool
@@ -528,6 +540,16 @@ class Manifest(Record):
         if not isinstance(heads[0], EmbeddingHead) or len({head.type for head in heads}) < len(heads):
             raise ValueError("the first head must be the only embedding head, and types must differ")
         return heads
+
+    @property
+    def pooled_size(self) -> int:
+        """The size of a pooled vector before dense layers."""
+        return self.architecture.hidden_size * len(split_pooling(self.embedding.pooling))
+
+    @property
+    def main_graph(self) -> str:
+        """The name of the graph that every artifact has."""
+        return PADDED if PADDED in self.graphs else FAST
 
     @property
     def longest_input_tokens(self) -> int:

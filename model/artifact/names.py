@@ -1,4 +1,4 @@
-"""Names of models and licenses, as users write them."""
+"""Names of models and licenses, as users write them, and of the graphs of an artifact."""
 
 import re
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, ReportedError
 
+FAST, PADDED = "fast", "padded"
+"""The graph that computes hidden states: for packed rows, or, if it was imported, for rows of one text each."""
 RESERVED = "none"
 """The model of requests that select none, in metrics."""
 MAX_CHARACTERS = 128

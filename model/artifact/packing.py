@@ -105,6 +105,29 @@ class TokenLimit:
         return True
 
 
+MAX_PADDING = 0.25
+
+
+class PaddedFill:
+    """A batch of rows of one sequence each: at most `limit` tokens, of which a quarter can be padding."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows = self._tokens = self._longest = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self._limit - self._rows * self._longest)
+
+    def add(self, size: int) -> bool:
+        longest, tokens = max(self._longest, size), self._tokens + size
+        padded = (self._rows + 1) * longest
+        if self._rows and (padded > self._limit or padded - tokens > MAX_PADDING * padded):
+            return False
+        self._rows, self._tokens, self._longest = self._rows + 1, tokens, longest
+        return True
+
+
 class RowFill:
     """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit.
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.artifact.console import EX_SOFTWARE, ReportedError
-from model.artifact.manifest import AccuracyRecord, Pooling
+from model.artifact.manifest import AccuracyRecord, CombinedPooling, Pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, SelfAttention, attention_options, rotate
@@ -299,7 +299,7 @@ class VarlenEncoder(nn.Module):
     def __init__(
         self,
         encoder: Encoder,
-        pooling: Pooling,
+        pooling: CombinedPooling,
         float32_parts: Collection[str] = (),
         attention_dtype: torch.dtype = torch.float16,
         *,
@@ -419,7 +419,7 @@ def sequence_lengths(indices: Tensor, cu_seqlens: Tensor) -> Tensor:
     return ends.index_select(0, number) - ends.index_select(0, number - 1)
 
 
-def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Pooling) -> Tensor:
+def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: CombinedPooling) -> Tensor:
     """Return the mean, first or last vector of each sequence, float32 (B, D); zeros for an empty sequence.
 
     `indices` is the result of `token_indices`. The mean is one matrix product in the dtype of `hidden`. A factor in
@@ -499,13 +499,13 @@ class AccuracyTest:
     """Batches of sequences and their float32 embeddings, `expected` (N, D). `has_unattended`: see `VarlenEncoder`."""
 
     encoder: Encoder
-    pooling: Pooling
+    pooling: CombinedPooling
     batches: list[list[Inputs]]
     expected: Floats
     has_unattended: bool = False
 
     @classmethod
-    def from_sequences(cls, encoder: Encoder, pooling: Pooling, sequences: Sequence[Inputs]) -> "AccuracyTest":
+    def from_sequences(cls, encoder: Encoder, pooling: CombinedPooling, sequences: Sequence[Inputs]) -> "AccuracyTest":
         batches = _make_batches(sequences)
         embeddings = []
         for batch in batches:
@@ -585,7 +585,7 @@ def run_varlen(module: VarlenEncoder, sequences: list[Inputs]) -> NDArray[Any]:
     return pooled[0].numpy() if pooled else pool_sequences(hidden.float().numpy(), sequences, module.pooling)
 
 
-def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: Pooling) -> NDArray[Any]:
+def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: CombinedPooling) -> NDArray[Any]:
     """Return the pooled vector of each sequence, (B, D), from hidden states (T, D)."""
     lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
     parts = torch.split(torch.from_numpy(hidden).double(), lengths)

@@ -31,9 +31,10 @@ from model.artifact.manifest import (
     LayersRecord,
     Manifest,
     Report,
+    TensorRecord,
     Variant,
 )
-from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name, restricts_commercial_use
+from model.artifact.names import FAST, MAX_CHARACTERS, NAME_FORMAT, PADDED, is_model_name, restricts_commercial_use
 from model.artifact.tokenizer import TokenizerInput, find_missing_token, find_missing_type, inserted_tokens
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.encoder import Encoder, HiddenStatesEncoder
@@ -42,11 +43,12 @@ from model.export.description import describe_heads, describe_settings, warn_abo
 from model.export.golden_vectors import compute_golden_vectors
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, write_graph
 from model.export.heads import write_embedding_head, write_heads
+from model.export.imported import ONLY_GRAPH, PYTORCH, ImportedEncoder, limited_memory, load_imported, write_imported
 from model.export.int8 import write_int8
 from model.export.layers import attention_kinds, describe_layers, write_layer_graphs
 from model.export.parity import measure_parity
 from model.source.hub import ModelSource, SourceError, check_free_space, locate
-from model.source.published import REDOWNLOAD, CheckpointError, model_weight_files
+from model.source.published import REDOWNLOAD, CheckpointError, Published, find_graph, model_weight_files
 from model.source.sentence_transformers import FROM_FILES, SettingOptions, assume_pooling, resolve_roles
 from model.source.tokenizer_patterns import find_slow_pattern
 
@@ -129,7 +131,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
 
 
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
-OUTPUTS = {"fast": ("last_hidden_state",), "explain": ("hidden_states",)}
+OUTPUTS = {FAST: ("last_hidden_state",), "explain": ("hidden_states",)}
 NO_EXPLAIN = Absent(reason="exported with --no-explain", remedy="Export it again without --no-explain.")
 
 Progress = Callable[[str], None]
@@ -187,28 +189,38 @@ def export(  # noqa: PLR0913  # the options of the command
         check_same_source(out, located)
     check_space(out, located)
     progress(f"reading {located.source}")
+    graph = find_graph(Published(located.directory).transformer)
+    if graph is not None and variants.names:
+        raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
+    with limited_memory(graph):
+        checkpoint = _load(located.directory, settings, is_graph=graph is not None)
+        _report_settings(checkpoint, source, revision, progress)
+        if restricts_commercial_use(located.license):
+            progress(
+                f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
+            )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+            root = Path(scratch) / "artifact"
+            root.mkdir()
+            manifest = _write(root, checkpoint, located, name, progress, variants)
+            progress("verifying the artifact")
+            Artifact.open(root)
+            _replace(out, root, Path(scratch) / "old")
+    return manifest
+
+
+def _load(directory: Path, settings: SettingOptions, *, is_graph: bool) -> Checkpoint:
+    """Return a checkpoint that can be exported. Raises CheckpointError."""
     try:
-        checkpoint = load_checkpoint(located.directory, settings)
+        checkpoint = (load_imported if is_graph else load_checkpoint)(directory, settings)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{located.directory}: invalid configuration ({problem}). {REDOWNLOAD}") from error
+        raise CheckpointError(f"{directory}: invalid configuration ({problem}). {REDOWNLOAD}") from error
     embedding = assume_pooling(checkpoint.embedding_config, causal=checkpoint.encoder.config.causal)
     checkpoint = replace(checkpoint, embedding_config=embedding)
     check_tokenizer(checkpoint)
-    _report_settings(checkpoint, source, revision, progress)
-    if restricts_commercial_use(located.license):
-        progress(
-            f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        root = Path(scratch) / "artifact"
-        root.mkdir()
-        manifest = _write(root, checkpoint, located, name, progress, variants)
-        progress("verifying the artifact")
-        Artifact.open(root)
-        _replace(out, root, Path(scratch) / "old")
-    return manifest
+    return checkpoint
 
 
 def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, progress: Progress) -> None:
@@ -241,24 +253,21 @@ def _write(
     for notice in source.notices:
         shutil.copyfile(notice, root / notice.name)
     graphs = GraphSet(root, progress)
-    modules: dict[str, Encoder | HiddenStatesEncoder] = {"fast": encoder}
-    if variants.explain:
-        modules["explain"] = HiddenStatesEncoder(encoder)
-    for graph, module in modules.items():
-        progress(f"exporting {graph}.onnx ({sum(p.numel() for p in encoder.parameters()) / 1e6:.1f} M parameters)")
-        export_graph(module, graphs.path(graph), OUTPUTS[graph])
-        progress(f"comparing {graph}.onnx with torch")
-        graphs.add(graph, measure_parity(module, graphs.path(graph), checkpoint.max_input_tokens), WEIGHTS)
-    for variant in variants.names:
-        if variant == "int8":
-            write_int8(graphs, checkpoint)
-        else:
-            write_cuda(graphs, checkpoint, variants.eval_texts)
-    store = WeightStore(graphs.path("fast"))
+    explain: ExplainRecord | Absent = NO_EXPLAIN
     layers: LayersRecord | Absent = NO_EXPLAIN
-    if variants.explain:
-        progress("exporting the graphs of attention maps")
-        layers = describe_layers(encoder, write_layer_graphs(encoder, graphs), store)
+    static: TensorRecord | Absent = ONLY_GRAPH
+    if isinstance(encoder, ImportedEncoder):
+        write_imported(graphs, encoder, checkpoint.max_input_tokens)
+        store = WeightStore(graphs.path(PADDED))
+        explain = layers = ONLY_GRAPH
+    else:
+        _write_graphs(graphs, checkpoint, variants)
+        store = WeightStore(graphs.path(FAST))
+        static = store.find(encoder.embeddings.word_embeddings.weight)
+        if variants.explain:
+            progress("exporting the graphs of attention maps")
+            explain = ExplainRecord(graph="explain", kinds=attention_kinds(config))
+            layers = describe_layers(encoder, write_layer_graphs(encoder, graphs), store)
     heads = (write_embedding_head(embedding, config.hidden_size, store), *write_heads(checkpoint, store, graphs))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -287,9 +296,9 @@ def _write(
         origins=embedding.origins,
         task=checkpoint.task,
         graphs=graphs.records,
-        explain=ExplainRecord(graph="explain", kinds=attention_kinds(config)) if variants.explain else NO_EXPLAIN,
+        explain=explain,
         layers=layers,
-        static=store.find(encoder.embeddings.word_embeddings.weight),
+        static=static,
         training=checkpoint.training,
         files={path.name: describe_file(path) for path in sorted(root.iterdir())},
     )
@@ -300,7 +309,26 @@ def _write(
     return manifest
 
 
-def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tuple[str, ...] = OUTPUTS["fast"]) -> None:
+def _write_graphs(graphs: GraphSet, checkpoint: Checkpoint, variants: Variants) -> None:
+    """Write the graphs of the encoder."""
+    encoder = checkpoint.encoder
+    modules: dict[str, Encoder | HiddenStatesEncoder] = {FAST: encoder}
+    if variants.explain:
+        modules["explain"] = HiddenStatesEncoder(encoder)
+    for name, module in modules.items():
+        size = sum(parameter.numel() for parameter in encoder.parameters())
+        graphs.progress(f"exporting {name}.onnx ({size / 1e6:.1f} M parameters)")
+        export_graph(module, graphs.path(name), OUTPUTS[name])
+        graphs.progress(f"comparing {name}.onnx with torch")
+        graphs.add(name, measure_parity(module, graphs.path(name), checkpoint.max_input_tokens), WEIGHTS)
+    for variant in variants.names:
+        if variant == "int8":
+            write_int8(graphs, checkpoint)
+        else:
+            write_cuda(graphs, checkpoint, variants.eval_texts)
+
+
+def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tuple[str, ...] = OUTPUTS[FAST]) -> None:
     """Export `module` to the graph `path`, with four int64 inputs (R, T), dynamic R and T, and weights in WEIGHTS."""
     examples = {name: torch.zeros(2, 16, dtype=torch.int64) for name in INPUTS}
     dynamic_axes = {name: {0: "R", 1: "T"} for name in INPUTS}

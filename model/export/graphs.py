@@ -454,10 +454,11 @@ class GraphSet:
         weights: str | None = None,
         precision: GraphPrecision = "float32",
         accuracy: AccuracyRecord | None = None,
+        reference: str = "torch",
     ) -> None:
-        """Describe a graph that was written to `path(name)`. Raises ParityError if it differs from torch."""
+        """Describe a graph that was written to `path(name)`. Raises ParityError if it differs from the reference."""
         difference, limit = f"{parity.max_abs_difference:.2e}", f"{parity.tolerance:.0e}"
-        self.progress(f"largest difference between {name}.onnx and torch: {difference}, limit {limit}")
+        self.progress(f"largest difference between {name}.onnx and {reference}: {difference}, limit {limit}")
         if not parity.max_abs_difference <= parity.tolerance:
             remedy = "Export without --variant int8." if precision == "int8" else "Report this as a bug."
             raise ParityError(f"{name}.onnx: onnxruntime differs from torch (by {difference}, limit {limit}). {remedy}")

@@ -55,12 +55,13 @@ def write_embedding_head(embedding: EmbeddingConfig, hidden_size: int, store: We
         DenseRecord(weight=store.find(layer.weight), bias=store.find_optional(layer.bias), activation=layer.activation)
         for layer in embedding.dense
     )
+    size = dense[-1].weight.shape[0] if dense else embedding.pooled_size(hidden_size)
     return EmbeddingHead(
         pooling=embedding.pooling,
         include_prompt=embedding.include_prompt,
         dense=dense,
         normalize=embedding.normalize,
-        dimensions=embedding.truncate_dim or (dense[-1].weight.shape[0] if dense else hidden_size),
+        dimensions=embedding.truncate_dim or size,
         similarity=embedding.similarity,
         truncate_dim=embedding.truncate_dim,
     )

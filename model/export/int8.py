@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir
 from numpy.typing import NDArray
 
+from model.artifact.names import FAST
 from model.checkpoint import Checkpoint
 from model.export.graphs import GraphSet, compute_weight, save_graph, stored_weight
 from model.export.parity import measure_parity
@@ -22,8 +23,8 @@ TOLERANCE = 0.25
 
 
 def write_int8(graphs: GraphSet, checkpoint: Checkpoint) -> None:
-    """Write the int8 version of the float32 graph `fast`, and its weights."""
-    model = onnx_ir.load(graphs.path("fast"))
+    """Write the int8 version of the float32 graph, and its weights."""
+    model = onnx_ir.load(graphs.path(FAST))
     count = quantize_weights(model)
     graphs.progress(f"quantized the weights of {count} linear layers to int8")
     save_graph(model, graphs.path("int8"), WEIGHTS)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import parser
 from torch import Tensor, nn
 
-from model.artifact.manifest import ParityRecord, Pooling
+from model.artifact.manifest import COMBINED, CombinedPooling, ParityRecord, split_pooling
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
 from model.export.graphs import open_session
 
@@ -245,8 +245,10 @@ def make_sequence(input_ids: Sequence[int], token_type_ids: Sequence[int]) -> In
     }
 
 
-def pool(hidden: Tensor, pooling: Pooling) -> Tensor:
-    """Return the pooled vector (D) of one sequence (T, D)."""
+def pool(hidden: Tensor, pooling: CombinedPooling) -> Tensor:
+    """Return the pooled vector of one sequence (T, D): (D), or (P * D) of P combined poolings."""
+    if COMBINED in pooling:
+        return torch.cat([pool(hidden, part) for part in split_pooling(pooling)])
     if pooling == "cls":
         return hidden[0]
     if pooling == "last":

@@ -30,7 +30,14 @@ from model.artifact.names import (
     parse_hub_id,
     read_license,
 )
-from model.source.published import ADAPTER, MERGE, describe_missing_weights, model_weight_files, select_pickled
+from model.source.published import (
+    ADAPTER,
+    MERGE,
+    describe_missing_weights,
+    model_weight_files,
+    select_graph,
+    select_pickled,
+)
 
 
 def check_free_space(directory: Path, required: int, contents: str, remedy: str) -> None:
@@ -84,10 +91,10 @@ def download(hub_id: HubId, progress: Progress) -> Path:
 
     with _quiet_hub(), _hub_errors(hub_id), _mark_download():
         sizes = _list_files(hub_id)
-        pickled = select_pickled(sizes)
-        if sizes and not pickled and not any(name.endswith(".safetensors") for name in sizes):
+        pickled, graph = select_pickled(sizes), select_graph(sizes)
+        if sizes and not (pickled or graph) and not any(name.endswith(".safetensors") for name in sizes):
             raise SourceError(f"{hub_id}: has {describe_missing_weights(sizes)}")
-        patterns = [*HUB_FILES, *pickled, *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
+        patterns = [*HUB_FILES, *pickled, *graph, *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
         selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
         remedy = "set HF_HOME to a directory with more"
         check_free_space(Path(constants.HF_HUB_CACHE), sum(selected.values()), f"the files of {hub_id}", remedy)

@@ -25,14 +25,48 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def model_weight_files(directory: Path) -> list[Path]:
-    """Return a model's weight files; the encoder may be in a subfolder."""
-    folders = (path for path in sorted(directory.iterdir()) if path.is_dir())
-    return weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
+    """Return a model's weight files, or its ONNX graph with its weights; the encoder may be in a subfolder."""
+    folders = [path for path in sorted(directory.iterdir()) if path.is_dir()]
+    files = weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
+    paths = (path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file())
+    return files + [directory / name for name in select_graph(paths)]
+
+
+GRAPH = "model.onnx"
+GRAPH_FOLDER = "onnx"
+
+
+def find_graph(directory: Path) -> Path | None:
+    """Return the ONNX graph of a directory that has no other weights: model.onnx, or the only graph; None without one.
+
+    Raises CheckpointError if there are several others.
+    """
+    if weight_files(directory):
+        return None
+    graphs = [path for folder in (directory / GRAPH_FOLDER, directory) for path in sorted(folder.glob("*.onnx"))]
+    named = [path for path in graphs if path.name == GRAPH]
+    if graphs and not named and len(graphs) > 1:
+        names = ", ".join(path.name for path in graphs)
+        raise CheckpointError(f"{directory}: several ONNX graphs ({names}), and none is {GRAPH}. Keep one of them.")
+    return next(iter([*named, *graphs]), None)
+
+
+def select_graph(paths: Iterable[str]) -> list[str]:
+    """Return the ONNX graph of a repository whose encoder has no other weights, with its files of weights; or none."""
+    files = [PurePosixPath(path) for path in paths]
+    # Modules after the encoder, such as "2_Dense", have weights of their own.
+    encoder = [file for file in files if not re.match(r"[1-9]\d*_", str(file))]
+    if any(file.suffix == ".safetensors" or PICKLED_FILE.fullmatch(file.name) for file in encoder):
+        return []
+    graphs = [file for file in encoder if file.suffix == ".onnx"]
+    named = sorted((file for file in graphs if file.name == GRAPH), key=lambda file: GRAPH_FOLDER not in file.parts)
+    graph = named[0] if named else graphs[0] if len(graphs) == 1 else None
+    return [] if graph is None else [str(file) for file in encoder if str(file).startswith(str(graph))]
 
 
 OTHER_WEIGHTS = {
     ".gguf": "GGUF files, whose weights were quantized for llama.cpp",
-    ".onnx": "ONNX graphs, whose weights have other names",
+    ".onnx": "several ONNX graphs, none of which is model.onnx",
     ".h5": "weights for TensorFlow",
     ".msgpack": "weights for Flax",
     ".ot": "weights for Rust",

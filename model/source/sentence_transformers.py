@@ -8,7 +8,17 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.artifact.manifest import ASSUMED, POOLINGS, Pooling, RetrievalRole, Role, Similarity
+from model.artifact.manifest import (
+    ASSUMED,
+    COMBINED,
+    POOLINGS,
+    CombinedPooling,
+    Pooling,
+    RetrievalRole,
+    Role,
+    Similarity,
+    split_pooling,
+)
 from model.source.published import (
     CONFIG,
     MODULES,
@@ -40,16 +50,25 @@ SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
 LOGIT_SCORE = "Transformer LogitScore"
 """The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
+POOLING_MODES: dict[Pooling, str] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len": "mean_sqrt_len_tokens",
+    "weighted_mean": "weightedmean",
+    "last": "lasttoken",
+}
+"""The poolings by their names in sentence-transformers."""
 POOLING_FLAGS: dict[str, Pooling] = {
     "cls_token": "cls",
-    "mean_tokens": "mean",
     "max_tokens": "max",
-    "lasttoken": "last",
+    "mean_tokens": "mean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
     "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
 }
-"""The poolings by the ends of the older flags `pooling_mode_...`."""
-POOLING_NAMES = {**POOLING_FLAGS, "weightedmean": "weighted_mean"}
+"""The poolings by the ends of the older flags `pooling_mode_...`, in the order in which several are concatenated."""
+POOLING_NAMES = POOLING_FLAGS | {name: pooling for pooling, name in POOLING_MODES.items()}
 SIMILARITIES: dict[str, Similarity] = {name: name for name in get_args(Similarity)}
 LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
 TASKS = {
@@ -96,7 +115,7 @@ class EmbeddingConfig:
     unless a file names another function. `truncate_dim` and `origins`: see `EmbeddingHead` and `Manifest`.
     """
 
-    pooling: Pooling = "mean"
+    pooling: CombinedPooling = "mean"
     normalize: bool = False
     dense: tuple[DenseLayer, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
@@ -105,6 +124,10 @@ class EmbeddingConfig:
     similarity: Similarity = "cosine"
     truncate_dim: int | None = None
     origins: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def pooled_size(self, hidden_size: int) -> int:
+        """Return the size of a pooled vector."""
+        return hidden_size * len(split_pooling(self.pooling))
 
 
 @dataclass(frozen=True)
@@ -220,22 +243,21 @@ def read_embedding_config(files: Published, hidden_size: int, options: SettingOp
         origins={"pooling": ASSUMED, "normalize": ASSUMED} | ({"prompts": CONFIG} if config else {}),
     )
     if files.has_modules:
-        embedding = _read_module_settings(files, hidden_size, embedding)
+        embedding = _read_module_settings(files, hidden_size, embedding, options.pooling)
     elif config:
         files.warn(f"{CONFIG} is used, though sentence-transformers ignores it without {MODULES}.")
-    size = embedding.dense[-1].weight.shape[0] if embedding.dense else hidden_size
+    if options.pooling is not None:
+        embedding = replace(embedding, pooling=options.pooling)
+        embedding.origins["pooling"] = "--pooling"
+    size = embedding.dense[-1].weight.shape[0] if embedding.dense else embedding.pooled_size(hidden_size)
     truncate_dim = config.integer("truncate_dim")
     if truncate_dim is not None and truncate_dim < size:
         embedding.origins["truncate_dim"] = CONFIG
         embedding = replace(embedding, truncate_dim=truncate_dim)
-    changes: dict[str, Any] = {}
-    origins = dict(embedding.origins)
-    if options.pooling is not None:
-        changes["pooling"], origins["pooling"] = options.pooling, "--pooling"
     if options.normalize is not None:
-        changes["normalize"] = options.normalize
-        origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
-    return replace(embedding, **changes, origins=origins)
+        embedding.origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
+        embedding = replace(embedding, normalize=options.normalize)
+    return embedding
 
 
 def read_similarity(files: Published, default: Similarity) -> Similarity:
@@ -259,13 +281,15 @@ def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConf
     return embedding
 
 
-def _read_module_settings(files: Published, hidden_size: int, embedding: EmbeddingConfig) -> EmbeddingConfig:
-    """Return `embedding` with pooling, dense layers and normalization of modules.json."""
+def _read_module_settings(
+    files: Published, hidden_size: int, embedding: EmbeddingConfig, option: Pooling | None
+) -> EmbeddingConfig:
+    """Return `embedding` with the settings of modules.json; `option` will replace the pooling."""
     modules = [module for module in files.modules if module.kind != "Dropout"]  # only training drops values
     order = " ".join(module.kind for module in modules)
     if is_late_interaction(files) or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
         return embedding
-    if not re.fullmatch(r"Transformer( Pooling( Dense)*( Normalize)?)?", order):
+    if not re.fullmatch(EMBEDDING_MODULES, order):
         raise unsupported(f"{MODULES}: modules", order, ("Transformer Pooling Dense... Normalize",))
     if files.transformer_config.get("query_expansion") is not None:
         raise CheckpointError(f"{files.transformer_config.name}: query_expansion requires a multi-vector model.")
@@ -280,6 +304,7 @@ def _read_module_settings(files: Published, hidden_size: int, embedding: Embeddi
                 raise CheckpointError(f"{config.name}: missing. {REDOWNLOAD}")
             pooling, include_prompt = _read_pooling(config)
             origins["pooling"] = config.name
+            size = hidden_size * len(split_pooling(option or pooling))
         elif module.kind == "Dense":
             dense.append(read_dense(files, module, size, "sentence_embedding"))
             size = dense[-1].weight.shape[0]
@@ -293,6 +318,15 @@ def _read_module_settings(files: Published, hidden_size: int, embedding: Embeddi
         include_prompt=include_prompt,
         origins=origins,
     )
+
+
+EMBEDDING_MODULES = r"Transformer( Pooling( Dense)*( Normalize)?)?"
+
+
+def has_embedding_modules(files: Published) -> bool:
+    """Return whether modules.json describes an embedding model, with or without Dropout."""
+    order = " ".join(module.kind for module in files.modules if module.kind != "Dropout")
+    return re.fullmatch(EMBEDDING_MODULES, order) is not None and not is_late_interaction(files)
 
 
 def is_late_interaction(files: Published) -> bool:
@@ -315,18 +349,18 @@ def _read_prompts(config: ConfigFile) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-def _read_pooling(config: ConfigFile) -> tuple[Pooling, bool]:
+def _read_pooling(config: ConfigFile) -> tuple[CombinedPooling, bool]:
     # The older format has one flag per mode.
     flags = [key.removeprefix("pooling_mode_") for key in config if key.startswith("pooling_mode_") and config[key]]
+    flags.sort(key=lambda flag: [*POOLING_FLAGS, flag].index(flag))
     modes = config.get("pooling_mode", flags or ["mean"])
     modes = [POOLING_NAMES.get(str(mode), mode) for mode in (modes if isinstance(modes, list) else [modes])]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    if not modes or not {*modes} <= {*POOLINGS}:
         raise CheckpointError(f"{config.name}: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
     include_prompt = config.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         raise CheckpointError(f"{config.name}: include_prompt is not a boolean. Correct it.")
-    mode: Pooling = modes[0]
-    return mode, include_prompt
+    return COMBINED.join(modes), include_prompt
 
 
 def check_features(config: ConfigFile, name: str) -> None:

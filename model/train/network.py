@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from model.artifact.manifest import Pooling
+from model.artifact.manifest import COMBINED, CombinedPooling, split_pooling
 from model.checkpoint import Checkpoint
 from model.encoder import Encoder, EncoderConfig, LayerConfig, RotaryConfig, sinusoids
 from model.families.family import ConfigReader
@@ -99,7 +99,7 @@ def keep_blocks(checkpoint: Checkpoint, indices: Sequence[int]) -> None:
 class TextEncoder(nn.Module):
     """An encoder followed by pooling and dense layers."""
 
-    def __init__(self, encoder: Encoder, pooling: Pooling, dense: Sequence[DenseLayer]) -> None:
+    def __init__(self, encoder: Encoder, pooling: CombinedPooling, dense: Sequence[DenseLayer]) -> None:
         super().__init__()
         self.encoder = encoder
         self.pooling = pooling
@@ -136,11 +136,13 @@ class TextEncoder(nn.Module):
         )  # fmt: skip
 
 
-def pool(hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor, pooling: Pooling) -> Tensor:
-    """Return the pooled vectors (S, D) in float32 of hidden states (R, T, D).
+def pool(hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor, pooling: CombinedPooling) -> Tensor:
+    """Return the pooled vectors (S, D), or (S, P * D) of P combined poolings, in float32 of hidden states (R, T, D).
 
     `sequence_ids` (R, T) are 1 to S, and 0 for padding; `position_ids` (R, T) are 0 at the first token of a sequence.
     """
+    if COMBINED in pooling:
+        return torch.cat([pool(hidden, sequence_ids, position_ids, part) for part in split_pooling(pooling)], dim=1)
     owners, vectors = sequence_ids.flatten(), hidden.flatten(0, 1).float()
     count = int(owners.max())
     if pooling in ("cls", "last"):

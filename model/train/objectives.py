@@ -280,7 +280,7 @@ class Teacher:
         self.head = self.manifest.embedding
         if not self.head.include_prompt:
             raise TrainError("distillation.teacher: its pooling excludes the prompt, which is unsupported.")
-        graph = self.manifest.graphs["fast"]
+        graph = self.manifest.graphs[self.manifest.main_graph]
         options = onnxruntime.SessionOptions()
         weights = [artifact.map_file(name) for name in graph.weights]
         options.add_external_initializers_from_files_in_memory([*graph.weights], weights, [*map(len, weights)])

@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.artifact.files import TRAINING
-from model.artifact.manifest import DataFileRecord, TrainingRecord
+from model.artifact.manifest import DataFileRecord, TrainingRecord, split_pooling
 from model.checkpoint import Checkpoint, published_tensors
 from model.families import FAMILIES, attendant, bert
 from model.families.family import ConfigReader
 from model.source.hub import ModelSource
 from model.source.published import read_tensors
-from model.source.sentence_transformers import POOLING_FLAGS, DenseLayer, EmbeddingConfig
+from model.source.sentence_transformers import POOLING_FLAGS, POOLING_MODES, DenseLayer, EmbeddingConfig
 from model.train.config import ModelOptions, TrainConfig
 from model.train.loop import Result
 from model.train.objectives import CrossEncoder, Objective, publish_classifier
@@ -214,8 +214,11 @@ def _write_modules(
             "similarity_fn_name": embedding.similarity,
         },
     )
-    flags = {f"pooling_mode_{key}": mode == embedding.pooling for key, mode in POOLING_FLAGS.items()}
-    _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | flags)
+    modes = split_pooling(embedding.pooling)
+    settings: dict[str, Any] = {f"pooling_mode_{key}": mode in modes for key, mode in POOLING_FLAGS.items()}
+    if len(modes) > 1:  # flags have no order
+        settings = {"pooling_mode": [POOLING_MODES[mode] for mode in modes]}
+    _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | settings)
 
 
 def _write_dense(directory: Path, layer: DenseLayer) -> None:

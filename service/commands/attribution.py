@@ -230,10 +230,9 @@ class Attributor:
         if not texts:
             return
         self.reference_chances += [text.chance for text in texts]
-        pooling = self._engine.info.pooling
-        one_token = pooling in ONE_TOKEN_POOLINGS
+        one_token = next((pooling for pooling in self._engine.info.poolings if pooling in ONE_TOKEN_POOLINGS), None)
         if one_token:
-            self.omitted[LEAVE_ONE_OUT] = f"not defined for {pooling} pooling"
+            self.omitted[LEAVE_ONE_OUT] = f"not defined for {one_token} pooling"
         explained = await self._explain(texts, "none" if one_token else "leave_one_out")
         self._encoder.truncated += sum(document.truncated for document in explained.documents)
         for text, pair, query in zip(texts, explained.pairs or [], explained.queries, strict=True):

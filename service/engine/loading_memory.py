@@ -10,7 +10,7 @@ WEIGHT_COPIES = 3
 
 def weight_bytes(manifest: Manifest) -> int:
     """Return the size of the weights in float32, in bytes."""
-    size = sum(manifest.files[name].size for name in manifest.graphs["fast"].weights)
+    size = sum(manifest.files[name].size for name in manifest.graphs[manifest.main_graph].weights)
     if isinstance(manifest.static, TensorRecord) and manifest.static.dtype != "float32":
         size *= 2  # backends compute in float32
     return size

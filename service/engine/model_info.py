@@ -21,7 +21,7 @@ from attendant_client.types import (
     TrainingRecord,
 )
 
-from model.artifact.manifest import ExplainRecord, LayersRecord, Manifest, TensorRecord
+from model.artifact.manifest import ExplainRecord, LayersRecord, Manifest, TensorRecord, split_pooling
 from service import __version__
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
@@ -42,7 +42,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
     """Return the public description of a model that is served under these names."""
     manifest, choice = model.artifact.manifest, model.backend.choice
     architecture, head = manifest.architecture, manifest.embedding
-    last = architecture.num_hidden_layers
+    last, poolings = architecture.num_hidden_layers, split_pooling(head.pooling)
     return ModelInfo(
         name=name,
         aliases=list(aliases),
@@ -59,7 +59,8 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
         max_input_tokens=manifest.max_input_tokens,
         role_max_tokens={str(role): limit for role, limit in manifest.role_max_tokens.items()},
         truncation_side=manifest.truncation_side,
-        pooling=head.pooling,
+        pooling=poolings[0] if len(poolings) == 1 else None,
+        poolings=poolings,
         normalize=head.normalize and head.truncate_dim is None,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from attendant_client.types import Pooling, Role
+from attendant_client.types import Role
 from numpy.typing import NDArray
 
+from model.artifact.manifest import CombinedPooling
 from model.artifact.tokenizer import TokenizedInput
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class EncodeTask(NamedTuple):
     """
 
     tokens: ModelInput
-    pooling: Pooling | None
+    pooling: CombinedPooling | None
     hidden: bool
     pool_from: int = 0
     heads: tuple[HeadName, ...] = ()

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from attendant_client.types import DTYPES, Dtype, LayerReduce, MapDtype, Pooling
+from attendant_client.types import DTYPES, Dtype, LayerReduce, MapDtype
 from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
-from model.artifact.manifest import EmbeddingHead, Similarity
+from model.artifact.manifest import COMBINED, CombinedPooling, EmbeddingHead, Similarity, split_pooling
 from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
@@ -16,13 +16,18 @@ Floats = NDArray[Any]
 
 
 def pool_batch(
-    hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: Pooling, pool_from: Sequence[int]
+    hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: CombinedPooling, pool_from: Sequence[int]
 ) -> Floats:
-    """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D).
+    """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D), or (N, P * D).
+
+    P poolings may be combined.
 
     Each sum is over one sequence alone, so that an embedding does not depend on the batch composition. The first
     `pool_from` tokens of a sequence are skipped, so that cls takes the first token after them, if there is one.
     """
+    if COMBINED in pooling:
+        parts = [pool_batch(hidden, starts, lengths, part, pool_from) for part in split_pooling(pooling)]
+        return np.concatenate(parts, axis=1)
     if pooling == "cls":
         spans = zip(starts, lengths, pool_from, strict=True)
         return hidden.take([start + min(first, length - 1) for start, length, first in spans], axis=0)
@@ -47,7 +52,7 @@ def pool_batch(
     return pooled
 
 
-def token_factors(pooling: Pooling, tokens: int, pool_from: int) -> NDArray[np.float64]:
+def token_factors(pooling: str, tokens: int, pool_from: int) -> NDArray[np.float64]:
     """Return the factor (T) of each token in a pooling that is a sum; those before `pool_from` have 0.
 
     Weights of `weighted_mean` are positions from 1 (Muennighoff 2022), the skipped tokens included.

@@ -11,7 +11,6 @@ from attendant_client.types import (
     EncodeResult,
     Input,
     Output,
-    Pooling,
     Role,
     SparseVector,
     Token,
@@ -19,7 +18,7 @@ from attendant_client.types import (
 )
 from numpy.typing import NDArray
 
-from model.artifact.manifest import Manifest, TensorRecord
+from model.artifact.manifest import CombinedPooling, Manifest, TensorRecord, split_pooling
 from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.engine import Engine
 from service.engine.lane import Lane
@@ -201,6 +200,12 @@ def _check_no_pooled_options(request: EncodeRequest) -> None:
 
 
 def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Output]) -> None:
+    combined = split_pooling(manifest.embedding.pooling)
+    if request.pooling is not None and len(combined) > 1:
+        raise UnsupportedByModel(
+            f"not supported for this model, which concatenates {join(combined)} pooling", "Leave it out.",
+            field="pooling",
+        )  # fmt: skip
     dimensions = request.dimensions
     if dimensions is None and request.dtype in ("float32", "float16"):
         return
@@ -391,7 +396,7 @@ def pooled_size(request: EncodeRequest, manifest: Manifest) -> int:
     """Return the number of components of a pooled vector before truncation; `request.layers` must be set."""
     if request.layers == LAST_LAYER:
         return manifest.embedding.dimensions
-    return manifest.architecture.hidden_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
+    return manifest.pooled_size * (len(request.layers) if request.layer_reduce == "concat" else 1)
 
 
 def _static_size(manifest: Manifest) -> int:
@@ -408,7 +413,7 @@ class LayerTask:
     """One tokenized input of the explain lane, for vectors of the layers `layers`, 0..L; see `EncodeTask`."""
 
     tokens: TokenizedInput
-    pooling: Pooling | None
+    pooling: CombinedPooling | None
     hidden: bool
     pool_from: int
     layers: tuple[int, ...]

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from attendant_client.types import Pooling, SimilarityText, SimilarityUnit, Unit
+from attendant_client.types import SimilarityText, SimilarityUnit, Unit
 from numpy.typing import NDArray
 
-from model.artifact.manifest import EmbeddingHead, Manifest, Similarity
+from model.artifact.manifest import COMBINED, CombinedPooling, EmbeddingHead, Manifest, Similarity, split_pooling
 from model.artifact.tokenizer import TokenizedInput, Tokenizer
 from service.engine.sides import SidedInput
 from service.engine.tasks import EncodeTask, ModelInput, OccludedSequence, SparseEntries, TextVectors
@@ -84,13 +84,18 @@ def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
 
 
 def pool_without_units(
-    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: CombinedPooling, pool_from: int
 ) -> NDArray[np.float64]:
-    """Return the pooled vector of a text without each of its units, (U, D); zeros if no token remains.
+    """Return the pooled vector of a text without each of its units, (U, D) or (U, P * D); zeros if no token remains.
 
     Arguments are as in `unit_terms`; pooling is not that of one token. The tokens of a unit are contiguous. Remaining
     tokens keep their position and weight.
     """
+    if COMBINED in pooling:
+        parts = split_pooling(pooling)
+        return np.concatenate(
+            [pool_without_units(hidden, unit_of_token, units, part, pool_from) for part in parts], axis=1
+        )
     weights = (
         np.arange(pool_from + 1, len(hidden) + 1) if pooling == "weighted_mean" else np.ones(len(hidden) - pool_from)
     )
@@ -183,7 +188,7 @@ class EmbeddingSimilarity:
     """A function of embeddings, which have length 1 for the cosine."""
 
     embedder: Embedder
-    pooling: Pooling
+    pooling: CombinedPooling
     function: Similarity
 
     def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:

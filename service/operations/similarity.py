@@ -15,7 +15,6 @@ from attendant_client.types import (
     ContributionRest,
     Floats,
     Limits,
-    Pooling,
     Role,
     SharedEntry,
     SimilarityFunction,
@@ -29,7 +28,7 @@ from attendant_client.types import (
 )
 from numpy.typing import NDArray
 
-from model.artifact.manifest import ONE_TOKEN_POOLINGS, Manifest, Similarity
+from model.artifact.manifest import COMBINED, ONE_TOKEN_POOLINGS, CombinedPooling, Manifest, Similarity, split_pooling
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_info import HEAD_OF_SIMILARITY, outputs_of
@@ -210,7 +209,7 @@ def _unavailable(function: SimilarityFunction, manifest: Manifest, linear: bool)
         return "distance" if manifest.sparse is not None and manifest.sparse.similarity in DISTANCES else None
     if function in DISTANCES:
         return "distance"
-    if manifest.embedding.pooling == "max":
+    if "max" in split_pooling(manifest.embedding.pooling):
         return "max_pooling"
     return None if linear else "nonlinear_dense_layers"
 
@@ -222,7 +221,7 @@ def _check_explanation(request: SimilarityRequest, manifest: Manifest) -> None:
             field="explain", actual=request.pair_count, maximum=MAX_EXPLAINED_PAIRS,
         )  # fmt: skip
     check_at_least_one("top_k", request.top_k)
-    if request.effect == "leave_one_out" and manifest.embedding.pooling in ONE_TOKEN_POOLINGS:
+    if request.effect == "leave_one_out" and _uses_one_token(manifest):
         raise UnsupportedByModel(
             "{effect.leave_one_out} is not supported for this model "
             f"({manifest.embedding.pooling} pooling uses one token)",
@@ -253,12 +252,17 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
         )  # fmt: skip
 
 
+def _uses_one_token(manifest: Manifest) -> bool:
+    """Return whether pooling, or one of several combined ones, selects a single token."""
+    return not set(ONE_TOKEN_POOLINGS).isdisjoint(split_pooling(manifest.embedding.pooling))
+
+
 def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
     """Return what to do if occlusion costs too much, without a final period."""
     remedy = "Send fewer or shorter texts"
     if request.unit == "token":
         remedy += ", or set unit to {unit.word}"
-    if manifest.embedding.pooling not in ONE_TOKEN_POOLINGS:
+    if not _uses_one_token(manifest):
         remedy += ", or use {effect.leave_one_out}"
     return remedy
 
@@ -481,7 +485,7 @@ class PreparedSimilarity:
             if effect == "leave_one_out":
                 rows = pool_without_units(states, text.unit_of_token, units, pooling, text.pool_from)
             else:
-                rows = np.zeros((units, self.manifest.architecture.hidden_size))
+                rows = np.zeros((units, self.manifest.pooled_size))
                 for index, sequence in enumerate(text.occluded):
                     if len(sequence) > text.pool_from:
                         rows[index] = _present(next(vectors).pooled)[0]
@@ -506,17 +510,20 @@ def _present(vectors: NDArray[Any] | None) -> NDArray[Any]:
 
 
 def unit_terms(
-    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: Pooling, pool_from: int
+    hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: CombinedPooling, pool_from: int
 ) -> Vectors:
-    """Return the terms of a pooled vector: rows of U units, of special tokens, and of the prompt, (U + 2, D).
+    """Return the terms of a pooled vector: rows of U units, of special tokens, and of the prompt, (U + 2, P * D).
 
     Args:
         hidden: Token vectors, (T, D).
         unit_of_token: The unit of each token, `SPECIAL`, or `PROMPT`; (T).
         units: U.
-        pooling: Any but "max".
+        pooling: P poolings, any but "max".
         pool_from: Index of the first pooled token.
     """
+    if COMBINED in pooling:
+        parts = [unit_terms(hidden, unit_of_token, units, part, pool_from) for part in split_pooling(pooling)]
+        return np.concatenate(parts, axis=1)
     factors = token_factors(pooling, len(hidden), pool_from)
     rows = np.where(unit_of_token == SPECIAL, units, np.where(unit_of_token == PROMPT, units + 1, unit_of_token))
     membership = (rows == np.arange(units + 2)[:, None]) * factors

@@ -25,7 +25,7 @@ MAX_TOKENS = 31
 class Variant:
     """The modules after the encoder, and a model's configuration."""
 
-    pooling: str = "mean"
+    pooling: str | tuple[str, ...] = "mean"
     dense: tuple[tuple[int, bool, type[nn.Module]], ...] = ()
     """Output size, bias and activation of each dense layer."""
     normalize: bool = False
@@ -48,6 +48,7 @@ VARIANTS = {
     "empty prompts": Variant(options={"prompts": {"any": "find: "}, "default_prompt_name": "any"}),
     "linear dense layers": Variant(dense=((19, True, nn.Identity), (17, False, nn.Identity)), normalize=True),
     "nonlinear dense layer": Variant(dense=((19, True, nn.Tanh),)),
+    "combined": Variant(("mean", "mean_sqrt_len_tokens"), dense=((19, True, nn.Identity),), normalize=True),
     "cls and a dense layer": Variant("cls", dense=((19, True, nn.Identity),)),
     "dot": Variant(dense=((19, True, nn.Identity),), options={"similarity_fn_name": "dot"}),
     "euclidean": Variant(dense=((19, True, nn.Identity),), options={"similarity_fn_name": "euclidean"}),
@@ -74,7 +75,7 @@ def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path
         Transformer(str(bare), max_seq_length=MAX_TOKENS),
         Pooling(HIDDEN_SIZE, variant.pooling, include_prompt=variant.include_prompt),
     ]
-    size = HIDDEN_SIZE
+    size = HIDDEN_SIZE * (1 if isinstance(variant.pooling, str) else len(variant.pooling))
     for out, bias, activation in variant.dense:
         dense = Dense(in_features=size, out_features=out, bias=bias, activation_function=activation())
         if bias:

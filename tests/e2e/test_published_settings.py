@@ -40,7 +40,8 @@ FILES = st.fixed_dictionaries(
         "tokenizer_config": st.fixed_dictionaries({"tokenizer_class": st.just("BertTokenizer")}, optional=TOKENIZER),
     }
 )
-POOLINGS = st.sampled_from(["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"])
+POOLING = st.sampled_from(["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"])
+POOLINGS = POOLING | st.lists(POOLING, min_size=1, max_size=3)
 
 
 def keeps_prompts(files: dict[str, Any]) -> bool:
@@ -49,7 +50,7 @@ def keeps_prompts(files: dict[str, Any]) -> bool:
     return '"truncation_side": "left"' not in text and re.search(r'_length": [5-9]\b', text) is None
 
 
-def publish(source: Path, root: Path, files: dict[str, Any], pooling: str, *, normalize: bool) -> None:
+def publish(source: Path, root: Path, files: dict[str, Any], pooling: str | list[str], *, normalize: bool) -> None:
     """Write the files of a model."""
     shutil.copytree(source, root)
     write_modules(root, "Pooling", *(["Normalize"] if normalize else []))
@@ -64,7 +65,7 @@ def publish(source: Path, root: Path, files: dict[str, Any], pooling: str, *, no
 )
 @given(files=FILES, pooling=POOLINGS, normalize=st.booleans(), in_text=st.booleans())
 async def test_responses_equal_sentence_transformers(
-    published: Path, files: dict[str, Any], pooling: str, normalize: bool, in_text: bool
+    published: Path, files: dict[str, Any], pooling: str | list[str], normalize: bool, in_text: bool
 ) -> None:
     texts = [*TEXTS, WITH_SPECIAL_TOKEN] if in_text else [*TEXTS]
     if not keeps_prompts(files):

@@ -172,6 +172,20 @@ async def test_contributions_equal_the_double_sum_over_tokens(case: Case) -> Non
         assert_close(pair["rest"]["special_tokens"], whole.sum() - whole[1:-1, 1:-1].sum())
 
 
+@variants(lambda variant: isinstance(variant.pooling, tuple))
+async def test_combined_poolings_are_described_and_not_replaced(case: Case) -> None:
+    """Dense layers read the vectors of all of them."""
+    info = (await case.harness.client.get("/v1/model")).json()
+    assert (info["pooling"], info["poolings"]) == (None, ["mean", "mean_sqrt_len"])
+    assert (await case.harness.client.get("/info")).json()["model_type"] == {
+        "embedding": {"pooling": "mean+mean_sqrt_len"}
+    }
+    response = await case.harness.post("/v1/encode", {"inputs": "a", "pooling": "mean"})
+    assert (response.status_code, response.json()["error"]["reason"]) == (422, "UNSUPPORTED_BY_MODEL")
+    layers = (await case.harness.post("/v1/encode", {"inputs": "a", "layers": [0, -1]})).raise_for_status().json()
+    assert len(layers["results"][0]["pooled"]) == 2 * 2 * info["hidden_size"]
+
+
 async def token_vectors(case: Case, texts: list[str]) -> list[Floats]:
     body = {"inputs": texts, "outputs": ["tokens"], "prompt": ""}
     results = (await case.harness.post("/v1/encode", body)).json()["results"]
@@ -224,6 +238,8 @@ async def test_leave_one_out_pools_without_the_unit(case: Case, unit: str) -> No
 def embed(case: Case, hidden: Floats) -> Floats:
     """Apply the modules after the encoder to token vectors (T, D)."""
     pooled = hidden.max(axis=0) if case.variant.pooling == "max" else hidden.mean(axis=0)
+    if isinstance(case.variant.pooling, tuple):
+        pooled = np.concatenate([pooled, pooled * len(hidden) ** 0.5])
     embedding: Floats = case.model.dense_layers(pooled[None])[0]
     if case.variant.normalize:
         embedding = embedding / np.linalg.norm(embedding)

@@ -268,7 +268,6 @@ def test_pickled_weights_are_downloaded_only_without_safetensors(hub: HubServer)
     ("name", "found"),
     [
         ("model-Q4_K_M.gguf", "no weights that can be exported, only GGUF files"),
-        ("onnx/model.onnx", "no weights that can be exported, only ONNX graphs"),
         ("tf_model.h5", "no weights that can be exported, only weights for TensorFlow"),
         ("vocab.txt", "no weights. Use the original model"),
     ],
@@ -277,6 +276,25 @@ def test_model_with_other_weights_is_refused_before_the_download(hub: HubServer,
     repository = hub.repositories[MODEL]
     repository.files = {"config.json": repository.files["config.json"], name: b"weights"}
     with pytest.raises(SourceError, match=rf"^{MODEL}: has {found}"):
+        locate(MODEL)
+
+
+def test_graph_is_downloaded_only_without_other_weights(hub: HubServer) -> None:
+    """Of several graphs, only model.onnx and the files of its weights."""
+    repository = hub.repositories[MODEL]
+    weights = repository.files.pop("model.safetensors")
+    graph = {"onnx/model.onnx": b"graph", "onnx/model.onnx_data": b"weights"}
+    other = {"onnx/model_quantized.onnx": b"other", "2_Dense/model.safetensors": b"dense"}
+    repository.files |= graph | other
+    directory = locate(MODEL).directory
+    files = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    assert files == repository.files.keys() - {"onnx/model_quantized.onnx"}
+    repository.files["model.safetensors"] = weights
+    repository.revisions = {"main": OTHER_COMMIT}
+    assert not [*locate(MODEL).directory.rglob("*.onnx*")]
+    repository.files = {"config.json": repository.files["config.json"], "a.onnx": b"a", "b.onnx": b"b"}
+    repository.revisions = {"main": "e" * 40}
+    with pytest.raises(SourceError, match=rf"^{MODEL}: has no weights .*, only several ONNX graphs, none of which is"):
         locate(MODEL)
 
 

@@ -42,6 +42,8 @@ def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
         (legacy_pooling_config("max_tokens"), "max"),
         (legacy_pooling_config("lasttoken"), "last"),
         (legacy_pooling_config(), "mean"),
+        (legacy_pooling_config("lasttoken", "mean_tokens", "max_tokens"), "max+mean+last"),
+        ({"pooling_mode": ["weightedmean", "cls"]}, "weighted_mean+cls"),
         ({}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": "cls"}, "cls"),
@@ -164,6 +166,12 @@ def test_cls_option_is_rejected_for_a_causal_model(source: Path) -> None:
 
 MODULES, SETTINGS, POOLING = "modules.json", "config_sentence_transformers.json", "1_Pooling/config.json"
 QUERY = {"query": "find: "}
+INVALID_POOLINGS: list[dict[str, Any]] = [
+    {"pooling_mode_sum_tokens": True},
+    {"pooling_mode": "sum"},
+    {"pooling_mode": ["cls", "sum"]},
+    {"pooling_mode": []},
+]
 INVALID_MODULES: list[Any] = [7, {}, [7], [{"type": "models.Pooling"}]]
 
 
@@ -172,11 +180,7 @@ INVALID_MODULES: list[Any] = [7, {}, [7], [{"type": "models.Pooling"}]]
     [
         *(
             ("Pooling", POOLING, config, "Pooling/config.json: unsupported pooling .*Supported: mean, cls, max, last")
-            for config in (
-                legacy_pooling_config("cls_token", "mean_tokens"),
-                {"pooling_mode": "sum"},
-                {"pooling_mode": ["cls", "mean"]},
-            )
+            for config in INVALID_POOLINGS
         ),
         *(
             ("Pooling", POOLING, {"include_prompt": value}, "Pooling/config.json: include_prompt is not a boolean")

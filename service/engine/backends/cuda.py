@@ -15,7 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
-from model.artifact.manifest import Pooling
+from model.artifact.manifest import CombinedPooling
 from model.artifact.packing import BatchFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_memory import GpuMemory
@@ -62,7 +62,7 @@ class CudaBackend:
         self._token_seconds = 1e-6  # until warm-up measures it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
-        self._pooling: Pooling | None = manifest.embedding.pooling if pools else None
+        self._pooling: CombinedPooling | None = manifest.embedding.pooling if pools else None
         weights = sum(manifest.files[name].size for name in graph.weights)
         self.memory = GpuMemory(choice.gpu, weights + self.shapes.offset_bytes)
         with self._within_memory(by_batches=False):
@@ -126,9 +126,9 @@ class CudaBackend:
         shape = fitted or self.fit([len(task.tokens) for task in tasks])
         sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
         batch = pack_varlen(sequences, shape, [task.tokens.unattended for task in tasks])
-        modes: set[Pooling] = {task.pooling for task in tasks if task.pooling is not None}
+        modes: set[CombinedPooling] = {task.pooling for task in tasks if task.pooling is not None}
         skips = any(task.pool_from for task in tasks)
-        in_graph: set[Pooling] = set() if self._pooling is None or skips else {self._pooling}
+        in_graph: set[CombinedPooling] = set() if self._pooling is None or skips else {self._pooling}
         needs_hidden = not modes <= in_graph or any(task.hidden or task.heads for task in tasks)
         pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attendant_client.types import Pooling
 from threadpoolctl import threadpool_limits
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import (
     ClassificationHead,
+    CombinedPooling,
     MaskedLMHead,
     MultiVectorHead,
     SparseActivation,
@@ -223,7 +223,7 @@ class Heads:
         hidden: Floats,
         starts: Sequence[int],
         sizes: Sequence[int],
-        pooled: Mapping[Pooling, Floats] = {},
+        pooled: Mapping[CombinedPooling, Floats] = {},
     ) -> list[TextVectors]:
         """Return what each task asks for, given the hidden states (T, D) of all, and vectors that the graph pooled.
 

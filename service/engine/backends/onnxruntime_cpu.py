@@ -8,9 +8,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from model.artifact.files import Artifact
-from model.artifact.packing import BatchFill, BatchShape, Ints, TokenLimit, pack_batch
+from model.artifact.packing import BatchFill, BatchShape, Ints, PaddedFill, TokenLimit, pack_batch
 from model.artifact.tokenizer import TokenizedInput
-from service.engine.backends.base import BackendChoice, Floats, PackedBackend, segment_types
+from service.engine.backends.base import BackendChoice, Floats, PackedBackend, PackedShape, segment_types
 from service.engine.backends.sessions import open_cpu_session
 from service.engine.tasks import ExplainTask, ModelParts
 from service.errors import NonFiniteOutput
@@ -43,6 +43,22 @@ class OnnxRuntimeCpuBackend(PackedBackend):
         for _ in range(2):
             self.infer(self.full_batch(self.shapes.packed[-1]))
         self.fit_costs(self.infer)
+
+
+class PaddedBackend(OnnxRuntimeCpuBackend):
+    """Rows of one text each, as an imported graph expects them. Rows are as long as the longest text of the batch."""
+
+    def full_batch_fill(self, max_seconds: float) -> BatchFill:
+        del max_seconds  # batches are short
+        return PaddedFill(self.max_batch_tokens)
+
+    def fit(self, sizes: Sequence[int]) -> PackedShape:
+        longest = max(sizes)
+        return PackedShape(BatchShape(len(sizes), longest), [row * longest for row in range(len(sizes))])
+
+    def full_batch(self, shape: BatchShape) -> dict[str, Ints]:
+        size = min(shape.length, self._max_input_tokens)
+        return pack_batch([([0] * size, None)], BatchShape(1, size)).inputs
 
 
 class ExplainBackend:

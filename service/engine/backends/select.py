@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model.artifact.files import Artifact
+from model.artifact.names import FAST, PADDED
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu
 from service.engine.backends.cuda_session import built_for_cuda, gpu_count
-from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
+from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend, PaddedBackend
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.tasks import EncodeTask, TextVectors
 
@@ -58,6 +59,8 @@ class BackendOptions:
 def select_backend(options: BackendOptions, graphs: Collection[str], machine: Machine) -> BackendChoice:
     """Return the backend for these options; raises `ConfigError` if the requested one is not available."""
     provider, precision = options.provider, options.precision
+    if PADDED in graphs:
+        return _select_padded(options, machine)
     if provider in ("auto", "cuda") and precision in ("auto", "float16"):
         missing = _missing_for_cuda(options, graphs, machine)
         if missing is None:
@@ -73,9 +76,24 @@ def select_backend(options: BackendOptions, graphs: Collection[str], machine: Ma
     if machine.gpus and provider == "auto" and "cuda" not in graphs:
         reason += "; GPU unused: the artifact has no cuda graph"
     tokens = options.max_batch_tokens or (OPENVINO_BATCH_TOKENS if openvino else ONNXRUNTIME_BATCH_TOKENS)
-    graph = "int8" if chosen == "int8" else "fast"
+    graph = "int8" if chosen == "int8" else FAST
     threads = options.threads or machine.cpus
     return BackendChoice("openvino" if openvino else "cpu", chosen, graph, threads, 1, tokens, reason)
+
+
+def _select_padded(options: BackendOptions, machine: Machine) -> BackendChoice:
+    """Return the backend of an imported graph: only ONNX Runtime is sure to have its operators."""
+    for name, value, supported in (
+        ("PROVIDER", options.provider, "cpu"),
+        ("PRECISION", options.precision, "float32"),
+    ):
+        if value not in ("auto", supported):
+            raise ConfigError(
+                f'ATTENDANT_{name}: "{value}" is not available for a model imported from an ONNX graph. Use "auto", or '
+                "export its PyTorch weights."
+            )
+    tokens, threads = options.max_batch_tokens or ONNXRUNTIME_BATCH_TOKENS, options.threads or machine.cpus
+    return BackendChoice("cpu", "float32", PADDED, threads, 1, tokens, "imported from an ONNX graph")
 
 
 def _missing_for_cuda(options: BackendOptions, graphs: Collection[str], machine: Machine) -> str | None:
@@ -134,6 +152,8 @@ def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTas
         from service.engine.backends.cuda import CudaBackend  # imports onnxruntime, which may not be needed
 
         return CudaBackend(artifact, choice)
+    if choice.graph == PADDED:
+        return PaddedBackend(artifact, choice)
     return (
         OpenVinoBackend(artifact, choice) if choice.provider == "openvino" else OnnxRuntimeCpuBackend(artifact, choice)
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with 
     import onnxruntime
 
 
-TYPES = {1: "<f4", 3: "i1", 6: "<i4", 7: "<i8", 10: "<f2", 16: "<u2"}
+TYPES = {1: "<f4", 2: "u1", 3: "i1", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8", 16: "<u2"}
 """NumPy's type by the number of a type in ONNX. 16 is bfloat16, which NumPy lacks."""
 
 

@@ -235,7 +235,10 @@ class TokenBody(BaseModel):
 class PoolingBody(BaseModel):
     """How the model pools token vectors."""
 
-    pooling: Literal["mean", "cls", "max", "last_token", "mean_sqrt_len", "weighted_mean", "splade"]
+    pooling: str = Field(
+        description="mean, cls, max, last_token, mean_sqrt_len, weighted_mean or splade; several whose vectors are "
+        "concatenated are joined by +."
+    )
 
 
 class LabelsBody(BaseModel):

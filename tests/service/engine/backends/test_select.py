@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from model.artifact.names import PADDED
 from service.config import ConfigError
 from service.engine.backends.base import BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures
@@ -125,6 +126,9 @@ def test_auto_selects_cuda_only_with_gpu_graph_and_package() -> None:
             GPU,
             '"float32" is not supported by provider "cuda"',
         ),
+        ({"provider": "cuda"}, ZEN_5, (PADDED,), GPU, 'PROVIDER: "cuda" is not available for a model imported from'),
+        ({"provider": "openvino"}, ZEN_5, (PADDED,), {}, 'PROVIDER: "openvino" is not available for a model imported'),
+        ({"precision": "bfloat16"}, ZEN_5, (PADDED,), {}, 'PRECISION: "bfloat16" is not available for a model import'),
     ],
 )
 def test_unavailable_options_are_rejected_by_name(
@@ -133,6 +137,11 @@ def test_unavailable_options_are_rejected_by_name(
     with pytest.raises(ConfigError, match="ATTENDANT_") as caught:
         select(flags, graphs, facts, **options)
     assert message in str(caught.value)
+
+
+def test_imported_graph_runs_in_onnxruntime() -> None:
+    choice = select(ZEN_5, (PADDED,), GPU)
+    assert (choice.provider, choice.precision, choice.graph, choice.streams) == ("cpu", "float32", PADDED, 2)
 
 
 def test_explain_lane_uses_half_of_the_threads() -> None:

@@ -59,7 +59,7 @@ def test_units_terms_sum_to_the_pooled_vector(data: st.DataObject) -> None:
     owners = np.array(data.draw(st.lists(st.integers(-2, 3), min_size=1, max_size=9)), dtype=np.intp)
     pool_from = data.draw(st.integers(0, len(owners) - 1))
     hidden = random(len(owners), SIZE)
-    pooling = data.draw(st.sampled_from([name for name in POOLINGS if name != "max"]))
+    pooling = data.draw(st.sampled_from([*(name for name in POOLINGS if name != "max"), "cls+mean"]))
     terms = unit_terms(hidden, owners, 4, pooling, pool_from)
     expected = pool_batch(hidden, [0], [len(hidden)], pooling, [pool_from])[0]
     np.testing.assert_allclose(terms.sum(axis=0), expected, atol=1e-5)
@@ -75,7 +75,7 @@ MANY_TOKENS = ("mean", "max", "mean_sqrt_len", "weighted_mean")
 def test_pooling_without_a_unit_skips_its_tokens(lengths: list[int], special: int, pooling: str) -> None:
     owners = np.concatenate([np.repeat(np.arange(len(lengths)), lengths), np.full(special, SPECIAL)])
     hidden = random(len(owners), SIZE)
-    pooled = pool_without_units(hidden, owners, len(lengths), pooling, 0)  # type: ignore[arg-type]
+    pooled = pool_without_units(hidden, owners, len(lengths), pooling, 0)
     for unit, vector in enumerate(pooled):
         rest, positions = hidden[owners != unit], 1 + np.flatnonzero(owners != unit)
         expected = np.zeros(SIZE)

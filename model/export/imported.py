@@ -1,0 +1,413 @@
+"""Import of a model that is published only as an ONNX graph: its hidden states, without what is inside the encoder.
+
+The graph is kept as it is. Nodes in front of it compute its inputs from those of the exported graphs, so the server
+runs it like them, but with one text per row: a graph from elsewhere does not keep several texts of a row apart.
+"""
+
+import contextlib
+import os
+import re
+import resource
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass, RemoveUnusedNodesPass
+from torch import Tensor, nn
+
+from model.artifact.files import WEIGHTS
+from model.artifact.manifest import Absent, GraphPrecision
+from model.artifact.names import PADDED
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.checkpoint import Checkpoint, read_training
+from model.encoder import Encoder, EncoderConfig
+from model.export.graphs import GraphSet, open_session
+from model.export.parity import TOLERANCE, compare_outputs
+from model.families import find_family
+from model.families.family import ConfigReader, Family
+from model.source.published import (
+    CheckpointError,
+    Published,
+    find_graph,
+    read_json,
+    reject_pointer,
+)
+from model.source.sentence_transformers import (
+    SettingOptions,
+    has_embedding_modules,
+    read_embedding_config,
+    read_max_input_tokens,
+    read_transformer_settings,
+)
+from model.source.tokenizer import read_tokenizer
+
+ONLY_GRAPH = Absent(
+    reason="the model was imported from an ONNX graph, which returns only the last hidden states",
+    remedy="Export the PyTorch weights of the model.",
+)
+PYTORCH = "Use the PyTorch weights of the model."
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+"""Inputs that a graph can have; it needs the first two."""
+HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
+"""Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
+HIDDEN_DIMENSIONS = 3
+MAX_MESSAGE = 300
+"""Characters of a message of ONNX Runtime."""
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""Domains of standard operators, and of those that ONNX Runtime contains."""
+QUANTIZED = ("DynamicQuantizeLinear", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm", "QLinearMatMul")
+LEAST_OPSET = 11
+"""Of the operators in front of a graph."""
+TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(bool)": np.bool_}
+WEIGHT_TYPES = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT8", "UINT8", "INT32", "INT64", "BOOL"}
+TOLERANCES: dict[GraphPrecision, float] = {"float32": TOLERANCE, "float16": 1e-2, "int8": TOLERANCE}
+"""Of the difference between a text alone and in a batch, relative to the largest value."""
+WEIGHT_COPIES = 5
+"""Memory for the import, in sizes of the graph: two sessions have copies of the weights, and more while they open."""
+MEMORY_RESERVE = 2 * 2**30
+DEFAULT_POSITIONS = 512
+OTHER_KEYS = {
+    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "max_sequence_length"),
+}
+"""Other names of sizes in config.json."""
+
+
+@contextlib.contextmanager
+def limited_memory(graph: Path | None) -> Iterator[None]:
+    """Let allocations fail that a graph of this size does not need. Raises CheckpointError for a failed one."""
+    if graph is None:
+        yield
+        return
+    size = sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))
+    budget = WEIGHT_COPIES * size + MEMORY_RESERVE
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = _data_bytes()
+    limits = [limit for limit in (used + budget, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    except MemoryError:
+        raise CheckpointError(
+            f"{graph.name}: takes more than {budget / 2**30:.1f} GiB of memory, {WEIGHT_COPIES} times its size and "
+            f"2 GiB. {PYTORCH}"
+        ) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """Return the memory of this process that RLIMIT_DATA limits."""
+    status = Path("/proc/self/status").read_text()
+    return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
+
+
+class ImportedEncoder(Encoder):
+    """An encoder that runs an ONNX graph, one text at a time. It has a configuration and no parameters.
+
+    `pad` is the id of padding, and `output` the name of the hidden states.
+    """
+
+    def __init__(self, graph: Path, pad: int) -> None:
+        """Open the graph. Raises CheckpointError for one that is not an encoder of texts."""
+        nn.Module.__init__(self)
+        self.graph, self.pad = graph, pad
+        reject_pointer(graph)
+        operators, types = _check_graph(graph)
+        try:
+            self._session = open_session(graph)
+        except Exception as error:  # noqa: BLE001  # the exceptions of ONNX Runtime have no base class
+            raise CheckpointError(f"{graph.name}: not a graph for ONNX Runtime ({_describe(error)}).") from None
+        _check_inputs(graph, self._session.get_inputs())
+        self.inputs = {value.name: TYPES[value.type] for value in self._session.get_inputs()}
+        self.output = _find_output(graph, self._session.get_outputs())
+        half = 2 * types["FLOAT16"] > types.total()
+        self.precision: GraphPrecision = (
+            "int8" if not operators.isdisjoint(QUANTIZED) else "float16" if half else "float32"
+        )
+
+    @property
+    def has_segments(self) -> bool:
+        return "token_type_ids" in self.inputs
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
+        """Return the last hidden states (1, T, D) of one text; the arguments are (1, T)."""
+        values = (input_ids, torch.ones_like(sequence_ids), token_type_ids, position_ids)
+        inputs: dict[str, NDArray[Any]] = {
+            name: tensor.numpy().astype(self.inputs[name])
+            for name, tensor in zip(MODEL_INPUTS, values, strict=True)
+            if name in self.inputs
+        }
+        try:
+            (hidden,) = self._session.run([self.output], inputs)
+        except Exception as error:  # noqa: BLE001  # as above
+            size = input_ids.shape[1]
+            raise CheckpointError(
+                f"{self.graph.name}: fails for a text of {size:,} tokens ({_describe(error)}). If it accepts fewer, "
+                "set --max-input-tokens."
+            ) from None
+        return torch.from_numpy(hidden.astype(np.float32))
+
+    def measure(self, tokens: Sequence[int]) -> int:
+        """Return the size of the vectors, D. Raises CheckpointError if the output is not one vector per token."""
+        ids = torch.tensor([tokens])
+        shape = self(ids, torch.arange(len(tokens))[None], torch.zeros_like(ids), torch.ones_like(ids)).shape
+        if len(shape) != HIDDEN_DIMENSIONS or tuple(shape[:2]) != (1, len(tokens)):
+            raise CheckpointError(
+                f"{self.graph.name}: output {self.output} has shape {tuple(shape)} for a text of {len(tokens)} tokens, "
+                f"expected (1, {len(tokens)}, D)."
+            )
+        return int(shape[2])
+
+    def padded_graph(self) -> onnx_ir.Model:
+        """Return the graph with the inputs of exported graphs, (R, T), and the output `last_hidden_state`, (R, T, D).
+
+        Tokens with a `sequence_ids` of 0 are padding: they get the id `pad`, and the others do not attend to them.
+        """
+        model = onnx_ir.load(self.graph)
+        LiftSubgraphInitializersToMainGraphPass()(model)
+        graph = model.graph
+        given = {str(value.name): value for value in graph.inputs}
+        int64 = onnx_ir.TensorType(onnx_ir.DataType.INT64)
+        names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
+        for name, value in given.items():
+            value.name = f"graph.{name}"
+        inputs: list[onnx_ir.Value] = [onnx_ir.val(name, type=int64, shape=onnx_ir.Shape(["R", "T"])) for name in names]
+        ids, positions, types, sequences = inputs
+        constants = {name: onnx_ir.tensor(np.array(value)) for name, value in (("zero", 0), ("pad", self.pad))}
+        zero, pad = (onnx_ir.node("Constant", [], {"value": tensor}) for tensor in constants.values())
+        padding = onnx_ir.node("Equal", [sequences, zero.outputs[0]])
+        text = onnx_ir.node("Not", [padding.outputs[0]])
+        padded = onnx_ir.node("Where", [padding.outputs[0], pad.outputs[0], ids])
+        nodes = [zero, pad, padding, text, padded]
+        sources = dict(zip(MODEL_INPUTS, (padded.outputs[0], text.outputs[0], types, positions), strict=True))
+        for name, value in given.items():
+            assert value.dtype is not None
+            cast = onnx_ir.node("Cast", [sources[name]], {"to": value.dtype.value})
+            value.replace_all_uses_with(cast.outputs[0])
+            nodes.append(cast)
+        hidden = next(value for value in graph.outputs if value.name == self.output)
+        cast = onnx_ir.node("Cast", [hidden], {"to": onnx_ir.DataType.FLOAT.value})
+        output = cast.outputs[0]
+        if hidden.name == "last_hidden_state":
+            hidden.name = "graph.last_hidden_state"
+        output.name = "last_hidden_state"
+        output.type = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+        output.shape = onnx_ir.Shape(["R", "T", self.config.hidden_size])
+        for number, node in enumerate((*nodes, cast)):
+            node.name = f"attendant.{number}"
+            node.outputs[0].name = node.outputs[0].name or f"attendant.{number}"
+        graph.insert_before(graph[0], nodes)
+        graph.append(cast)
+        graph.inputs[:] = inputs
+        graph.outputs[:] = [output]
+        RemoveUnusedNodesPass()(model)
+        return model
+
+
+def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens: int) -> None:
+    """Write the graph for the server, and compare batches with single texts. Raises CheckpointError if they differ."""
+    path = graphs.path(PADDED)
+    onnx_ir.save(encoder.padded_graph(), path, external_data=WEIGHTS, size_threshold_bytes=64)
+    session = open_session(path)
+    graphs.progress(f"comparing batches of {PADDED}.onnx with single texts")
+    parity = compare_outputs(
+        encoder, lambda sequences: run_padded(session, sequences), max_input_tokens, TOLERANCES[encoder.precision]
+    )
+    if not parity.max_abs_difference <= parity.tolerance:
+        raise CheckpointError(
+            f"{encoder.graph.name}: vectors of a text depend on the other texts of a batch (by "
+            f"{parity.max_abs_difference:.2e}, limit {parity.tolerance:.0e}), as with activations quantized per "
+            "batch. Use a graph in float32, or the PyTorch weights."
+        )
+    weights = WEIGHTS if path.with_name(WEIGHTS).exists() else None
+    graphs.add(PADDED, parity, weights, encoder.precision, reference="single texts")
+
+
+def run_padded(session: onnxruntime.InferenceSession, sequences: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
+    """Return the hidden states of sequences, each one row of a batch, end to end: (1, T, D)."""
+    sizes = [sequence["input_ids"].shape[1] for sequence in sequences]
+    batch = {
+        name: np.concatenate(
+            [
+                np.pad(sequence[name], ((0, 0), (0, max(sizes) - size)))
+                for sequence, size in zip(sequences, sizes, strict=True)
+            ]
+        )
+        for name in sequences[0]
+    }
+    (hidden,) = session.run(None, batch)
+    return np.concatenate([row[:size] for row, size in zip(hidden, sizes, strict=True)])[None]
+
+
+def load_imported(directory: Path, settings: SettingOptions) -> Checkpoint:
+    """Return the checkpoint of a model whose only weights are an ONNX graph.
+
+    Raises:
+        CheckpointError: a file is missing or invalid, or the model is more than an encoder with pooling.
+    """
+    files = Published(directory)
+    graph = find_graph(files.transformer)
+    assert graph is not None  # checked by the caller
+    if settings.task is not None:
+        raise CheckpointError(f"--task: an ONNX graph has no adapters. {PYTORCH}")
+    if files.has_modules and not has_embedding_modules(files):
+        raise CheckpointError(f"modules.json: {files.order} cannot be imported from an ONNX graph. {PYTORCH}")
+    transformer = read_transformer_settings(files)
+    config = {**read_json(files.transformer / "config.json"), **transformer.config}
+    published = read_tokenizer(files, config, transformer)
+    pad = config.get("pad_token_id")
+    encoder = ImportedEncoder(graph, pad if isinstance(pad, int) and pad >= 0 else 0)
+    tokenizer = Tokenizer(published.definition)
+    (tokens,) = tokenizer.encode([TokenizerInput("bank")])
+    hidden_size = encoder.measure(tokens.input_ids)
+    encoder.config = _read_sizes(config, hidden_size, encoder.has_segments)
+    embedding = read_embedding_config(files, hidden_size, settings)
+    limit, origin = read_max_input_tokens(
+        transformer, encoder.config.max_position_embeddings, settings.max_input_tokens
+    )
+    embedding.origins["max_input_tokens"] = origin
+    name = str(config.get("model_type") or "unknown")
+    return Checkpoint(
+        encoder=encoder,
+        family=find_family(config) or Family(name, lambda reader: encoder.config, {}),
+        config=config,
+        max_input_tokens=limit,
+        tokenizer=published.definition,
+        embedding_config=embedding,
+        training=read_training(directory),
+        truncation_side=published.truncation_side,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        warnings=tuple(files.warnings()),
+    )
+
+
+def _check_graph(path: Path) -> tuple[set[str], Counter[str]]:
+    """Return the operators of a graph, and the bytes of its weights by type.
+
+    Raises CheckpointError for operators of other domains, and for weights outside of the directory of the model.
+    """
+    try:
+        model = onnx_ir.load(path)
+    except Exception as error:  # noqa: BLE001  # a damaged file can raise any exception
+        raise CheckpointError(f"{path.name}: not an ONNX graph ({_describe(error)}).") from None
+    opset = model.opset_imports.get("", 0)
+    if opset < LEAST_OPSET:
+        raise CheckpointError(f"{path.name}: opset {opset} is not supported (at least {LEAST_OPSET}). {PYTORCH}")
+    nodes = [*model.graph.all_nodes()]
+    own = {(function.domain, function.name) for function in model.functions.values()}
+    nodes += [node for function in model.functions.values() for node in function.all_nodes()]
+    for node in nodes:
+        if node.domain not in DOMAINS and (node.domain, node.op_type) not in own:
+            raise CheckpointError(
+                f"{path.name}: operator {node.op_type} of the domain {node.domain!r} is unknown to ONNX Runtime. "
+                f"{PYTORCH}"
+            )
+    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    tensors += [attribute.value for node in nodes for attribute in node.attributes.values() if _is_tensor(attribute)]
+    for tensor in tensors:
+        if isinstance(tensor, onnx_ir.ExternalTensor):
+            _check_location(path, Path(tensor.location))
+    types: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor is not None:
+            types[tensor.dtype.name] += tensor.nbytes
+    if others := sorted(types.keys() - WEIGHT_TYPES):
+        raise CheckpointError(f"{path.name}: weights of type {others[0]} are not supported. {PYTORCH}")
+    return {node.op_type for node in nodes}, types
+
+
+def _is_tensor(attribute: Any) -> bool:
+    return isinstance(attribute, onnx_ir.Attr) and attribute.type is onnx_ir.AttributeType.TENSOR
+
+
+def _check_location(graph: Path, location: Path) -> None:
+    """Raise CheckpointError unless a file of weights is in the directory of the graph."""
+    path, directory = graph.parent / location, graph.parent
+    inside = not location.is_absolute() and ".." not in location.parts
+    # Files in the cache of huggingface_hub are links to the folder "blobs" of the same repository.
+    snapshot = next((parent for parent in directory.absolute().parents if parent.parent.name == "snapshots"), None)
+    roots = [directory.resolve(), *([snapshot.parents[1].resolve()] if snapshot is not None else [])]
+    if not inside or not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
+        raise CheckpointError(f"{graph.name}: weights in {str(location)!r}, outside of the directory of the graph.")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing. Download it: {graph.name} has its weights there.")
+
+
+def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
+    """Raise CheckpointError unless the inputs are those of an encoder, for texts of any number and length."""
+    names = [value.name for value in inputs]
+    unknown = [name for name in names if name not in MODEL_INPUTS]
+    missing = [name for name in MODEL_INPUTS[:2] if name not in names]
+    if unknown or missing:
+        problem = f"unknown input {unknown[0]}" if unknown else f"no input {missing[0]}"
+        raise CheckpointError(f"{graph.name}: {problem}. Supported: {', '.join(MODEL_INPUTS)}. {PYTORCH}")
+    for value in inputs:
+        fixed = [size for size in value.shape if isinstance(size, int)]
+        if fixed or len(value.shape) != 2 or value.type not in TYPES:
+            shape = ", ".join(map(str, value.shape))
+            raise CheckpointError(
+                f"{graph.name}: input {value.name} is {value.type.removeprefix('tensor')} ({shape}), expected integers "
+                f"(batch, sequence) of any size. {PYTORCH}"
+            )
+
+
+def _find_output(graph: Path, outputs: Sequence[Any]) -> str:
+    """Return the name of the hidden states. Raises CheckpointError if there are none."""
+    names = [str(value.name) for value in outputs]
+    found = [name for name in HIDDEN_STATES if name in names]
+    found += [
+        str(value.name) for value in outputs if len(value.shape) == HIDDEN_DIMENSIONS and "logits" not in value.name
+    ]
+    if not found or (found[0] not in HIDDEN_STATES and len(found) > 1):
+        raise CheckpointError(
+            f"{graph.name}: no hidden states among its outputs ({', '.join(names)}). Expected {HIDDEN_STATES[0]}, "
+            f"(batch, sequence, D): pooled vectors and logits alone cannot be served. {PYTORCH}"
+        )
+    return found[0]
+
+
+def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool) -> EncoderConfig:
+    """Return the sizes in config.json. Raises CheckpointError if one is missing."""
+    family = find_family(config)
+    known = None
+    if family is not None:
+        with contextlib.suppress(CheckpointError, ValueError):  # the graph may support what its family does not
+            known = family.read_config(ConfigReader(config))
+    reader = ConfigReader({**config, **{key: _first(config, key) for key in OTHER_KEYS}})
+    architectures = config.get("architectures")
+    causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
+    return EncoderConfig(
+        vocab_size=reader.size("vocab_size"),
+        hidden_size=hidden_size,
+        num_hidden_layers=known.num_hidden_layers if known else reader.size("num_hidden_layers"),
+        num_attention_heads=known.num_attention_heads if known else reader.size("num_attention_heads"),
+        intermediate_size=1,
+        max_position_embeddings=(
+            known.max_position_embeddings if known else reader.size("max_position_embeddings", DEFAULT_POSITIONS)
+        ),
+        type_vocab_size=reader.size("type_vocab_size", 2, least=0) if has_segments else 0,
+        norm_eps=1.0,
+        causal=known.causal if known else causal,
+        head_size=1,
+    )
+
+
+def _first(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, or of another name of it."""
+    return next((config[name] for name in (key, *OTHER_KEYS[key]) if config.get(name) is not None), None)
+
+
+def _describe(error: Exception) -> str:
+    """Return the first line of an exception of ONNX or ONNX Runtime. Raises MemoryError if an allocation failed."""
+    line = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or re.search("bad_alloc|Failed to allocate", line):
+        raise MemoryError from None
+    return line[:MAX_MESSAGE]

@@ -1,0 +1,257 @@
+"""Import of models published only as an ONNX graph: equal to their libraries, and what is refused."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from onnx import TensorProto, helper
+from onnxruntime.quantization import quantize_dynamic
+
+from model.artifact.files import TOKENIZER, Artifact
+from model.artifact.names import PADDED
+from model.artifact.packing import PaddedFill
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.export.export import Variants, export
+from model.source.published import CheckpointError
+from model.source.sentence_transformers import SettingOptions
+from service.config import Settings
+from service.engine.backends.base import BackendChoice
+from service.engine.backends.select import open_backend
+from tests.e2e.test_family_backends import export_quietly, hidden_states
+from tests.model.conftest import Publish, mark_slow
+from tests.model.family_cases import SIZES, load_oracle, save_native
+from tests.model.graph_files import publish_graph
+from tests.model.model_files import change_json
+from tests.service.conftest import open_harness
+from tests.shared_models import load_anew
+
+TEXTS = ("a", "the river bank", "money in the bank of the river, and more of it", "x " * 30, "bank", "bank " * 15)
+FAMILIES = (
+    "bert", "xlm-roberta", "mpnet", "modernbert", "t5", "deberta-v2", "nomic_bert", "ernie", "jina_bert",
+    "jina_embeddings_v3", "eurobert", "qwen3, windows", "qwen3, bidirectional", "llama", "distilbert",
+)  # fmt: skip
+
+
+def assert_equal_to_library(artifact: Path, model: Any, tolerance: float = 1e-5) -> None:
+    """Compare the hidden states of batches with transformers, which reads one text at a time."""
+    opened = Artifact.open(artifact)
+    backend = open_backend(opened, BackendChoice("cpu", "float32", PADDED, 2, 1, 128, "test"))
+    tokenizer = Tokenizer(opened.read(TOKENIZER))
+    tokens = tokenizer.encode([TokenizerInput(text) for text in TEXTS])
+    limit = opened.manifest.max_input_tokens
+    fitting = [(text, item) for text, item in zip(TEXTS, tokens, strict=True) if len(item) <= limit]
+    results = hidden_states(tokenizer, backend, tuple(text for text, _ in fitting))
+    with torch.inference_mode():
+        for (_, item), actual in zip(fitting, results, strict=True):
+            ids = torch.tensor([item.input_ids])
+            expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0].float().numpy()
+            np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES))
+def test_hidden_states_equal_the_library(publish: Publish, tmp_path: Path, family: str) -> None:
+    published = publish(family)
+    publish_graph(published, tmp_path / "model")
+    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+    assert_equal_to_library(tmp_path / "artifact", load_oracle(published))
+
+
+@pytest.mark.slow
+def test_graphs_of_unknown_architectures_are_served(publish: Publish, tmp_path: Path) -> None:
+    """Megatron-BERT is no family of this project. Its graph shows whether config.json has too many positions."""
+    published = shutil.copytree(publish("bert"), tmp_path / "megatron", ignore=shutil.ignore_patterns("*.safetensors"))
+    vocab_size = Tokenizer((published / TOKENIZER).read_bytes()).vocab_size
+    sizes: dict[str, Any] = SIZES | {"max_position_embeddings": 40}
+    model: Any = transformers.MegatronBertModel(transformers.MegatronBertConfig(vocab_size=vocab_size, **sizes))
+    model.eval()
+    save_native(model, published)
+    publish_graph(published, tmp_path / "model", model=model)
+    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+    assert_equal_to_library(tmp_path / "artifact", model)
+    change_json(tmp_path / "model" / "config.json", max_position_embeddings=41)
+    with pytest.raises(CheckpointError, match=r"model\.onnx: fails for a text of 41 tokens .* set --max-input-tokens"):
+        export_quietly(tmp_path / "model", tmp_path / "other", Variants())
+    export(str(tmp_path / "model"), tmp_path / "other", settings=SettingOptions(max_input_tokens=40))
+
+
+@pytest.mark.slow
+def test_graphs_with_positions_and_in_float16_are_served(publish: Publish, tmp_path: Path) -> None:
+    published = publish("qwen3")
+    publish_graph(published, tmp_path / "model", inputs=("input_ids", "attention_mask", "position_ids"))
+    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+    assert_equal_to_library(tmp_path / "artifact", load_oracle(published))
+    publish_graph(published, tmp_path / "half", model=load_oracle(published).half(), folder="")
+    export_quietly(tmp_path / "half", tmp_path / "half-artifact", Variants())
+    assert Artifact.open(tmp_path / "half-artifact").manifest.graphs[PADDED].precision == "float16"
+    assert_equal_to_library(tmp_path / "half-artifact", load_oracle(published), tolerance=0.02)
+
+
+async def test_embeddings_equal_sentence_transformers(labse: Path, tmp_path: Path) -> None:
+    """Prompts, pooling, dense layers, normalization and truncation come from the files; the graph ends before them."""
+    from sentence_transformers import SentenceTransformer
+
+    publish_graph(labse, tmp_path / "model")
+    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+    library = SentenceTransformer(str(labse), device="cpu")
+    texts = [*TEXTS, "word " * 100]
+    async with open_harness(load_anew(Settings(model_dir=tmp_path / "artifact"))) as harness:
+        for role, name in (("query", "query"), (None, None)):
+            body: dict[str, Any] = {"inputs": texts, "truncation": "right", **({"role": role} if role else {})}
+            response = (await harness.post("/v1/encode", body)).raise_for_status().json()
+            vectors = np.array([result["pooled"] for result in response["results"]])
+            np.testing.assert_allclose(vectors, library.encode(texts, prompt_name=name), atol=1e-5)
+        for path, body in (
+            ("/v1/attend", {"inputs": "a"}),
+            ("/v1/encode", {"inputs": "a", "layers": [0]}),
+            ("/v1/encode", {"inputs": "a", "outputs": ["static"]}),
+        ):
+            error = (await harness.post(path, body)).json()["error"]
+            assert error["reason"] == "UNSUPPORTED_BY_MODEL"
+            assert "imported from an ONNX graph" in error["message"]
+        explained = {"queries": "river bank", "documents": ["money in bank"], "explain": True}
+        assert (await harness.post("/v1/similarity", explained)).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def graph_model(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("graph") / "model"
+    publish_graph(publish("bert"), directory)
+    return directory
+
+
+def rename(name: str, new: str) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = new if value.name == name else value.name
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [new if value == name else value for value in names]
+
+    return change
+
+
+def use_custom_operator(model: onnx.ModelProto) -> None:
+    model.graph.node[0].domain = "acme"
+    model.opset_import.append(helper.make_opsetid("acme", 1))
+
+
+def fix_length(model: onnx.ModelProto) -> None:
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = 16
+
+
+def move_weights(location: str) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                entry.value = location if entry.key == "location" else entry.value
+
+    return change
+
+
+def use_old_operators(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 9
+
+
+def allocate(model: onnx.ModelProto) -> None:
+    """Add 64 GiB to the output, which constant folding would compute as soon as the graph is opened."""
+    output = model.graph.output[0].name
+    rename(output, "hidden")(model)
+    del model.graph.output[:]
+    size = helper.make_tensor("size", TensorProto.INT64, [1], [2**34])
+    value = helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])
+    model.graph.initializer.append(size)
+    model.graph.node.extend(
+        [
+            helper.make_node("ConstantOfShape", ["size"], ["large"], value=value),
+            helper.make_node("ReduceSum", ["large"], ["nothing"], keepdims=0),
+            helper.make_node("Add", ["hidden", "nothing"], [output]),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", "sequence", 24]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (use_custom_operator, r"operator \w+ of the domain 'acme' is unknown to ONNX Runtime"),
+        (rename("token_type_ids", "task_id"), "unknown input task_id. Supported: input_ids, attention_mask"),
+        (rename("attention_mask", "position_ids"), "no input attention_mask"),
+        (rename("last_hidden_state", "logits"), r"no hidden states among its outputs \(logits\)"),
+        (fix_length, r"input input_ids is \(int64\) \(batch, 16\), expected integers \(batch, sequence\)"),
+        (move_weights("../model.onnx.data"), "weights in '../model.onnx.data', outside of the directory"),
+        (move_weights("/etc/passwd"), "weights in '/etc/passwd', outside of the directory"),
+        (move_weights("link"), "weights in 'link', outside of the directory"),
+        (move_weights("none"), "none: missing. Download it: model.onnx has its weights there"),
+        (use_old_operators, r"opset 9 is not supported \(at least 11\)"),
+        (allocate, r"takes more than 2\.0 GiB of memory"),
+    ],
+)
+def test_graphs_that_cannot_be_served_are_refused(
+    graph_model: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
+    directory = shutil.copytree(graph_model, tmp_path / "model")
+    (directory / "onnx" / "link").symlink_to("/etc/hostname")
+    path = directory / "onnx" / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=message):
+        export_quietly(directory, tmp_path / "artifact", Variants())
+    assert not (tmp_path / "artifact").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not a graph", "not an ONNX graph"),
+        (b"", "no hidden states|not an ONNX graph|opset 0"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+)
+def test_damaged_graphs_are_refused(graph_model: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    directory = shutil.copytree(graph_model, tmp_path / "model")
+    (directory / "onnx" / "model.onnx").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        export_quietly(directory, tmp_path / "artifact", Variants())
+
+
+def test_graphs_whose_vectors_depend_on_the_batch_are_refused(graph_model: Path, tmp_path: Path) -> None:
+    """Quantization at run time uses one scale for all texts of a batch."""
+    directory = shutil.copytree(graph_model, tmp_path / "model")
+    quantize_dynamic(directory / "onnx" / "model.onnx", directory / "quantized.onnx")
+    shutil.rmtree(directory / "onnx")
+    with pytest.raises(
+        CheckpointError, match=r"quantized\.onnx: vectors of a text depend on the other texts of a batch"
+    ):
+        export_quietly(directory, tmp_path / "artifact", Variants())
+
+
+def test_options_and_modules_that_need_weights_are_refused(graph_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--variant int8: an ONNX graph has no variants"):
+        export_quietly(graph_model, tmp_path / "artifact", Variants(("int8",)))
+    with pytest.raises(CheckpointError, match="--task: an ONNX graph has no adapters"):
+        export(str(graph_model), tmp_path / "artifact", settings=SettingOptions(task="retrieval"))
+    directory = shutil.copytree(graph_model, tmp_path / "model")
+    for name in ("a", "b"):
+        os.link(directory / "onnx" / "model.onnx", directory / f"{name}.onnx")
+    (directory / "onnx" / "model.onnx").unlink()
+    with pytest.raises(CheckpointError, match=r"several ONNX graphs \(a.onnx, b.onnx\), and none is model.onnx"):
+        export_quietly(directory, tmp_path / "artifact", Variants())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_padded_batches_keep_their_limits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fill = PaddedFill(128)
+    rows = [size for size in rng.integers(1, 200, 50).tolist() if fill.add(size)]
+    padded = len(rows) * max(rows)
+    assert len(rows) == 1 or (padded <= 128 and sum(rows) >= 0.75 * padded)
+    assert fill.free == max(0, 128 - padded)
