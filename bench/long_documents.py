@@ -21,6 +21,7 @@ from service.engine.engine import Engine
 from service.operations.chunks import encode_any
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import Call
+from service.operations.units import words_of
 
 Floats = NDArray[Any]
 PAGES = (
@@ -169,15 +170,20 @@ def _chunk_vectors(results: Sequence[EncodeResult]) -> Floats:
 
 
 def bm25(queries: Sequence[str], texts: Sequence[str], tokenizer: Tokenizer) -> Floats:
-    """Return the BM25 scores of texts (Q, N) over the tokens of the model."""
-    counts = [Counter(item.input_ids) for item in tokenizer.encode(list(map(TokenizerInput, texts)), offsets=False)]
+    """Return the BM25 scores of texts (Q, N) over the words that /v1/tokenize returns, in lower case."""
+
+    def words(texts: Sequence[str]) -> list[list[str]]:
+        tokens = tokenizer.encode(list(map(TokenizerInput, texts)))
+        return [[word.text.lower() for word in words_of(item)] for item in tokens]
+
+    counts = [Counter(found) for found in words(texts)]
     sizes = np.array([sum(count.values()) for count in counts])
-    found = Counter(token for count in counts for token in count)
+    found = Counter(word for count in counts for word in count)
     scores = np.zeros((len(queries), len(texts)))
-    for index, query in enumerate(tokenizer.encode(list(map(TokenizerInput, queries)), offsets=False)):
-        for token in set(query.input_ids):
-            own = np.array([count[token] for count in counts])
-            rarity = np.log1p((len(texts) - found[token] + 0.5) / (found[token] + 0.5))
+    for index, query in enumerate(words(queries)):
+        for word in set(query):
+            own = np.array([count[word] for count in counts])
+            rarity = np.log1p((len(texts) - found[word] + 0.5) / (found[word] + 0.5))
             scores[index] += rarity * own * (K1 + 1) / (own + K1 * (1 - B + B * sizes / sizes.mean()))
     return scores
 

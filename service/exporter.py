@@ -14,6 +14,7 @@ from pathlib import Path
 
 import model
 from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_INTERRUPTED, EX_SOFTWARE, EX_UNAVAILABLE, STATUSES
+from model.artifact.memory import available_memory
 
 PROGRESS = re.compile(r"\[ *\d+\.\d s\] ")
 PREFIX = "attendant-model: "
@@ -25,8 +26,6 @@ OUT_OF_MEMORY = re.compile(
 """Errors of Python, C++, PyTorch, the dynamic linker and threads under the memory limit."""
 STOP_TIMEOUT_S = 10.0
 KEPT_LINES = 50
-MEMINFO = Path("/proc/meminfo")
-CGROUP_MEMORY = Path("/sys/fs/cgroup")
 
 _running: "set[subprocess.Popen[str]]" = set()
 
@@ -87,19 +86,6 @@ def stop_exporters() -> None:
     """End the exports of other threads: a signal ends a server while it exports a model, but not its child."""
     for process in list(_running):
         _stop(process)
-
-
-def available_memory() -> int | None:
-    """Return the bytes that a new process can use, by the kernel's estimate and the cgroup limit; None if unknown."""
-    values = []
-    with contextlib.suppress(OSError, AttributeError):
-        match = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
-        values.append(1024 * int(match[1]))  # type: ignore[index]
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        limit, used = (int((CGROUP_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
-        cache = re.search(r"^inactive_file (\d+)$", (CGROUP_MEMORY / "memory.stat").read_text(), re.MULTILINE)
-        values.append(limit - used + int(cache[1]))  # type: ignore[index]
-    return min(values, default=None)
 
 
 def _limit_memory(pid: int, limit: int | None) -> None:

@@ -23,12 +23,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from model.artifact.console import EX_OK, EX_SOFTWARE
+from model.artifact.memory import available_memory
 from model.artifact.names import FAST, PADDED
 from service import __version__, read_revision
 from service.admin_port import AdminPort, Processes
 from service.config import Settings
 from service.engine.backends.cpu import available_cpus
-from service.exporter import available_memory, python_path
+from service.exporter import python_path
 from service.lifecycle import Status
 from service.logs import count_dropped_lines
 from service.metrics import Metrics

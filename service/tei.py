@@ -28,10 +28,9 @@ from service.engine.engine import PREPARATION_THREADS, Engine
 from service.errors import ConflictingFields, Empty, MissingHead, ServiceError, WrongShape
 from service.operations.classify import classify
 from service.operations.encode import encode
-from service.operations.inputs import SPLIT_NOT_TRUNCATED, Call, cut, prompt_not_found, shorten
+from service.operations.inputs import Call, cut, prompt_not_found
 from service.operations.rerank import rerank as rank
 from service.operations.tokenize import tokenize as split
-from service.spelling import Remedy, Spelling
 
 NAME = "tei"
 """The label of this API in metrics, over REST and gRPC."""
@@ -43,14 +42,6 @@ NANOSECONDS, NANOSECONDS_PER_MS = 1_000_000_000, 1_000_000
 
 OPTIONS, VALUES = {"truncation": "truncate"}, {"truncation": "true"}
 """The names in errors that REST and gRPC share."""
-
-
-class TeiSpelling(Spelling):
-    """The names of TEI's API in errors."""
-
-    def remedy(self, remedy: Remedy) -> str:
-        # `cut` applies truncation to the limit of characters too.
-        return super().remedy(shorten() if remedy is SPLIT_NOT_TRUNCATED else remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Export of a checkpoint to an artifact: graphs, shared weights, tokenizer, manifest and parity measurements."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -48,6 +49,7 @@ from model.export.int8 import write_int8
 from model.export.layers import attention_kinds, describe_layers, write_layer_graphs
 from model.export.parity import measure_parity
 from model.source.hub import ModelSource, SourceError, check_free_space, locate
+from model.source.model_size import describe_export, read_model_size
 from model.source.published import REDOWNLOAD, CheckpointError, Published, find_graph, model_weight_files
 from model.source.sentence_transformers import FROM_FILES, SettingOptions, assume_pooling, resolve_roles
 from model.source.tokenizer_patterns import find_slow_pattern
@@ -189,6 +191,8 @@ def export(  # noqa: PLR0913  # the options of the command
         check_same_source(out, located)
     check_space(out, located)
     progress(f"reading {located.source}")
+    with contextlib.suppress(SourceError):  # errors in config.json are reported where it is read
+        progress(describe_export(read_model_size(str(located.directory))))
     graph = find_graph(Published(located.directory).transformer)
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")

@@ -11,7 +11,9 @@ from typing import Any, Literal, get_args
 from model.artifact.manifest import Pooling
 
 Proof = Literal["published weights", "random weights"]
-Task = Literal["retrieval", "similarity", "rerank", "sparse", "multi-vector", "classification", "token classification"]
+Task = Literal[
+    "retrieval", "similarity", "rerank", "sparse", "multi-vector", "classification", "zero-shot", "token classification"
+]
 TASKS: tuple[Task, ...] = get_args(Task)
 MULTILINGUAL = "multilingual"
 
@@ -260,7 +262,7 @@ KNOWN_MODELS = (
     ),
     KnownModel(
         "MoritzLaurer/deberta-v3-base-zeroshot-v2.0", DEBERTA_V3, 184, 512, "cls", "none", "MIT",
-        tasks=("classification",),
+        tasks=("zero-shot",),
     ),
     KnownModel(
         "BAAI/bge-reranker-v2-m3",

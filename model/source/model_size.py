@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.artifact.memory import available_memory
 from model.artifact.names import SourceError, parse_hub_id
 from model.source.known_models import KNOWN_MODELS, Task
 
@@ -53,6 +54,22 @@ def relative_cost(size: ModelSize, tokens: int = 128) -> float:
 
     own = operations(size.num_hidden_layers, size.layer_weights, size.attention_size)
     return own / operations(6, 12 * 384**2, 384)
+
+
+EXPORT_BYTES, EXPORT_COPIES = 2**29, 2.5
+"""Memory of an export: what its libraries take, and the weights in float32, as measured with BERT-base and -large."""
+
+
+def describe_export(size: ModelSize) -> str:
+    """Return what an export and a CPU will have to do for a model."""
+    needed, available = EXPORT_BYTES + int(EXPORT_COPIES * 4 * size.parameters), available_memory()
+    line = (
+        f"estimate: {size.parameters / 1e6:,.0f} M parameters; the export takes about {needed / 2**30:,.1f} GiB of "
+        f"memory, and on a CPU, a text takes {relative_cost(size):,.1f} times as long as with all-MiniLM-L6-v2"
+    )
+    if available is not None and needed > available:
+        return f"warning: {line}. Only {available / 2**30:,.1f} GiB of memory are available, so the export may fail."
+    return line
 
 
 def describe_choices(task: Task | None, language: str | None) -> Iterator[str]:

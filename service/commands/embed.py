@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import orjson
-from attendant_client.types import ChunkOptions, ModelInfo
+from attendant_client.types import MAX_CHUNKED_CHARACTERS, ChunkOptions, ModelInfo
 
 from model.artifact.console import (
     EX_CANTCREAT,
@@ -339,7 +339,8 @@ async def _encode(embedder: Embedder, rows: list[Row], total: int) -> EncodedRow
     for row in rows:
         error, text = row.error, row.text or ""
         if not error and len(text) > limit:
-            error = f"too many characters ({len(text)}, limit {limit}). Shorten it."
+            remedy = "Shorten it" + (", or split it with --chunk" if limit < MAX_CHUNKED_CHARACTERS else "")
+            error = f"too many characters ({len(text)}, limit {limit}). {remedy}."
         elif not error and (not text or text.isspace()):
             error = "empty or blank. Send text."
         errors.append(error)
@@ -471,11 +472,14 @@ def _split_chunks(row: Row, result: Encoded) -> Iterator[tuple[Row, Encoded]]:
 
 
 def _all_rejected(job: EmbedFile, counts: Counts) -> CommandError:
-    source = job.source
-    options = {"--field": source.field} | ({} if source.id_field is None else {"--id-field": source.id_field})
-    remedy = "" if source.format == "text" else f", or change {' or '.join(options)}"
-    problem = f"{', '.join(options.values())}: no row accepted (0 of {counts.rows:,}, limit 1)"
-    return source.error(f"{problem}. See {rejected_path(job.target)}{remedy}.")
+    source, rejected = job.source, rejected_path(job.target)
+    with rejected.open("rb") as lines:
+        error = orjson.loads(lines.readline())["error"]
+    options = {source.field: "--field", source.id_field: "--id-field"}
+    field, _, problem = error.partition(": ")
+    is_absent = source.format != "text" and problem.startswith("missing")
+    remedy = f" To read another key, change {options[field]}." if is_absent and field in options else ""
+    return source.error(f"no row was accepted of {counts.rows:,}, see {rejected}. The first error: {error}{remedy}")
 
 
 def _vector_format(job: EmbedFile, embedder: Embedder, types: Mapping[str, Any]) -> VectorFormat:

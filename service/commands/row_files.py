@@ -4,6 +4,7 @@ import codecs
 import csv
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -224,6 +225,8 @@ def _json_row(source: RowFile, number: int, line: str) -> Row:
         return Row(number, None, error=f"{problem}. Write one JSON object per line.")
     if not isinstance(fields, dict):
         return Row(number, None, error="Not a JSON object. Write one JSON object per line.")
+    if number == 1 and (absent := [name for name in source.keep if name not in fields]):
+        print(f"attendant embed: warning: --keep: the first row has no {', '.join(absent)}", file=sys.stderr)
     return source.make_row(number, fields)
 
 

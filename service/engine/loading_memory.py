@@ -1,8 +1,8 @@
 """The memory that loading a model takes, so that a server does not load one that would end the process."""
 
 from model.artifact.manifest import Manifest, TensorRecord
+from model.artifact.memory import available_memory
 from service.config import ConfigError
-from service.exporter import available_memory
 
 WEIGHT_COPIES = 3
 """Bytes of resident memory per byte of weights: 2.9 for an idle server with a BERT-base-sized model."""

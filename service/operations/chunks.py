@@ -235,7 +235,12 @@ def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
     size = min(DEFAULT_TOKENS, largest) if options.max_tokens is None else options.max_tokens
     if not 1 <= size <= room:
         raise OutOfRange(
-            "out of range", use_range(1, room), field="chunks.max_tokens", actual=size, minimum=1, maximum=room
+            "out of range",
+            f"{use_range(1, room)[:-1]}, as many as the model reads at once.",
+            field="chunks.max_tokens",
+            actual=size,
+            minimum=1,
+            maximum=room,
         )
     if not 0 <= options.overlap_tokens <= size // 2:
         raise OutOfRange(

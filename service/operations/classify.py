@@ -50,11 +50,14 @@ LABEL = 32
 LABEL_BYTES = 64
 DEFAULT_TEMPLATE = "This example is {}."
 SHORTEN = Remedy("Shorten it")
+NLI_MODEL = "MoritzLaurer/deberta-v3-base-zeroshot-v2.0"
 
 
 async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> ClassifyResponse:
     """Return the labels of each input. Requires a model with a classifier."""
     deadline = call.start(engine)
+    if request.labels is not None:
+        check_entailment(engine)
     require_operation(engine, "classify")
     head = engine.manifest.classification
     assert head is not None
@@ -239,7 +242,6 @@ class Entailment:
 def check_labels(request: ClassifyRequest, engine: Engine) -> None:
     """Check the labels of a request, and the fields that require them."""
     if request.labels is not None:
-        _check_entailment(engine)
         _check_hypotheses(request.labels, request.template, engine.limits)
         _check_premises(request.inputs, len(request.labels), engine.limits)
         return
@@ -248,13 +250,13 @@ def check_labels(request: ClassifyRequest, engine: Engine) -> None:
             raise ConflictingFields("requires labels", "Set labels, or leave it out.", field=field)
 
 
-def _check_entailment(engine: Engine) -> None:
+def check_entailment(engine: Engine) -> None:
+    """Raise UnsupportedByModel unless the model is a classifier that can choose among the labels of a request."""
     head = engine.manifest.classification
-    assert head is not None
-    if Entailment.find(head.labels) is None:
+    if head is None or Entailment.find(head.labels) is None:
         raise UnsupportedByModel(
             'not supported for this model, which has no label "entailment"',
-            "Leave it out, or use a model of natural language inference.",
+            f"Use a model of natural language inference, such as {NLI_MODEL}.",
             field="labels",
         )
 

@@ -36,6 +36,8 @@ from service.operations.inputs import (
     OUTPUT,
     RESULT_BYTES,
     SPAN,
+    SPLIT_NOT_TRUNCATED,
+    SPLIT_OR_CHUNKS,
     AppliedPrompt,
     Call,
     Wire,
@@ -106,7 +108,8 @@ def pooled_vectors(response: EncodeResponse) -> NDArray[Any]:
 async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
     """Return embeddings of the inputs: pooled, of tokens, words or spans, static."""
     deadline, manifest = call.start(engine), engine.manifest
-    check_inputs(request.inputs, engine.limits, manifest, call.max_inputs, spans=True)
+    split = SPLIT_OR_CHUNKS if all(item.pair is None for item in request.inputs) else SPLIT_NOT_TRUNCATED
+    check_inputs(request.inputs, engine.limits, manifest, call.max_inputs, split, spans=True)
     request = check_encode(request, manifest)
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
     lane: Lane[Any, TextVectors] = engine.fast_lane if request.layers == LAST_LAYER else engine.explain

@@ -45,7 +45,7 @@ from service.errors import (
     echo,
 )
 from service.request_log import current_record
-from service.spelling import Remedy, join, named
+from service.spelling import Remedy, Spelling, join, named
 
 PartT = TypeVar("PartT")
 Wire = Literal["json", "base64", "binary"]
@@ -61,7 +61,9 @@ LIST_REMEDIES = {
     "token_ids": "Shorten the input.",
 }
 SPLIT = Remedy("Split the text")
-SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.")
+NOT_TRUNCATED = "Truncation does not apply to this limit."
+SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint=NOT_TRUNCATED)
+SPLIT_OR_CHUNKS = Remedy("Split the text", ({"chunks.by": "sentence"},), hint=NOT_TRUNCATED)
 """Remedies for a text over the limit of characters, in operations without and with truncation."""
 USE_ANOTHER = "Use another model."
 REMEDIES: dict[Operation, str] = {
@@ -183,6 +185,13 @@ def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
         return text
     side = info.truncation_side if truncation == "auto" else truncation
     return text[:limit] if side == "right" else text[-limit:]
+
+
+class CutSpelling(Spelling):
+    """The names of an API whose texts are `cut`, so that truncation applies to the limit of characters, too."""
+
+    def remedy(self, remedy: Remedy) -> str:
+        return super().remedy(shorten() if remedy.hint == NOT_TRUNCATED else remedy)
 
 
 def check_inputs(

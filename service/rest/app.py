@@ -92,6 +92,19 @@ def make_admin_app(
     return RequestMiddleware(app, routers, lifecycle, None, None, public_paths=(), hosts=hosts)
 
 
+def nearest_path(path: str, paths: Sequence[str]) -> str | None:
+    """Return the path that an unknown one may mean: itself under /v1, one that begins with it, its end, or a similar one.
+
+    An end has at least two parts.
+    """
+    if len(path) > MAX_COMPARED:
+        return None
+    found = [f"/v1{path}"] if f"/v1{path}" in paths else []
+    found += sorted((known for known in paths if len(path) > 1 and known.startswith(path)), key=len)
+    found += sorted((known for known in paths if known.count("/") > 1 and path.endswith(known)), key=len, reverse=True)
+    return next(iter([*found, *difflib.get_close_matches(path, paths, 1)]), None)
+
+
 def install_error_handlers(app: FastAPI, where: str, paths: Sequence[str] = ()) -> None:
     """Turn every error that a route may raise into a `ServiceError` response.
 
@@ -108,9 +121,8 @@ def install_error_handlers(app: FastAPI, where: str, paths: Sequence[str] = ()) 
         if error.status_code == 405:
             return method_response(request, headers["Allow"].split(", "))
         path = request.scope["path"]
-        nearest = difflib.get_close_matches(path, paths, 1) if len(path) <= MAX_COMPARED else []
-        nearest = [f"/v1{path}"] if f"/v1{path}" in paths else nearest
-        not_found = NotFound("Path not found", f"Did you mean {nearest[0]}?" if nearest else where)
+        nearest = nearest_path(path, paths)
+        not_found = NotFound("Path not found", where if nearest is None else f"Did you mean {nearest}?")
         return error_response(request.scope["record"], not_found if error.status_code == 404 else Internal())
 
     async def handle_exception(request: Request, error: Exception) -> Response:

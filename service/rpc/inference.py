@@ -32,7 +32,7 @@ from service.pb import inference_pb2 as pb
 from service.request_log import RequestLog, current_admin, current_record
 from service.rpc.context import Context, add_models, add_timing, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
-from service.rpc.stream import Failed, respond_in_order, run_in_stream
+from service.rpc.stream import Failed, StreamWork, respond_in_order, run_in_stream
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 PROBES = ("ServerLive", "ServerReady")
@@ -115,6 +115,7 @@ class InferenceServicer:
         call = current_record()
         assert call is not None
         _ = self._lifecycle.models  # raises `Unavailable` before the first request
+        stream = StreamWork()
 
         async def respond(message: pb.ModelInferRequest | Rejected) -> pb.ModelStreamInferResponse:
             async def run() -> pb.ModelInferResponse:
@@ -123,7 +124,7 @@ class InferenceServicer:
                 engine = find_model(self._lifecycle.models, message.model_name, message.model_version)
                 return _infer_response(message, await infer(engine, _infer_request(message, deadline_of(context))))
 
-            result = await run_in_stream(run, call, self._requests)
+            result = await run_in_stream(run, call, self._requests, stream)
             if isinstance(result, Failed):
                 request_id = "" if isinstance(message, Rejected) else message.id
                 return pb.ModelStreamInferResponse(

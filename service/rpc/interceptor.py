@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import Message
 
-from service.auth import API_KEY_HEADER, Access
+from service.auth import API_KEY_HEADER, AZURE_KEY_HEADER, Access
 from service.callers import ANONYMOUS, Caller
 from service.connections import read_timeout_s
 from service.errors import Cancelled, Internal, MalformedRequest, QueueFull, RequestTooLarge, ServiceError, Unsupported
@@ -35,7 +35,7 @@ from service.sockets import Peer
 from service.spelling import Spelling
 
 API = "grpc"
-KEY_HEADERS = ("authorization", API_KEY_HEADER)
+KEY_HEADERS = ("authorization", API_KEY_HEADER, AZURE_KEY_HEADER)
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 Context = Any

@@ -18,7 +18,7 @@ from service.rpc.codec import PROTO, Message, read_request, write_response
 from service.rpc.context import Context, add_models, add_timing, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.status import status_of
-from service.rpc.stream import Failed, respond_in_order, run_in_stream
+from service.rpc.stream import Failed, StreamWork, respond_in_order, run_in_stream
 from service.steps import convert
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EncoderService"]
@@ -86,9 +86,10 @@ class EncoderServicer:
         assert call is not None
         _ = self._lifecycle.models  # raises `Unavailable` before the first request
         used: dict[str, None] = {}  # in the order of their first use
+        stream = StreamWork()
 
         async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
-            return await self._stream_response(request, deadline_of(context), call, used)
+            return await self._stream_response(request, deadline_of(context), call, stream, used)
 
         responses = respond_in_order(request_iterator, respond)
         async with contextlib.aclosing(responses):
@@ -101,6 +102,7 @@ class EncoderServicer:
         message: pb.EncodeStreamRequest | Rejected,
         deadline: float | None,
         call: RequestRecord,
+        stream: StreamWork,
         used: dict[str, None],
     ) -> pb.EncodeStreamResponse:
         """Return the response to one request of a stream, and add its model to `used`. An error fails only it."""
@@ -115,7 +117,7 @@ class EncoderServicer:
             response: EncodeResponse = await entry.run(engine, request, Call(deadline, "binary"))
             return response
 
-        result = await run_in_stream(encode, call, self._requests)
+        result = await run_in_stream(encode, call, self._requests, stream)
         if isinstance(result, Failed):
             result.error.spell(PROTO)
             return pb.EncodeStreamResponse(id=request_id, error=status_of(result.error, result.request_id))

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.errors import Internal, ServiceError
+from service.errors import Internal, QueueFull, ServiceError
 from service.memory import Reservation
 from service.metrics import NO_MODEL
 from service.request_log import RequestLog, RequestRecord, current_response, set_current, set_response
@@ -79,8 +79,37 @@ class Failed:
     request_id: str
 
 
+class StreamWork:
+    """The requests of one stream that are in progress. They do not make the queue full for one another."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._ended = asyncio.Event()
+
+    async def run(self, work: Callable[[], Awaitable[Response]]) -> Response:
+        """Return the result of one request. If the queue is full, wait until another of the stream ends, and repeat.
+
+        Raises QueueFull if no other is in progress.
+        """
+        while True:
+            self._running += 1
+            waits = False
+            try:
+                return await work()
+            except QueueFull as error:
+                waits = type(error) is QueueFull and self._running > 1
+                if not waits:
+                    raise
+            finally:
+                self._running -= 1
+                if not waits:
+                    self._ended.set()
+                    self._ended = asyncio.Event()
+            await self._ended.wait()
+
+
 async def run_in_stream(
-    work: Callable[[], Awaitable[Response]], call: RequestRecord, requests: RequestLog
+    work: Callable[[], Awaitable[Response]], call: RequestRecord, requests: RequestLog, stream: StreamWork
 ) -> Response | Failed:
     """Return the result of one request of a stream, or its error. Each request must run in a separate task."""
     error: ServiceError
@@ -90,7 +119,7 @@ async def run_in_stream(
     )  # fmt: skip
     set_current(record)
     try:
-        return await work()
+        return await stream.run(work)
     except ServiceError as raised:
         error = raised.with_traceback(None)
     except Exception as exception:  # noqa: BLE001  # log_internal logs it

@@ -13,7 +13,7 @@ from service import tei
 from service.engine.engine import Engine
 from service.errors import Empty, ServiceError, UnknownValue
 from service.lifecycle import Lifecycle
-from service.operations.inputs import Call, item_limits
+from service.operations.inputs import Call, CutSpelling, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
 from service.rpc.codec import Message, check_count
@@ -37,7 +37,7 @@ TRUNCATIONS: tuple[Truncation, ...] = ("right", "left")
 """The truncation of each `TruncationDirection`."""
 
 
-class TeiRpcSpelling(tei.TeiSpelling):
+class TeiRpcSpelling(CutSpelling):
     """The fields of messages, which have one input."""
 
     def path(self, path: str) -> str:

@@ -72,7 +72,8 @@ def _table(architectures: Sequence[tuple[str, Mapping[str, bool]]], missing: str
 INTRODUCTION = """\
 # Models
 
-`make docs` writes this page from model/source/known_models.py and model/families/; `attendant-model list` prints it.
+`make docs` writes this page from model/source/known_models.py and model/families/. `attendant-model list --models`
+prints a part of it.
 
 Each model is served with one command, for example:
 

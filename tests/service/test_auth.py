@@ -329,7 +329,8 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
         assert status("old") == 401
         with grpc.insecure_channel(running.grpc) as channel:
             stub = EncoderServiceStub(channel)
-            assert stub.GetModel(pb.GetModelRequest(), metadata=(("x-api-key", "new"),)).name == "tiny-bert"
+            for header in ("x-api-key", "api-key"):
+                assert stub.GetModel(pb.GetModelRequest(), metadata=((header, "new"),)).name == "tiny-bert"
             request = pb.EncodeRequest(inputs=[pb.Input(text="money " * 20)])
             stub.Encode(request, metadata=(("x-api-key", "few"),))
             with pytest.raises(grpc.RpcError) as raised:

@@ -107,7 +107,7 @@ def test_text_of_one_chunk_has_the_vector_of_the_text(client: Client) -> None:
     [
         ({"outputs": ["tokens"]}, "CONFLICTING_FIELDS", "outputs: not supported with chunks"),
         ({"pooling": "cls", "chunks": {"mode": "late"}}, "CONFLICTING_FIELDS", "chunks.mode:"),
-        ({"chunks": {"max_tokens": 300}}, "OUT_OF_RANGE", "chunks.max_tokens: out of range (300). Use 1 to 254."),
+        ({"chunks": {"max_tokens": 300}}, "OUT_OF_RANGE", "chunks.max_tokens: out of range (300). Use 1 to 254,"),
         ({"chunks": {"overlap_tokens": 129}}, "OUT_OF_RANGE", "chunks.overlap_tokens: out of range (129). Use 0 to 1"),
         ({"chunks": {"by": "token", "merge": False}}, "CONFLICTING_FIELDS", "chunks.merge: set, but chunks.by is"),
         ({"chunks": {"by": "span"}}, "MISSING_FIELD", "inputs[0].spans: missing, but chunks.by is"),

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from model.artifact import memory
+from model.artifact.memory import available_memory
 from service import exporter
-from service.exporter import ExportError, available_memory, run_exporter
+from service.exporter import ExportError, run_exporter
 from tests.model.conftest import definitions, publish, published, source
 
 __all__ = ["definitions", "publish", "published", "source"]
@@ -128,12 +130,12 @@ def test_available_memory_is_the_smaller_of_machine_and_cgroup(
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text("600000000\n")
     (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 100000000\n")
-    monkeypatch.setattr(exporter, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(exporter, "CGROUP_MEMORY", tmp_path)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUP_MEMORY", tmp_path)
     assert available_memory() == expected
 
 
 def test_available_memory_is_unknown_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(exporter, "CGROUP_MEMORY", tmp_path)
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUP_MEMORY", tmp_path)
     assert available_memory() is None

@@ -14,7 +14,7 @@ from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable, WrongType
 from service.lifecycle import Lifecycle
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import MAX_LISTED_INPUTS, Call, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, Call, CutSpelling, cut
 from service.operations.tokenize import decode as decode_ids
 from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
 from service.rest.bodies import (
@@ -316,7 +316,7 @@ def _is_empty_list(error: ServiceError) -> bool:
     return isinstance(error, Empty) and error.field in LISTS
 
 
-class TeiRestSpelling(tei.TeiSpelling):
+class TeiRestSpelling(CutSpelling):
     """The paths of fields in JSON; a request of /similarity has one query."""
 
     def path(self, path: str) -> str:

@@ -35,7 +35,7 @@ REASONS = {
     "": "text: empty or blank. Send text.",
     " \t": "text: empty or blank. Send text.",
     EMPTY: "text: no content after tokenization. Send text.",
-    "x" * (MAX_CHARACTERS + 1): "text: too many characters (101, limit 100). Shorten it.",
+    "x" * (MAX_CHARACTERS + 1): "text: too many characters (101, limit 100). Shorten it, or split it with --chunk.",
     LONG: "text: too long (limit 8 tokens). Shorten it.",
     None: "text: missing. Use a string.",
     7: "text: not a string. Use a string.",
@@ -239,21 +239,21 @@ def test_invalid_id_rejects_the_row(tmp_path: Path, run_embed: RunEmbed, row_id:
 
 
 @pytest.mark.parametrize(
-    ("options", "names", "remedy"),
+    ("options", "problem", "remedy"),
     [
-        (["--field", "txt"], "txt", "--field"),
-        (["--id-field", "idd"], "text, idd", "--field or --id-field"),
+        (["--field", "txt"], "txt: missing. Use a string.", "--field"),
+        (["--id-field", "idd"], "idd: missing. Use a string or an integer.", "--id-field"),
     ],
 )
 def test_field_that_no_row_has_leaves_the_output_alone(
-    tmp_path: Path, run_embed: RunEmbed, options: list[str], names: str, remedy: str
+    tmp_path: Path, run_embed: RunEmbed, options: list[str], problem: str, remedy: str
 ) -> None:
     """The rows span several chunks. The corrected command must not need another option."""
     path = write_rows(tmp_path / "in.jsonl", [{"id": number, "text": "a"} for number in range(6)])
     out, good = tmp_path / "out.jsonl", b"good"
     message = (
-        f"attendant embed: {path}: {names}: no row accepted (0 of 6, limit 1). "
-        f"See {rejected_path(out)}, or change {remedy}.\n"
+        f"attendant embed: {path}: no row was accepted of 6, see {rejected_path(out)}. The first error: {problem} "
+        f"To read another key, change {remedy}.\n"
     )
     assert run_embed(path, "-o", out, *options) == (65, message)
     assert list(read_rejected(out)) == [1, 2, 3, 4, 5, 6]

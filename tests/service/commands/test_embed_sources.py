@@ -64,7 +64,10 @@ def test_embed_writes_the_vectors_of_the_engine(
     assert lines == [
         {"row": first, "error": "text: empty or blank. Send text."},
         {"row": first + 1, "error": "text: no content after tokenization. Send text."},
-        {"row": first + 2, "error": "text: too many characters (16385, limit 16384). Shorten it."},
+        {
+            "row": first + 2,
+            "error": "text: too many characters (16385, limit 16384). Shorten it, or split it with --chunk.",
+        },
     ]
     assert "; truncated 1 to 256 tokens, the limit of the model; rejected 3 of 154 rows" in err
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.manifest import Manifest
+from model.source import model_size
 from model.source.known_models import KNOWN_MODELS
-from model.source.model_size import estimate_size
+from model.source.model_size import describe_export, estimate_size
 from service.commands.size import (
     DEFAULT_MODEL,
     LOAD_MIB,
@@ -273,3 +274,18 @@ def test_memory_limit_matches_the_manifests() -> None:
     deployment = yaml.safe_load((ROOT / "deploy/overlays/cpu/deployment.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert parse_quantity(container["resources"]["limits"]["memory"]) == MANIFEST_LIMIT_MIB * 2**20
+
+
+def test_export_of_a_large_model_warns_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 billion parameters take 7 * 4 * 2.5 GB, and half a GiB."""
+    config = {
+        "model_type": "llama", "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "intermediate_size": 11_008,
+    }  # fmt: skip
+    size = estimate_size("large", config)
+    monkeypatch.setattr(model_size, "available_memory", lambda: 10 * 2**30)
+    warning = describe_export(size)
+    assert warning.startswith("warning: estimate: 6,607 M parameters; the export takes about 62.0 GiB of memory, and")
+    assert warning.endswith("Only 10.0 GiB of memory are available, so the export may fail.")
+    monkeypatch.setattr(model_size, "available_memory", lambda: 2**40)
+    assert describe_export(size).startswith("estimate: 6,607 M parameters; ")

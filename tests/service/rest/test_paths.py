@@ -38,6 +38,8 @@ def test_path_reaches_the_route(rest: httpx.Client, path: str) -> None:
         ("/v1/embeddings/embeddings", "/v1/embeddings"),
         ("/openai/v1/embeddings", "/v1/embeddings"),
         ("/v1/re-rank", "/v1/rerank"),
+        ("/api/v1/embeddings", "/v1/embeddings"),
+        ("/v1/embed", "/v1/embeddings"),
         ("/v1/encodes", "/v1/encode"),
     ],
 )

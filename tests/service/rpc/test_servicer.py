@@ -232,6 +232,27 @@ async def test_rejection_in_stream_has_a_retry_delay(model: LoadedModel) -> None
 
 
 @pytest.mark.usefixtures("call_record")
+async def test_requests_of_a_stream_wait_for_one_another(model: LoadedModel) -> None:
+    """Two of them fill the queue. Retry policies of clients do not repeat a request of a stream."""
+    async with open_harness(model, max_queue_tokens=60) as harness:
+        servicer = EncoderServicer(harness.lifecycle, harness.requests)
+        requests = stream(*(stream_request("money " * 25, str(number)) for number in range(40)))
+        responses = [response async for response in servicer.encode_stream(requests, CallContext())]
+        assert [(response.id, response.WhichOneof("result")) for response in responses] == [
+            (str(number), "response") for number in range(40)
+        ]
+
+
+async def test_client_may_start_more_calls_than_a_connection_takes(server: RunningServer) -> None:
+    """It queues the others; a call that has ended makes room at once. The client does not repeat refused calls."""
+    async with grpc.aio.insecure_channel(server.grpc, options=[("grpc.enable_retries", 0)]) as channel:
+        stub = EncoderServiceStub(channel)
+        for _ in range(2):
+            calls = [stub.Encode(make_request("money")) for _ in range(1000)]
+            assert len(await asyncio.gather(*calls)) == 1000
+
+
+@pytest.mark.usefixtures("call_record")
 async def test_explanation_that_needs_too_much_memory_is_rejected(model: LoadedModel) -> None:
     async with open_harness(model, max_explain_bytes=1000) as harness:
         servicer = EncoderServicer(harness.lifecycle, harness.requests)
