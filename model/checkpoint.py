@@ -324,7 +324,8 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
     if encoder_config.num_hidden_layers > len(tensors):
         raise CheckpointError(f"config.json: more layers ({encoder_config.num_hidden_layers}) than tensors.")
     with torch.device("meta"):  # takes no memory, whatever config.json says
-        parameters = Encoder(encoder_config).state_dict()
+        encoder = Encoder(encoder_config).eval()
+    parameters = encoder.state_dict()
     prefix = family.find_prefix(tensors)
     if prefix is None:
         first = family.published_name("embeddings.word_embeddings.weight")
@@ -352,8 +353,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
             f"Weights: unknown tensor {unknown[0]} for model_type {family.name} ({len(unknown)} in total). "
             "Check the sizes in config.json; otherwise the architecture is not supported."
         )
-    encoder = Encoder(encoder_config).eval()
-    encoder.load_state_dict(state)
+    encoder.load_state_dict(state, assign=True)
     return encoder
 
 

@@ -72,10 +72,10 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.config = config
         self.head_size = head_size
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size  # also on "meta"
         if config.dynamic is None:
             frequencies = scale_frequencies(1.0 / config.base**exponents, config)
-            angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
+            angles = torch.arange(positions, dtype=torch.float32, device="cpu")[:, None] * frequencies
             self.register_buffer("cos", angles.cos(), persistent=False)  # (positions, d/2)
             self.register_buffer("sin", angles.sin(), persistent=False)
         else:

@@ -27,6 +27,7 @@ OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 CONFIG, LENGTHS = "config.json", "sentence_bert_config.json"
 MAX_FILE_BYTES = 2**20
 TIMEOUT_S = 10.0
+MAX_NUMBER = 2**31
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
         config = config["text_config"]
 
     def number(*keys: str, default: int | None = None) -> int:
-        value = next((config[key] for key in keys if isinstance(config.get(key), int) and config[key] > 0), default)
+        found = (config[key] for key in keys if isinstance(config.get(key), int) and 0 < config[key] < MAX_NUMBER)
+        value = next(found, default)
         if value is None:
             raise SourceError(
                 f"{name}: {keys[0]} is not a positive number in {CONFIG}. Export the model, and name the artifact."

@@ -93,7 +93,7 @@ def make_admin_app(
 
 
 def nearest_path(path: str, paths: Sequence[str]) -> str | None:
-    """Return the path that an unknown one may mean: itself under /v1, one that begins with it, its end, or a similar one.
+    """Return the path that an unknown one may mean: itself under /v1, a longer one, its end, or a similar one.
 
     An end has at least two parts.
     """

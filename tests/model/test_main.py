@@ -57,7 +57,8 @@ async def test_export_serves_embeddings_of_chosen_settings(
     lines = err.splitlines()
     assert stdout == ""
     assert all(re.match(r"\[ *\d+\.\d s\] \w", line) for line in lines)
-    assert [line.split("] ", 1)[1] for line in lines[2:7]] == CHOSEN_SETTINGS
+    assert "estimate: 0 M parameters; the export takes about 0.5 GiB of memory" in lines[2]
+    assert [line.split("] ", 1)[1] for line in lines[3:8]] == CHOSEN_SETTINGS
     assert "warning" not in err
     assert lines[-1].endswith(f"wrote mine to {out}")
     assert main(["verify", str(out)]) == 0
