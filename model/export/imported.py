@@ -86,7 +86,8 @@ def limited_memory(graph: Path | None) -> Iterator[None]:
     if graph is None:
         yield
         return
-    size = sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))
+    others = (path for path in graph.parent.iterdir() if path.suffix != graph.suffix and path.is_file())
+    size = sum(path.stat().st_size for path in (graph, *others))
     budget = WEIGHT_COPIES * size + MEMORY_RESERVE
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = _data_bytes()
@@ -174,6 +175,9 @@ class ImportedEncoder(Encoder):
         model = onnx_ir.load(self.graph)
         LiftSubgraphInitializersToMainGraphPass()(model)
         graph = model.graph
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, onnx_ir.ExternalTensor):
+                value.const_value = _follow_links(value.const_value, self.graph.parent)
         given = {str(value.name): value for value in graph.inputs}
         int64 = onnx_ir.TensorType(onnx_ir.DataType.INT64)
         names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
@@ -333,12 +337,22 @@ def _check_location(graph: Path, location: Path) -> None:
     path, directory = graph.parent / location, graph.parent
     inside = not location.is_absolute() and ".." not in location.parts
     # Files in the cache of huggingface_hub are links to the folder "blobs" of the same repository.
-    snapshot = next((parent for parent in directory.absolute().parents if parent.parent.name == "snapshots"), None)
+    folders = (directory.absolute(), *directory.absolute().parents)
+    snapshot = next((folder for folder in folders if folder.parent.name == "snapshots"), None)
     roots = [directory.resolve(), *([snapshot.parents[1].resolve()] if snapshot is not None else [])]
     if not inside or not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots):
         raise CheckpointError(f"{graph.name}: weights in {str(location)!r}, outside of the directory of the graph.")
     if not path.is_file():
         raise CheckpointError(f"{path}: missing. Download it: {graph.name} has its weights there.")
+
+
+def _follow_links(tensor: onnx_ir.ExternalTensor, directory: Path) -> onnx_ir.ExternalTensor:
+    """Return a tensor in the file that a link in the cache of huggingface_hub leads to; onnx_ir reads no links."""
+    file = Path(os.path.realpath(directory / tensor.location))
+    return onnx_ir.ExternalTensor(
+        file.name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
+        base_dir=file.parent,
+    )  # fmt: skip
 
 
 def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:

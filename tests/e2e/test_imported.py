@@ -208,6 +208,22 @@ def test_graphs_that_cannot_be_served_are_refused(
     assert not (tmp_path / "artifact").exists()
 
 
+@pytest.mark.parametrize("folder", ["onnx", ""])
+def test_graphs_in_the_cache_of_the_hub_are_served(graph_model: Path, tmp_path: Path, folder: str) -> None:
+    """There, each file is a link to one of the folder "blobs"."""
+    repository = tmp_path / "models--owner--name"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    for number, path in enumerate(path for path in graph_model.rglob("*") if path.is_file()):
+        name = path.relative_to(graph_model)
+        link = snapshot / folder / path.name if name.parts[0] == "onnx" else snapshot / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        (repository / "blobs").mkdir(exist_ok=True)
+        shutil.copy(path, repository / "blobs" / str(number))
+        link.symlink_to(os.path.relpath(repository / "blobs" / str(number), link.parent))
+    export_quietly(snapshot, tmp_path / "artifact", Variants())
+    Artifact.open(tmp_path / "artifact")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
