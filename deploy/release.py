@@ -132,7 +132,8 @@ def _export(commit: str, directory: Path) -> None:
     archive = directory / "source.tar"
     _run("git", "archive", "--output", str(archive), commit)
     with tarfile.open(archive) as files:
-        files.extractall(directory, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python has it since 3.11.4
+        files.extractall(directory)  # noqa: S202  # an archive of this repository
     archive.unlink()
     (directory / "service" / "REVISION").write_text(f"{commit}\n")
     # A build backend that finds a .gitignore, but no repository, must not leave out the revision.

@@ -61,7 +61,8 @@ def old_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"the history of this checkout does not reach back to {OLD}")
     directory = tmp_path_factory.mktemp("old")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(directory, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python has it since 3.11.4
+        files.extractall(directory)
     return directory
 
 
