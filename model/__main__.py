@@ -21,7 +21,7 @@ from model.artifact.console import (
 )
 from model.artifact.files import GOLDEN, Artifact
 from model.artifact.manifest import POOLINGS, VARIANTS, Absent
-from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, is_model_name
+from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, PADDED, is_model_name
 from model.examples.command import EXAMPLES, write_example
 from model.export.description import describe_evaluation, describe_heads, describe_settings, describe_training
 from model.export.sample_texts import read_texts, sample_sentences
@@ -301,8 +301,9 @@ def _describe_graphs(artifact: Artifact) -> Iterator[str]:
             yield f"graph {name}, {graph.precision}"
             continue
         parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
+        reference = "single texts" if name == PADDED else "torch"
         line = (
-            f"graph {name}, {graph.precision}: max difference from torch {parity.max_abs_difference:.2e} "
+            f"graph {name}, {graph.precision}: max difference from {reference} {parity.max_abs_difference:.2e} "
             f"(limit {parity.tolerance:.0e}, {parity.batches} batches)"
         )
         if accuracy is not None:

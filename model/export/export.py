@@ -194,6 +194,8 @@ def export(  # noqa: PLR0913  # the options of the command
     with contextlib.suppress(SourceError):  # errors in config.json are reported where it is read
         progress(describe_export(read_model_size(str(located.directory))))
     graph = find_graph(Published(located.directory).transformer)
+    if graph is not None:
+        progress(f"graph: {graph.relative_to(located.directory)}, because there are no PyTorch weights")
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
     with limited_memory(graph):

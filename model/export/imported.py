@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import resource
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ from model.source.tokenizer import read_tokenizer
 
 ONLY_GRAPH = Absent(
     reason="the model was imported from an ONNX graph, which returns only the last hidden states",
-    remedy="Export the PyTorch weights of the model.",
+    remedy="Use another model, or one exported from PyTorch weights.",
 )
 PYTORCH = "Use the PyTorch weights of the model."
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -57,6 +58,8 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
 """Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
 HIDDEN_DIMENSIONS = 3
+MAX_RUN_S = 120.0
+"""For one text, or one batch of the comparison: a graph can have loops without an end."""
 MAX_MESSAGE = 300
 """Characters of a message of ONNX Runtime."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -121,6 +124,8 @@ class ImportedEncoder(Encoder):
         nn.Module.__init__(self)
         self.graph, self.pad = graph, pad
         reject_pointer(graph)
+        if not graph.stat().st_size:
+            raise CheckpointError(f"{graph.name}: empty. Download it again.")
         operators, types = _check_graph(graph)
         try:
             self._session = open_session(graph)
@@ -147,11 +152,14 @@ class ImportedEncoder(Encoder):
             if name in self.inputs
         }
         try:
-            (hidden,) = self._session.run([self.output], inputs)
+            (hidden,) = _run(self._session, [self.output], inputs)
         except Exception as error:  # noqa: BLE001  # as above
             size = input_ids.shape[1]
+            problem = _describe(error)
+            if "terminate flag" in problem:
+                problem = f"it ran for more than {MAX_RUN_S:.0f} s"
             raise CheckpointError(
-                f"{self.graph.name}: fails for a text of {size:,} tokens ({_describe(error)}). If it accepts fewer, "
+                f"{self.graph.name}: fails for a text of {size:,} tokens ({problem}). If it accepts fewer, "
                 "set --max-input-tokens."
             ) from None
         return torch.from_numpy(hidden.astype(np.float32))
@@ -235,6 +243,21 @@ def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens:
     graphs.add(PADDED, parity, weights, encoder.precision, reference="single texts")
 
 
+def _run(
+    session: onnxruntime.InferenceSession, outputs: list[str] | None, inputs: Mapping[str, NDArray[Any]]
+) -> list[NDArray[Any]]:
+    """Return the outputs of a graph; raises an exception of ONNX Runtime, also after `MAX_RUN_S`."""
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # errors are raised
+    timer = threading.Timer(MAX_RUN_S, lambda: setattr(options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        return session.run(outputs, dict(inputs), options)  # type: ignore[no-any-return]
+    finally:
+        timer.cancel()
+
+
 def run_padded(session: onnxruntime.InferenceSession, sequences: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
     """Return the hidden states of sequences, each one row of a batch, end to end: (1, T, D)."""
     sizes = [sequence["input_ids"].shape[1] for sequence in sequences]
@@ -247,7 +270,7 @@ def run_padded(session: onnxruntime.InferenceSession, sequences: Sequence[Mappin
         )
         for name in sequences[0]
     }
-    (hidden,) = session.run(None, batch)
+    (hidden,) = _run(session, None, batch)
     return np.concatenate([row[:size] for row, size in zip(hidden, sizes, strict=True)])[None]
 
 

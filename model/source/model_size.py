@@ -57,6 +57,7 @@ def relative_cost(size: ModelSize, tokens: int = 128) -> float:
     return own / operations(6, 12 * 384**2, 384)
 
 
+LEAST_COST = 0.1
 EXPORT_BYTES, EXPORT_COPIES = 2**29, 2.5
 """Memory of an export: what its libraries take, and the weights in float32, as measured with BERT-base and -large."""
 
@@ -64,9 +65,11 @@ EXPORT_BYTES, EXPORT_COPIES = 2**29, 2.5
 def describe_export(size: ModelSize) -> str:
     """Return what an export and a CPU will have to do for a model."""
     needed, available = EXPORT_BYTES + int(EXPORT_COPIES * 4 * size.parameters), available_memory()
+    cost = relative_cost(size)
+    times = f"{cost:,.1f} times" if cost >= LEAST_COST else f"less than {LEAST_COST} times"
     line = (
         f"estimate: {size.parameters / 1e6:,.0f} M parameters; the export takes about {needed / 2**30:,.1f} GiB of "
-        f"memory, and on a CPU, a text takes {relative_cost(size):,.1f} times as long as with all-MiniLM-L6-v2"
+        f"memory, and on a CPU, a text takes {times} as long as with all-MiniLM-L6-v2"
     )
     if available is not None and needed > available:
         return f"warning: {line}. Only {available / 2**30:,.1f} GiB of memory are available, so the export may fail."

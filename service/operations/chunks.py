@@ -28,6 +28,7 @@ from attendant_client.types import (
 from numpy.typing import NDArray
 from sentencex import get_sentence_boundaries
 
+from model.artifact.manifest import split_pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.sides import max_tokens
@@ -59,7 +60,7 @@ from service.operations.inputs import (
     select_prompt,
     too_many,
 )
-from service.spelling import Change, Remedy, named, use_range
+from service.spelling import Change, Remedy, join, named, use_range
 
 Level = Literal["paragraph", "sentence", "word", "token"]
 LEVELS: dict[ChunkUnit, tuple[Level, ...]] = {
@@ -172,10 +173,12 @@ def _check_request(engine: Engine, request: EncodeRequest, options: ChunkOptions
         _check_input(item, options, f"inputs[{index}]", engine.limits)
     bare = check_encode(replace(request, inputs=(), chunks=None), engine.manifest)
     if options.mode == "late" and (pooling := request.pooling or engine.manifest.embedding.pooling) != "mean":
-        mode, pooled = named("mode", "late"), named("pooling", pooling)
+        parts, separate = split_pooling(pooling), f"Use {named('mode', 'separate')}"
+        replaced = "." if len(parts) > 1 else f", or set pooling to {named('pooling', 'mean')}."
         raise ConflictingFields(
-            f"{mode} takes means of tokens, and the pooling is {pooled}",
-            f"Use {named('mode', 'separate')}, or set pooling to {named('pooling', 'mean')}.",
+            f"{named('mode', 'late')} takes means of tokens, and the pooling is "
+            f"{join([named('pooling', part) for part in parts])}",
+            f"{separate}{replaced}",
             field="chunks.mode",
         )
     return bare

@@ -182,6 +182,10 @@ async def test_combined_poolings_are_described_and_not_replaced(case: Case) -> N
     }
     response = await case.harness.post("/v1/encode", {"inputs": "a", "pooling": "mean"})
     assert (response.status_code, response.json()["error"]["reason"]) == (422, "UNSUPPORTED_BY_MODEL")
+    response = await case.harness.post("/v1/encode", {"inputs": "a", "chunks": {"mode": "late"}})
+    assert response.json()["error"]["message"] == (
+        'chunks.mode: "late" takes means of tokens, and the pooling is "mean" and "mean_sqrt_len". Use "separate".'
+    )
     layers = (await case.harness.post("/v1/encode", {"inputs": "a", "layers": [0, -1]})).raise_for_status().json()
     assert len(layers["results"][0]["pooled"]) == 2 * 2 * info["hidden_size"]
 
