@@ -247,7 +247,9 @@ class ClassifyOptions(TypedDict, total=False):
     """Hypothesis about a text, with {} in place of a label; None selects 'This example is {}.'"""
 
     multi_label: bool
-    """Whether `labels` are scored independently, so that several can apply. Default: False."""
+    """Whether to score each of `labels` independently: several of them, or none, can then score high. Default:
+    False.
+    """
 
 
 class TokenClassifyOptions(TypedDict, total=False):

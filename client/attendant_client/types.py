@@ -807,7 +807,9 @@ class ClassifyRequest:
     template: Annotated[
         str | None, "Hypothesis about a text, with {} in place of a label; null selects 'This example is {}.'"
     ] = None
-    multi_label: Annotated[bool, "Whether `labels` are scored independently, so that several can apply."] = False
+    multi_label: Annotated[
+        bool, "Whether to score each of `labels` independently: several of them, or none, can then score high."
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

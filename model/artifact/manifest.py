@@ -606,7 +606,7 @@ class Manifest(Record):
 
     @property
     def has_bias_step(self) -> bool:
-        """Whether the graphs of the steps return the position bias of the scores."""
+        """Whether the graphs of the layers return the position bias that is added to the attention scores."""
         return self._steps is not None and self._steps.bias
 
     @property

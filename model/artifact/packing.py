@@ -109,7 +109,10 @@ MAX_PADDING = 0.25
 
 
 class PaddedFill:
-    """A batch of rows of one sequence each: at most `limit` tokens, of which a quarter can be padding."""
+    """A batch with one sequence per row. It has at most `limit` tokens, of which at most a quarter is padding.
+
+    A first sequence that is longer than `limit` has a batch of its own.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -32,6 +32,7 @@ from model.export.graphs import GraphSet, open_session
 from model.export.parity import TOLERANCE, compare_outputs
 from model.families import find_family
 from model.families.family import ConfigReader, Family
+from model.source.model_size import HEADS, LAYERS, POSITIONS
 from model.source.published import (
     CheckpointError,
     Published,
@@ -75,12 +76,8 @@ WEIGHT_COPIES = 5
 """Memory for the import, in sizes of the graph: two sessions have copies of the weights, and more while they open."""
 MEMORY_RESERVE = 2 * 2**30
 DEFAULT_POSITIONS = 512
-OTHER_KEYS = {
-    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
-    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "max_sequence_length"),
-}
-"""Other names of sizes in config.json."""
+SIZES = (LAYERS, HEADS, POSITIONS)
+"""Each a key of config.json, and its other names."""
 
 
 @contextlib.contextmanager
@@ -151,17 +148,7 @@ class ImportedEncoder(Encoder):
             for name, tensor in zip(MODEL_INPUTS, values, strict=True)
             if name in self.inputs
         }
-        try:
-            (hidden,) = _run(self._session, [self.output], inputs)
-        except Exception as error:  # noqa: BLE001  # as above
-            size = input_ids.shape[1]
-            problem = _describe(error)
-            if "terminate flag" in problem:
-                problem = f"it ran for more than {MAX_RUN_S:.0f} s"
-            raise CheckpointError(
-                f"{self.graph.name}: fails for a text of {size:,} tokens ({problem}). If it accepts fewer, "
-                "set --max-input-tokens."
-            ) from None
+        (hidden,) = _run(self.graph, self._session, [self.output], inputs)
         return torch.from_numpy(hidden.astype(np.float32))
 
     def measure(self, tokens: Sequence[int]) -> int:
@@ -229,10 +216,12 @@ def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens:
     path = graphs.path(PADDED)
     onnx_ir.save(encoder.padded_graph(), path, external_data=WEIGHTS, size_threshold_bytes=64)
     session = open_session(path)
+
+    def run(sequences: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
+        return run_padded(encoder.graph, session, sequences)
+
     graphs.progress(f"comparing batches of {PADDED}.onnx with single texts")
-    parity = compare_outputs(
-        encoder, lambda sequences: run_padded(session, sequences), max_input_tokens, TOLERANCES[encoder.precision]
-    )
+    parity = compare_outputs(encoder, run, max_input_tokens, TOLERANCES[encoder.precision])
     if not parity.max_abs_difference <= parity.tolerance:
         raise CheckpointError(
             f"{encoder.graph.name}: vectors of a text depend on the other texts of a batch (by "
@@ -244,9 +233,12 @@ def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens:
 
 
 def _run(
-    session: onnxruntime.InferenceSession, outputs: list[str] | None, inputs: Mapping[str, NDArray[Any]]
+    graph: Path,
+    session: onnxruntime.InferenceSession,
+    outputs: list[str] | None,
+    inputs: Mapping[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
-    """Return the outputs of a graph; raises an exception of ONNX Runtime, also after `MAX_RUN_S`."""
+    """Return the outputs of a graph. Raises CheckpointError, also after `MAX_RUN_S`."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # errors are raised
     timer = threading.Timer(MAX_RUN_S, lambda: setattr(options, "terminate", True))
@@ -254,11 +246,21 @@ def _run(
     timer.start()
     try:
         return session.run(outputs, dict(inputs), options)  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001  # the exceptions of ONNX Runtime have no base class
+        problem = _describe(error)
+        if "terminate flag" in problem:
+            problem = f"it ran for more than {MAX_RUN_S:.0f} s"
+        raise CheckpointError(
+            f"{graph.name}: fails for {inputs['input_ids'].shape[1]:,} tokens ({problem}). If it accepts fewer, set "
+            "--max-input-tokens."
+        ) from None
     finally:
         timer.cancel()
 
 
-def run_padded(session: onnxruntime.InferenceSession, sequences: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[Any]:
+def run_padded(
+    graph: Path, session: onnxruntime.InferenceSession, sequences: Sequence[Mapping[str, NDArray[Any]]]
+) -> NDArray[Any]:
     """Return the hidden states of sequences, each one row of a batch, end to end: (1, T, D)."""
     sizes = [sequence["input_ids"].shape[1] for sequence in sequences]
     batch = {
@@ -270,7 +272,7 @@ def run_padded(session: onnxruntime.InferenceSession, sequences: Sequence[Mappin
         )
         for name in sequences[0]
     }
-    (hidden,) = _run(session, None, batch)
+    (hidden,) = _run(graph, session, None, batch)
     return np.concatenate([row[:size] for row, size in zip(hidden, sizes, strict=True)])[None]
 
 
@@ -418,7 +420,8 @@ def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool)
     if family is not None:
         with contextlib.suppress(CheckpointError, ValueError):  # the graph may support what its family does not
             known = family.read_config(ConfigReader(config))
-    reader = ConfigReader({**config, **{key: _first(config, key) for key in OTHER_KEYS}})
+    values = {names[0]: next((config[name] for name in names if name in config), None) for names in SIZES}
+    reader = ConfigReader({**config, **values})
     architectures = config.get("architectures")
     causal = isinstance(architectures, list) and any(str(name).endswith("ForCausalLM") for name in architectures)
     return EncoderConfig(
@@ -435,11 +438,6 @@ def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool)
         causal=known.causal if known else causal,
         head_size=1,
     )
-
-
-def _first(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, or of another name of it."""
-    return next((config[name] for name in (key, *OTHER_KEYS[key]) if config.get(name) is not None), None)
 
 
 def _describe(error: Exception) -> str:
