@@ -17,12 +17,13 @@ from model.encoder.config import (
     RotaryConfig,
 )
 from model.encoder.encoder import Encoder, HiddenStatesEncoder, attention_options
-from model.encoder.layers import Block, RMSNorm, SelfAttention, rotate, sinusoids
+from model.encoder.layers import Block, DistanceEmbeddings, RMSNorm, SelfAttention, rotate, sinusoids
 
 __all__ = [
     "ACTIVATIONS",
     "Block",
     "DisentangledConfig",
+    "DistanceEmbeddings",
     "Encoder",
     "EncoderConfig",
     "HiddenStatesEncoder",

@@ -187,11 +187,19 @@ class DistanceEmbeddings(nn.Module):
         large = (torch.ceil(octaves * (exact - 1)) + exact).to(offsets.dtype)
         return torch.where(offsets.abs() <= exact, offsets, large * offsets.sign())
 
+    def rows(self, device: torch.device | None = None) -> Tensor:
+        """Return the row of each query-minus-key offset from `1 - positions` on, int64."""
+        return torch.tensor(self._rows, device=device)
+
+    def embeddings(self) -> Tensor:
+        """Return the embeddings (2 span, D)."""
+        embeddings: Tensor = self.norm(self.weight)
+        return embeddings
+
     def forward(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings (2 span, D), and the row of each query and key, (R, T, T), for positions (R, T)."""
         offsets = position_ids.unsqueeze(2) - position_ids.unsqueeze(1)
-        rows = torch.tensor(self._rows, device=offsets.device).take(offsets + self.positions - 1)
-        return self.norm(self.weight), rows
+        return self.embeddings(), self.rows(offsets.device).take(offsets + self.positions - 1)
 
 
 class Embeddings(nn.Module):
@@ -314,19 +322,27 @@ class SelfAttention(nn.Module):
         `embeddings` are (2 span, D), and `rows` (R, Q, T) are their indices. He et al. 2021, equation 4, but as in the
         published code, both terms take the distance from the query to the key.
         """
-        assert self.disentangled is not None
+        keys, queries = self.project_distances(embeddings)
         index = rows.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
         terms = []
-        if self.disentangled.content_to_position:
-            project = self.key if self.disentangled.shared else self.get_submodule("distance_key")
-            keys = self._split(project(embeddings).unsqueeze(0), self.num_heads)  # (1, H, 2 span, d)
+        if keys is not None:
             terms.append((q @ keys.transpose(-2, -1)).gather(3, index))
-        if self.disentangled.position_to_content:
-            project = self.query if self.disentangled.shared else self.get_submodule("distance_query")
-            queries = self._split(project(embeddings).unsqueeze(0), self.num_heads)
+        if queries is not None:
             by_key = (k @ queries.transpose(-2, -1)).gather(3, index.transpose(2, 3))  # (R, H, T, Q)
             terms.append(by_key.transpose(2, 3))
         return sum(terms, q.new_zeros(())) * self.scale
+
+    def project_distances(self, embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the keys and the queries of distances, (1, H, 2 span, d) each; None for a term the model lacks."""
+        options, keys, queries = self.disentangled, None, None
+        assert options is not None
+        if options.content_to_position:
+            project = self.key if options.shared else self.get_submodule("distance_key")
+            keys = self._split(project(embeddings).unsqueeze(0), self.num_heads)
+        if options.position_to_content:
+            project = self.query if options.shared else self.get_submodule("distance_query")
+            queries = self._split(project(embeddings).unsqueeze(0), self.num_heads)
+        return keys, queries
 
     def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads, (R, H, T, d) each."""

@@ -18,9 +18,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.manifest import AccuracyRecord, CombinedPooling, Pooling
+from model.artifact.names import PADDED_ROWS
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
-from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, SelfAttention, attention_options, rotate
+from model.encoder import (
+    Block,
+    DistanceEmbeddings,
+    Encoder,
+    EncoderConfig,
+    LayerConfig,
+    SelfAttention,
+    attention_options,
+    rotate,
+)
 from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import (
     Inputs,
@@ -82,6 +92,20 @@ class Reach:
         return covered if self.ahead is None else covered & (offsets <= self.ahead)
 
 
+class DistanceIndices(NamedTuple):
+    """Where the scores of `DistanceTerms` are, for B sequences padded to S tokens, int32.
+
+    Attributes:
+        tokens: (B, S), the token at each place; past the end of a sequence, its last token.
+        by_query: (H, B, S, S), the row of the distance embeddings for each query and key.
+        by_key: The same, (H, S, B, S).
+    """
+
+    tokens: Tensor
+    by_query: Tensor
+    by_key: Tensor
+
+
 class VarlenInputs(NamedTuple):
     """The inputs of the attention of a layer, besides hidden states. All layers with the same options share them.
 
@@ -90,9 +114,10 @@ class VarlenInputs(NamedTuple):
         indices: int32 (T,): 0, 1, ..., T-1.
         reach: The keys that a query attends to.
         rotation: Cosines and sines of each token's rotary position embedding, (T, d/2) each.
-        bias: Added to the scores: (1, 1 or H, S, S) for the positions of a sequence, or for a layer in blocks
+        bias: Added to the scores: (1 or B, 1 or H, S, S) for the positions of a sequence, or for a layer in blocks
             (T/64, 1, 64, K), for the keys of each block of queries. Blocks are in exported graphs only.
         unattended: bool (T,), True for tokens that no token attends to; None for a model without such tokens.
+        distances: For disentangled attention, from which each layer computes its own bias.
     """
 
     bounds: SequenceBounds
@@ -101,6 +126,7 @@ class VarlenInputs(NamedTuple):
     rotation: tuple[Tensor, Tensor] | None
     bias: Tensor | None
     unattended: Tensor | None = None
+    distances: DistanceIndices | None = None
 
 
 def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
@@ -125,10 +151,11 @@ def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Varle
         parts = [joined[:, :, number] for number in range(3)]
     query, key, value = (part.float().transpose(0, 1) for part in parts)  # (H, T, d)
     context = torch.full(parts[0].shape, torch.nan)
-    for start, end in pairwise(inputs.bounds.cu_seqlens.tolist()):
+    for number, (start, end) in enumerate(pairwise(inputs.bounds.cu_seqlens.tolist())):
         scores = query[:, start:end] @ key[:, start:end].transpose(1, 2) * scale  # (H, S, S)
         if inputs.bias is not None:
-            scores = scores + inputs.bias[0, :, : end - start, : end - start].float()
+            of_sequence = inputs.bias[number if len(inputs.bias) > 1 else 0]
+            scores = scores + of_sequence[:, : end - start, : end - start].float()
         masked = ~inputs.reach.covers(inputs.indices[start:end] - inputs.indices[start:end, None])
         if inputs.unattended is not None:
             masked = masked | inputs.unattended[start:end]
@@ -231,6 +258,69 @@ def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -
     return rotate(x.transpose(0, 1), *rotation).transpose(0, 1)
 
 
+class DistanceTerms(nn.Module):
+    """The scores that disentangled attention adds, see `SelfAttention.distance_scores`; both terms are scaled."""
+
+    def __init__(self, attention: SelfAttention, distances: DistanceEmbeddings) -> None:
+        super().__init__()
+        with torch.no_grad():
+            keys, queries = attention.project_distances(distances.embeddings())
+            self.keys = None if keys is None else nn.Parameter(keys[0].transpose(1, 2) * attention.scale)  # (H, d, W)
+            self.queries = None if queries is None else nn.Parameter(queries[0] * attention.scale)  # (H, W, d)
+
+    def forward(self, query: Tensor, key: Tensor, indices: DistanceIndices) -> Tensor | None:
+        """Return the sum of the terms, (B, H, S, S), for queries and keys (T, H, d); None for a model without any."""
+        terms = []
+        if self.keys is not None:
+            rows = _gather(query.transpose(0, 1) @ self.keys.to(query.dtype), indices.tokens, 1)  # (H, B, S, W)
+            terms.append(_gather_elements(rows, indices.by_query, 3).transpose(0, 1))
+        if self.queries is not None:
+            rows = _gather(self.queries.to(key.dtype) @ key.permute(1, 2, 0), indices.tokens, 2)  # (H, W, B, S)
+            terms.append(_gather_elements(rows, indices.by_key, 1).permute(2, 0, 1, 3))
+        return sum(terms[1:], terms[0]) if terms else None
+
+
+def distance_indices(distances: DistanceEmbeddings, heads: int, bounds: SequenceBounds) -> DistanceIndices:
+    """Return the indices that all layers share."""
+    places = token_indices(bounds.token_offset[0])  # (S,)
+    starts, last = bounds.cu_seqlens[:-1], bounds.cu_seqlens[1:] - 1
+    tokens = _at_least_0(torch.minimum(starts.unsqueeze(1) + places, last.unsqueeze(1)))
+    first = distances.positions - 1
+    farthest = torch.full((), first, dtype=torch.int32)  # the distances of padding can exceed those of the model
+    offsets = _at_least_0(torch.minimum(places.unsqueeze(1) - places, farthest) + first)
+    rows = _gather(distances.rows().int(), offsets, 0)
+    # Sums instead of expansions, which would need the shape, on the CPU.
+    by_query = torch.zeros(heads, 1, 1, 1, dtype=torch.int32) + (tokens * 0).unsqueeze(2) + rows
+    by_key = torch.zeros(heads, 1, 1, 1, dtype=torch.int32) + (tokens * 0).unsqueeze(0) + rows.unsqueeze(1)
+    return DistanceIndices(tokens, by_query, by_key)
+
+
+def _at_least_0(values: Tensor) -> Tensor:
+    """Return the larger of each value and 0. As a maximum, the exporter would fuse it to a `Clip`, on the CPU."""
+    return torch.where(values < 0, torch.zeros((), dtype=values.dtype), values)
+
+
+def _gather(values: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Return the slices of `values` along an axis, which the axes of `indices` replace."""
+    shape = (*values.shape[:axis], *indices.shape, *values.shape[axis + 1 :])
+    if torch.compiler.is_exporting():
+        gathered: Tensor = torch.onnx.ops.symbolic(
+            "Gather", (values, indices), {"axis": axis}, dtype=values.dtype, shape=shape
+        )
+        return gathered
+    return values.index_select(axis, indices.flatten()).view(shape)
+
+
+def _gather_elements(values: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Return torch's `gather`, but with int32 indices, which the exporter would convert to int64."""
+    if torch.compiler.is_exporting():
+        gathered: Tensor = torch.onnx.ops.symbolic(
+            "GatherElements", (values, indices), {"axis": axis}, dtype=values.dtype, shape=indices.shape
+        )
+        return gathered
+    return values.gather(axis, indices.long())
+
+
 class PackedAttention(nn.Module):
     """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only.
 
@@ -238,12 +328,15 @@ class PackedAttention(nn.Module):
     queries and keys do not change between projection and attention.
     """
 
-    def __init__(self, attention: SelfAttention, dtype: torch.dtype, *, joined: bool) -> None:
+    def __init__(
+        self, attention: SelfAttention, dtype: torch.dtype, distances: DistanceEmbeddings | None = None, *, joined: bool
+    ) -> None:
         super().__init__()
         self.dtype = dtype
         self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
         self.output = attention.output
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.distance_terms = None if distances is None else DistanceTerms(attention, distances)
         parts = attention.query, *(_repeat_heads(part, attention) for part in (attention.key, attention.value))
         self.projections = nn.ModuleList([_join(parts, self.num_heads)] if joined else parts)
         biases: list[Tensor] = [part.bias for part in parts if joined and part.bias is not None]
@@ -259,6 +352,10 @@ class PackedAttention(nn.Module):
             parts = [norm(part).to(self.dtype) for norm, part in zip(norms, heads, strict=True)]
             if inputs.rotation is not None:
                 parts[:2] = [rotate_packed(part, inputs.rotation, inputs.indices) for part in parts[:2]]
+            if self.distance_terms is not None and inputs.distances is not None:
+                terms = self.distance_terms(parts[0], parts[1], inputs.distances)
+                both = [part for part in (inputs.bias, terms) if part is not None]
+                inputs = inputs._replace(bias=sum(both[1:], both[0]) if both else None)
         bias = None if self.bias is None else self.bias.to(self.dtype)
         context = packed_attention(parts, bias, inputs, self.scale)
         output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
@@ -316,9 +413,10 @@ class VarlenEncoder(nn.Module):
         )  # fmt: skip
         for block, layer in zip(self.blocks, encoder.config.layers, strict=True):
             assert isinstance(block.attention, SelfAttention)
+            distances = self.positions.distances
             changed = layer.rotary is not None or encoder.config.query_key_norm or has_unattended
-            joined = not (changed or Reach.of(encoder.config, layer).in_blocks)
-            block.attention = PackedAttention(block.attention, attention_dtype, joined=joined)
+            joined = not (changed or distances is not None or Reach.of(encoder.config, layer).in_blocks)
+            block.attention = PackedAttention(block.attention, attention_dtype, distances, joined=joined)
         parts = (self.embeddings, *self.blocks)
         for name, part in zip(part_names(encoder), parts, strict=True):
             part.to(torch.float32 if name in float32_parts else torch.float16)
@@ -380,10 +478,14 @@ class VarlenEncoder(nn.Module):
         reach = Reach.of(self.config, layer)
         if reach.in_blocks and torch.compiler.is_exporting():
             assert self.positions.bias is None  # no architecture has both
+            assert self.positions.distances is None
             bias = window_bias(indices, position_ids, unattended, reach, self.attention_dtype)
         elif self.positions.bias is not None or torch.compiler.is_exporting():
             bias = self._bias(reach, bounds)
-        return VarlenInputs(bounds, indices, reach, rotation, bias, unattended)
+        distances = None
+        if self.positions.distances is not None:
+            distances = distance_indices(self.positions.distances, self.config.num_attention_heads, bounds)
+        return VarlenInputs(bounds, indices, reach, rotation, bias, unattended, distances)
 
     def _bias(self, reach: Reach, bounds: SequenceBounds) -> Tensor | None:
         """Return the bias of a layer that is not in blocks."""
@@ -449,7 +551,8 @@ def varlen_signature(module: VarlenEncoder) -> GraphSignature:
     examples["cu_seqlens"] = torch.tensor([0, 5, 128, 128], dtype=torch.int32)
     examples["token_offset"] = torch.zeros(3, 123, dtype=torch.int32)
     dynamic_axes = {name: {0: "T"} for name in TOKEN_INPUTS}
-    dynamic_axes |= {"cu_seqlens": {0: "bounds"}, "token_offset": {0: "B", 1: "S"}}
+    rows = PADDED_ROWS if module.config.disentangled is not None else "B"
+    dynamic_axes |= {"cu_seqlens": {0: "bounds"}, "token_offset": {0: rows, 1: "S"}}
     return GraphSignature(examples, dynamic_axes, module.outputs, multiples={"T": module.multiple})
 
 
@@ -616,10 +719,6 @@ Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) by the 
 
 def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
     """Write the graph and its weights; `eval_texts` determine which parts stay in float32. Raises AccuracyError."""
-    if checkpoint.encoder.config.disentangled is not None:
-        raise AccuracyError(
-            f"{checkpoint.family.name}: its attention has no operator on CUDA. Export without --variant cuda."
-        )
     encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
     path = graphs.path("cuda")
     tokenizer = Tokenizer(checkpoint.tokenizer)

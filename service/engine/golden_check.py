@@ -184,14 +184,13 @@ def _reads_pairs(head: ClassificationHead | None) -> bool:
 def _batches(tasks: Sequence[EncodeTask], backend: Backend[EncodeTask, TextVectors]) -> Iterator[list[EncodeTask]]:
     """Yield batches that the backend accepts, in order; a longer sequence is a batch of its own."""
     batch: list[EncodeTask] = []
-    tokens = 0
+    fill = backend.partial_fill(backend.max_batch_tokens)
     for task in tasks:
-        size = len(task.tokens)
-        if batch and (tokens + size > backend.max_batch_tokens or len(batch) == backend.max_batch_size):
+        if len(batch) == backend.max_batch_size or not fill.add(len(task.tokens)):
             yield batch
-            batch, tokens = [], 0
+            batch, fill = [], backend.partial_fill(backend.max_batch_tokens)
+            fill.add(len(task.tokens))
         batch.append(task)
-        tokens += size
     yield batch
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from model.artifact.packing import BatchFill, TokenLimit
+from model.artifact.packing import BatchFill
 from service.callers import ANONYMOUS, MAX_PAUSE_S, Caller
 from service.engine.backends.base import Backend, Task
 from service.errors import DeadlineExceeded, QueueFull, response_too_late
@@ -600,7 +600,7 @@ class BatchPolicy(Generic[TaskT, Result]):
             return self._backend.full_batch_fill(quantum / 1e6)
         if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
             return self._backend.full_batch_fill(math.inf)
-        return TokenLimit(min(self._backend.max_batch_tokens, -(-queue.tokens // free_streams)))
+        return self._backend.partial_fill(min(self._backend.max_batch_tokens, -(-queue.tokens // free_streams)))
 
 
 def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:

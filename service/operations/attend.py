@@ -190,8 +190,6 @@ def _check_sparsity(request: AttendRequest) -> None:
 def _check_precision(request: AttendRequest, call: Call, spec: AttentionMapSpec) -> None:
     if request.decimals is not None and call.wire != "json":
         raise ConflictingFields('set, but encoding_format is not "float"', "Leave it out.", field="decimals")
-    if request.dtype == "sqrt_uint8" and call.wire == "json":
-        raise ConflictingFields('"sqrt_uint8" requires encoding_format "base64"', "Set encoding_format.", field="dtype")
     if request.decimals is not None and not 1 <= request.decimals <= MAX_DECIMALS:
         raise OutOfRange(
             "out of range", f"Use 1 to {MAX_DECIMALS}.",
@@ -202,6 +200,8 @@ def _check_precision(request: AttendRequest, call: Call, spec: AttentionMapSpec)
             "{dtype.sqrt_uint8} requires values from 0 to 1 (probs, rollout, or a renormalized norm)",
             "Use {dtype.float16}.", field="dtype",
         )  # fmt: skip
+    if request.dtype == "sqrt_uint8" and call.wire == "json":
+        raise ConflictingFields('"sqrt_uint8" requires encoding_format "base64"', "Set encoding_format.", field="dtype")
 
 
 def prepare(

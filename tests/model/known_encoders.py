@@ -102,8 +102,8 @@ Parameters are in millions, without heads. [Your own model](own-model.md) descri
 BACKENDS = """
 ## Backends
 
-Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and except `deberta-v2` has
-a graph for CUDA in float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
+Every architecture runs with ONNX Runtime and with OpenVINO in float32, bfloat16 and int8, and has a graph for CUDA in
+float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
 
 Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
 golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,
@@ -114,7 +114,6 @@ HEADS = """
 ## Heads
 
 A checkpoint can have these heads in addition to its embeddings. Heads run in float32 on the hidden states of the
-backend, in every precision. Query expansion without attention is refused at export for CUDA, whose graph has no mask.
-`none` means that no such models of the architecture are known.
+backend, in every precision. `none` means that no such models of the architecture are known.
 [Your own model](own-model.md#rerankers-and-classifiers) describes the files.
 """

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from model.artifact.manifest import Pooling
 from model.checkpoint import load_checkpoint
-from model.encoder import Encoder, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
+from model.encoder import DisentangledConfig, Encoder, EncoderConfig, LayerConfig, RelativeConfig, RotaryConfig
 from model.export.cuda import (
     VarlenEncoder,
     packed_attention,
@@ -179,6 +179,11 @@ ROTARY = st.none() | st.builds(
 RELATIVE = st.none() | st.builds(RelativeConfig, st.sampled_from([8, 32]), st.sampled_from([20, 128]))
 
 
+DISTANCES = st.none() | st.builds(
+    DisentangledConfig, st.sampled_from([6, 40]), st.sampled_from([0, 100]), *[st.booleans()] * 4
+)
+
+
 @st.composite
 def encoders(draw: st.DrawFn) -> Encoder:
     """Draw the parts of an encoder, in any combination; each layer has its own positions and window."""
@@ -189,6 +194,7 @@ def encoders(draw: st.DrawFn) -> Encoder:
     if all(layer.window is None for layer in layers):
         relative = draw(RELATIVE)
     alibi = not causal and relative is None and all(layer.window is None for layer in layers) and draw(st.booleans())
+    disentangled = draw(DISTANCES) if all(layer.window is None for layer in layers) and not alibi else None
     config = EncoderConfig(
         61, 32, 3, 4, 48, 200,
         type_vocab_size=draw(st.integers(0, 2)), norm_eps=1e-3,
@@ -196,11 +202,12 @@ def encoders(draw: st.DrawFn) -> Encoder:
         causal=causal, block=draw(st.sampled_from(["post", "pre", "sandwich"])),
         norm=draw(st.sampled_from(["layer_norm", "layer_norm_without_bias", "rms_norm"])),
         position_table=draw(st.booleans()), embedding_norm=draw(st.booleans()),
-        num_key_value_heads=draw(st.sampled_from([1, 2, 4])), head_size=draw(st.sampled_from([8, 10])),
+        num_key_value_heads=4 if disentangled else draw(st.sampled_from([1, 2, 4])),
+        head_size=draw(st.sampled_from([8, 10])),
         attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
         attention_output_bias=draw(st.booleans()),
         query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
-        relative_bias=relative, alibi=alibi,
+        relative_bias=relative, alibi=alibi, disentangled=disentangled,
         layers=layers,
     )  # fmt: skip
     encoder = Encoder(config).eval()

@@ -12,14 +12,29 @@ from model.export.parity import Inputs, make_sequence
 
 BERT_SHAPED = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
 FAMILIES = (
-    *BERT_SHAPED, "causal-bert", "mpnet", "t5", "mt5", "jina_bert",
+    *BERT_SHAPED, "causal-bert", "mpnet", "t5", "mt5", "jina_bert", "deberta-v2",
     "nomic_bert", "nomic_bert, dynamic", "gte", "new", "jina_embeddings_v3", "modernbert", "modernbert, biases",
     "eurobert", "llama", "mistral", "qwen2", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
 )  # fmt: skip
 """Every architecture, and variants of attention and positions."""
 FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
 KERNELS = (
-    (("Clip", "Cos", "Div", "Erf", "Gelu", "LayerNormalization", "Log", "MatMul", "Pow", "Reciprocal"), FLOATS),
+    (
+        (
+            "Clip",
+            "Cos",
+            "Div",
+            "Erf",
+            "GatherElements",
+            "Gelu",
+            "LayerNormalization",
+            "Log",
+            "MatMul",
+            "Pow",
+            "Reciprocal",
+        ),
+        FLOATS,
+    ),
     (("Pad", "ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
     (("MultiHeadAttention", "PackedMultiHeadAttention", "RotaryEmbedding"), FLOATS),
     (("Abs", "Add", "CumSum", "Max", "Min", "Mul", "ReduceSum", "Sub"), FLOATS | INTS),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import Precision
-from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, pack_batch
+from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, TokenLimit, pack_batch
 from service.engine.backends.heads import Heads
 from service.engine.tasks import EncodeTask, ModelInput, TextVectors
 
@@ -107,6 +107,9 @@ class Backend(Protocol[Task_contra, Result]):
         A longer task has its own batch.
         """
 
+    def partial_fill(self, tokens: int, /) -> BatchFill:
+        """Return an empty batch of at most `tokens`, up to `max_batch_tokens`, whose tasks `run` takes in any order."""
+
     def seconds(self, size: int, /) -> float:
         """Return the estimated share of a sequence of this size in the run time of a full batch on one stream."""
 
@@ -159,6 +162,9 @@ class PackedBackend(ABC):
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
         return RowFill(self.shapes, max_seconds)
+
+    def partial_fill(self, tokens: int) -> BatchFill:
+        return TokenLimit(tokens)
 
     def seconds(self, size: int) -> float:
         return self.shapes.sequence_seconds(size)

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import CombinedPooling
-from model.artifact.packing import BatchFill, TokenLimit
+from model.artifact.names import PADDED_ROWS
+from model.artifact.packing import BatchFill, PaddedFill, TokenLimit
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_memory import GpuMemory
 from service.engine.backends.cuda_session import is_out_of_memory, open_session
 from service.engine.backends.heads import Heads
 from service.engine.backends.sessions import add_weights, session_options
-from service.engine.backends.varlen import Shape, ShapeBuckets, VarlenBatch, pack_varlen
+from service.engine.backends.varlen import PADDED_TOKENS, Shape, ShapeBuckets, VarlenBatch, pack_varlen
 from service.engine.tasks import EncodeTask, TextVectors
 from service.process import clear_frames
 
@@ -52,8 +53,10 @@ class CudaBackend:
         manifest = artifact.manifest
         graph = manifest.graphs[choice.graph]
         self.choice = choice
-        self.max_batch_tokens = choice.max_batch_tokens
-        self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, choice.max_batch_tokens)
+        (offset,) = (value for value in graph.inputs if value.name == "token_offset")
+        self._padded = offset.shape[0] == PADDED_ROWS
+        self.max_batch_tokens = min(choice.max_batch_tokens, PADDED_TOKENS if self._padded else choice.max_batch_tokens)
+        self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded)
         self.max_batch_size = self.shapes.max_sequences
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
@@ -88,7 +91,10 @@ class CudaBackend:
         self._device = self._thread.submit(lambda: device).result()
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
-        return TokenLimit(int(min(self.max_batch_tokens, max_seconds / self._token_seconds)))
+        return self.partial_fill(int(min(self.max_batch_tokens, max_seconds / self._token_seconds)))
+
+    def partial_fill(self, tokens: int) -> BatchFill:
+        return PaddedFill(tokens) if self._padded else TokenLimit(tokens)
 
     def seconds(self, size: int) -> float:
         return size * self._token_seconds

@@ -52,6 +52,9 @@ class PaddedBackend(OnnxRuntimeCpuBackend):
         del max_seconds  # batches are short
         return PaddedFill(self.max_batch_tokens)
 
+    def partial_fill(self, tokens: int) -> BatchFill:
+        return PaddedFill(tokens)
+
     def fit(self, sizes: Sequence[int]) -> PackedShape:
         longest = max(sizes)
         return PackedShape(BatchShape(len(sizes), longest), [row * longest for row in range(len(sizes))])
@@ -93,6 +96,9 @@ class ExplainBackend:
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
         del max_seconds  # one task per batch
         return TokenLimit(self.max_batch_tokens)
+
+    def partial_fill(self, tokens: int) -> BatchFill:
+        return TokenLimit(tokens)
 
     def fit(self, sizes: Sequence[int]) -> BatchShape:
         return BatchShape(1, sum(sizes))

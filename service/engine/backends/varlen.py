@@ -32,6 +32,10 @@ TOKENS_PER_SEQUENCE = (8, 16, 32)
 
 Empty slots cost little.
 """
+PADDED_TOKENS = 4096
+"""The most tokens of a batch whose attention computes a bias of B S x S scores per head and layer."""
+SHORTEST_ROWS = 16
+"""Batches with such a bias have sequences of similar lengths, in buckets of powers of two from this one on."""
 MANY_TOKENS = 1024
 """Up to this length, one number of slots per length is enough, because empty slots are cheap."""
 
@@ -69,16 +73,27 @@ class ShapeBuckets:
     max_sequences: int
 
     @classmethod
-    def up_to(cls, max_input_tokens: int, max_batch_tokens: int) -> "ShapeBuckets":
-        """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`."""
+    def up_to(cls, max_input_tokens: int, max_batch_tokens: int, *, padded: bool = False) -> "ShapeBuckets":
+        """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`.
+
+        If `padded`, the batches are those of a `PaddedFill`, and B S is at most about 3 T.
+        """
         most = _round_up(max(max_input_tokens, max_batch_tokens), MULTIPLE)
         longest_input = _round_up(max_input_tokens, ALIGNED)
         lengths = (*(length for length in BATCH_LENGTHS if length < most), most)
+        powers = [SHORTEST_ROWS << shift for shift in range((most // SHORTEST_ROWS).bit_length())]
+        longest_lengths = (*(powers if padded else LONGEST), most)
+
+        def tokens_per_sequence(tokens: int, longest: int) -> tuple[int, ...]:
+            if padded:
+                return (longest // 2,)
+            return TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1]
+
         shapes = {
             Shape(tokens, longest, max(tokens // per_sequence, 1) + -(-tokens // longest))
             for tokens in lengths
-            for longest in {min(tokens, length, longest_input) for length in (*LONGEST, most)}
-            for per_sequence in (TOKENS_PER_SEQUENCE if tokens > MANY_TOKENS else TOKENS_PER_SEQUENCE[:1])
+            for longest in {min(tokens, length, longest_input) for length in longest_lengths}
+            for per_sequence in tokens_per_sequence(tokens, longest)
         }
         return cls(tuple(sorted(shapes)), max(most // TOKENS_PER_SEQUENCE[0], 1))
 

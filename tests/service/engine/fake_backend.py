@@ -52,7 +52,10 @@ class FakeBackend:
         self.probes = self.reopened = 0
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
-        return TokenLimit(round(min(self.max_batch_tokens, max_seconds / self.token_seconds)))
+        return self.partial_fill(round(min(self.max_batch_tokens, max_seconds / self.token_seconds)))
+
+    def partial_fill(self, tokens: int) -> BatchFill:
+        return TokenLimit(tokens)
 
     def seconds(self, size: int) -> float:
         return size * self.token_seconds

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from prometheus_client import CollectorRegistry
 
+from model.artifact.packing import PaddedFill
 from service.engine.lane import Lane, LaneObserver
 from service.engine.scheduling import Admission, HostQueue
 from service.errors import DeadlineExceeded, NonFiniteOutput, QueueFull, Unavailable
@@ -89,6 +90,20 @@ async def test_next_batch_is_prepared_only_if_it_is_full(start_lane: StartLane) 
     assert backend.batches == [[1], [2, 3, 4, 5]]
     backend.gate.set()
     assert (await partial, await full) == ([20, 30], [40, 50])
+
+
+async def test_batches_below_the_limit_keep_the_padding_of_the_backend(
+    start_lane: StartLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long text and many short ones in rows of the same length would be mostly padding."""
+    backend = FakeBackend(max_batch_tokens=1024)
+    monkeypatch.setattr(backend, "partial_fill", PaddedFill)
+    lane, sizes = start_lane(backend), [1, 300, *[2] * 50]
+    assert await send(lane, list(range(100, 152)), sizes) == [10 * item for item in range(100, 152)]
+    assert len(backend.batches) > 1
+    for batch in backend.batches:
+        rows = [sizes[item - 100] for item in batch]
+        assert len(rows) * max(rows) <= 4 / 3 * sum(rows)
 
 
 async def test_batches_are_short_while_short_requests_arrive_beside_long_ones(start_lane: StartLane) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.artifact.packing import TokenLimit
+from model.artifact.packing import PaddedFill, TokenLimit
 from service.engine.backends.varlen import ALIGNED, BATCH_LENGTHS, MULTIPLE, Shape, ShapeBuckets, pack_varlen
 from service.engine.scheduling import FairQueue
 from tests.service.engine.fake_backend import cost_of
@@ -32,6 +32,20 @@ def test_selected_batch_fits_a_shape(limits: tuple[int, int], data: st.DataObjec
     assert len(batch) <= shapes.max_sequences
     assert shapes.fit(batch).holds(batch)
     assert all(shape.longest % ALIGNED == shape.tokens % MULTIPLE == 0 for shape in shapes.shapes)
+
+
+@given(LIMITS, st.data())
+def test_padded_batch_fits_a_shape_of_little_memory(limits: tuple[int, int], data: st.DataObject) -> None:
+    max_tokens, max_batch_tokens = limits
+    shapes = ShapeBuckets.up_to(max_tokens, max_batch_tokens, padded=True)
+    assert all(shape.slots * shape.longest <= 4 * shape.tokens for shape in shapes.shapes)
+    longest = data.draw(st.sampled_from([1, 3, 16, 17, max_tokens]))
+    for size in range(1, longest + 1) if longest < 20 else data.draw(st.lists(st.integers(1, longest), min_size=1)):
+        fill, batch = PaddedFill(data.draw(st.integers(1, max_batch_tokens))), [size]
+        fill.add(size)
+        while len(batch) < shapes.max_sequences and fill.add(other := data.draw(st.integers(1, longest))):
+            batch.append(other)
+        assert shapes.fit(batch).holds(batch)
 
 
 @given(LIMITS, st.integers(1, 3))
