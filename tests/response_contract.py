@@ -234,9 +234,10 @@ def _check_layer_outputs(result: Any, request: Any, layers: int, facts: Any) -> 
         for name, array in arrays.items():
             assert_finite(array)
             length = tokens if name in ("keys", "values") else rows
-            per_head = name in ("queries", "keys", "values", "scores", "weights", "heads", "bias")
+            of_pairs = name in ("scores", "weights", "bias", "content_to_position", "position_to_content")
+            per_head = of_pairs or name in ("queries", "keys", "values", "heads")
             assert array.shape[:-1] == ((len(heads), length) if per_head else (length,))
-            if name in ("scores", "weights", "bias"):
+            if of_pairs:
                 assert array.shape[-1] == tokens
             elif not per_head and name != "position":  # whose size depends on the kind of positions
                 assert array.shape[-1] == facts.hidden_size

@@ -97,7 +97,7 @@ Kind = Literal["probs", "scores", "norm", "block_norm", "projection"]
 LabelEffect = Literal["none", "occlusion"]
 LayerOutput = Literal[
     "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
-    "feed_forward", "output", "position", "bias",
+    "feed_forward", "output", "position", "bias", "content_to_position", "position_to_content",
 ]  # fmt: skip
 LayerReduce = Literal["concat", "mean", "stack"]
 MapDtype = Literal["float32", "float16", "sqrt_uint8"]
@@ -499,6 +499,12 @@ class LayerOutputs:
         LayerRows | None, "What the position adds to the embedding, (R, E), or the angles of its rotation, (R, d/2)."
     ] = None
     bias: Annotated[HeadRows | None, "What the distance of two tokens adds to their score, (H, R, T)."] = None
+    content_to_position: Annotated[
+        HeadRows | None, "Part of `bias` in DeBERTa: query and key of the distance, (H, R, T)."
+    ] = None
+    position_to_content: Annotated[
+        HeadRows | None, "Part of `bias` in DeBERTa: key and query of the distance, (H, R, T)."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,8 +326,8 @@ class Absent(Record):
 class StepsRecord(Record):
     """The graph of every step of one layer.
 
-    `weights` are its inputs besides the layer's input, positions and rows. It returns the `angles` of rotary positions,
-    and the `bias` of relative ones, which graphs of earlier versions do not.
+    `weights` are its inputs besides the layer's input, positions and rows. `angles` and `bias` repeat whether it
+    returns these, for servers of earlier versions.
     """
 
     graph: str
@@ -589,29 +589,17 @@ class Manifest(Record):
         yield from _find_tensors("static", self.static)
 
     @property
-    def has_layer_steps(self) -> bool:
-        """Whether the artifact has the graphs of the steps inside layers."""
-        return self._steps is not None
+    def step_names(self) -> tuple[str, ...]:
+        """What the graphs of the steps inside layers return; empty in artifacts of earlier versions."""
+        if not isinstance(self.layers, LayersRecord) or (steps := self.layers.layers[0].steps) is None:
+            return ()
+        return tuple(value.name for value in self.graphs[steps.graph].outputs)
 
     @property
     def position_table(self) -> TensorRecord | None:
         """The vectors that are added to token embeddings, (P, E)."""
         structure = self.layers.structure if isinstance(self.layers, LayersRecord) else None
         return None if structure is None else structure.position_table
-
-    @property
-    def has_position_step(self) -> bool:
-        """Whether the artifact has the vectors of positions, or graphs that return the angles of rotary positions."""
-        return self._steps is not None and (self.position_table is not None or self._steps.angles)
-
-    @property
-    def has_bias_step(self) -> bool:
-        """Whether the graphs of the layers return the position bias that is added to the attention scores."""
-        return self._steps is not None and self._steps.bias
-
-    @property
-    def _steps(self) -> StepsRecord | None:
-        return self.layers.layers[0].steps if isinstance(self.layers, LayersRecord) else None
 
     @property
     def attention_kinds(self) -> tuple[Kind, ...]:

@@ -86,6 +86,11 @@ class DisentangledConfig:
     shared: bool = True
     norm: bool = True
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms that are added to the scores."""
+        return tuple(name for name in ("content_to_position", "position_to_content") if getattr(self, name))
+
 
 @dataclass(frozen=True)
 class LayerConfig:

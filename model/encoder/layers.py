@@ -317,20 +317,24 @@ class SelfAttention(nn.Module):
         return scores if distances is None else scores + self.distance_scores(q, k, *distances)
 
     def distance_scores(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> Tensor:
-        """Return what the distances add to the scores, (R, H, Q, T).
+        """Return what the distances add to the scores, (R, H, Q, T): the sum of `distance_terms`."""
+        return sum(self.distance_terms(q, k, embeddings, rows).values(), q.new_zeros(()))
+
+    def distance_terms(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """Return the terms of disentangled attention that the model has, by name, (R, H, Q, T) each.
 
         `embeddings` are (2 span, D), and `rows` (R, Q, T) are their indices. He et al. 2021, equation 4, but as in the
         published code, both terms take the distance from the query to the key.
         """
         keys, queries = self.project_distances(embeddings)
         index = rows.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
-        terms = []
+        terms: dict[str, Tensor] = {}
         if keys is not None:
-            terms.append((q @ keys.transpose(-2, -1)).gather(3, index))
+            terms["content_to_position"] = (q @ keys.transpose(-2, -1)).gather(3, index) * self.scale
         if queries is not None:
             by_key = (k @ queries.transpose(-2, -1)).gather(3, index.transpose(2, 3))  # (R, H, T, Q)
-            terms.append(by_key.transpose(2, 3))
-        return sum(terms, q.new_zeros(())) * self.scale
+            terms["position_to_content"] = by_key.transpose(2, 3) * self.scale
+        return terms
 
     def project_distances(self, embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the keys and the queries of distances, (1, H, 2 span, d) each; None for a term the model lacks."""

@@ -91,7 +91,9 @@ class _Steps(_Positions):
         attention, normalized = self.block.attention, self.block.read(hidden_state)
         q, k, v = attention.project(normalized, self.rotation(position_ids))
         x, normalized, q = hidden_state[:, rows], normalized[:, rows], q[:, :, rows]
-        bias = self.bias_of_rows(position_ids, rows, q, k)
+        terms = self.distance_terms(position_ids, rows, q, k)
+        relative = [] if self.bias is None else [self.bias(position_ids)[:, :, rows]]
+        bias = sum((*relative, *terms), q.new_zeros(()))
         scores = attention.scores(q, k, bias)
         weights = torch.softmax(scores + self.mask(position_ids)[:, :, rows], dim=-1)
         heads = weights @ v
@@ -102,7 +104,7 @@ class _Steps(_Positions):
             cos, sin = self.rotary(position_ids)
             steps.append(torch.atan2(sin, cos)[0, :, rows])
         if self.has_bias:
-            steps.append(bias)
+            steps += (bias, *terms)
         return tuple(step[0] for step in steps)
 
     @property
@@ -110,12 +112,12 @@ class _Steps(_Positions):
         """Whether the scores include a bias for the distance."""
         return self.bias is not None or self.distances is not None
 
-    def bias_of_rows(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return what distances add to the scores of queries (1, H, R, d) with keys (1, H, T, d), (1, H, R, T)."""
-        if self.distances is not None:
-            embeddings, of_pairs = self.distances(position_ids)
-            return self.block.attention.distance_scores(q, k, embeddings, of_pairs[:, rows])
-        return q.new_zeros(()) if self.bias is None else self.bias(position_ids)[:, :, rows]
+    def distance_terms(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> list[Tensor]:
+        """Return the terms for queries (1, H, R, d) and keys (1, H, T, d), (1, H, R, T) each."""
+        if self.distances is None:
+            return []
+        embeddings, of_pairs = self.distances(position_ids)
+        return [*self.block.attention.distance_terms(q, k, embeddings, of_pairs[:, rows]).values()]
 
 
 def _block(encoder: Encoder, index: int) -> Block:
@@ -193,13 +195,15 @@ class LayerSteps(LayerFunction):
             self.outputs = (*self.outputs, ANGLES)
         if parts.has_bias:
             self.outputs = (*self.outputs, BIAS)
+        if (options := encoder.config.disentangled) is not None:
+            self.outputs = (*self.outputs, *options.terms)
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         """Return the steps in their order. docs/maps.md, "Inside a layer", defines them.
 
         Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
         With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi, and with relative ones, the bias
-        of the scores, (H, R, T).
+        of the scores, (H, R, T), and the terms of disentangled attention whose sum it is.
         `rows` (R) has the indices of the tokens; the other arguments are as in `LayerAttention`.
         """
         return self.call((hidden_state, position_ids, rows), weights)

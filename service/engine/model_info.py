@@ -157,10 +157,12 @@ def operations_of(manifest: Manifest) -> list[Operation]:
 
 def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
     """Return the steps inside layers that a model has; artifacts of earlier versions lack graphs for some."""
-    if not manifest.has_layer_steps:
-        return []
-    has: dict[LayerOutput, bool] = {"position": manifest.has_position_step, "bias": manifest.has_bias_step}
-    return [name for name in get_args(LayerOutput) if has.get(name, True)]
+    names = {*manifest.step_names}
+    if names:
+        names.add("input")
+        if "angles" in names or manifest.position_table is not None:
+            names.add("position")
+    return [name for name in get_args(LayerOutput) if name in names]
 
 
 def describe_structure(manifest: Manifest) -> LayerStructure | None:

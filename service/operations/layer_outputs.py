@@ -31,8 +31,9 @@ from service.operations.maps import FLOAT_BYTES, explain_bytes
 from service.operations.units import Units
 from service.spelling import use_range
 
-PER_HEAD: tuple[LayerOutput, ...] = ("queries", "keys", "values", "scores", "weights", "heads", "bias")
-OF_PAIRS: tuple[LayerOutput, ...] = ("scores", "weights", "bias")
+DISTANCE_TERMS: tuple[LayerOutput, ...] = ("content_to_position", "position_to_content")
+OF_PAIRS: tuple[LayerOutput, ...] = ("scores", "weights", "bias", *DISTANCE_TERMS)
+PER_HEAD: tuple[LayerOutput, ...] = ("queries", "keys", "values", "heads", *OF_PAIRS)
 OF_ALL_TOKENS: tuple[LayerOutput, ...] = ("keys", "values")
 OF_MAPS = ("kind", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k")
 """Options that only maps have."""
@@ -73,6 +74,9 @@ def _check_artifact(request: AttendRequest, manifest: Manifest) -> None:
         kinds = {*structure.positions}
         if missing == "bias" and "relative" not in kinds:
             problem = "{outputs.bias} is not supported for this model, whose scores have no bias for positions"
+            raise UnsupportedByModel(problem, "Remove it.", field="outputs")
+        if missing in DISTANCE_TERMS:
+            problem = f"{{outputs.{missing}}} is not supported for this model, whose attention has no such term"
             raise UnsupportedByModel(problem, "Remove it.", field="outputs")
         if missing == "position" and kinds == {"relative"}:
             problem = "{outputs.position} is not supported for this model, whose positions are a bias of the scores"

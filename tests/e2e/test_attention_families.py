@@ -202,6 +202,7 @@ async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None
             check_steps(step, encoder.blocks[index], layers.structure, hidden[index], probs[index])
             if "position" in step:
                 check_positions(step["position"], encoder, index)
+            check_distance_terms(step, encoder, family.oracle, index)
             last = index + 1 == len(encoder.blocks)
             check_close(apply(encoder.norm, step["output"]) if last else step["output"], hidden[index + 1])
 
@@ -216,6 +217,29 @@ def check_positions(actual: Floats, encoder: Encoder, index: int) -> None:
     assert rotary is not None
     for angles, expected in zip((np.cos(actual), np.sin(actual)), rotary(ids[None]), strict=True):
         np.testing.assert_allclose(angles, expected[0, 0].numpy(), atol=1e-6, rtol=0)
+
+
+def check_distance_terms(step: dict[str, Floats], encoder: Encoder, oracle: Any, index: int) -> None:
+    """Check the terms of disentangled attention, of which the library returns the sum of those in `pos_att_type`."""
+    terms = {name: step[name] for name in ("content_to_position", "position_to_content") if name in step}
+    assert bool(terms) == (encoder.config.disentangled is not None)
+    if not terms:
+        return
+    attention = oracle.encoder.layer[index].attention.self
+    names = {"c2p": "content_to_position", "p2c": "position_to_content"}
+    used = attention.pos_att_type
+    assert {names[name] for name in used} == {*terms}
+    arguments = torch.from_numpy(step["queries"]), torch.from_numpy(step["keys"]), None
+    embeddings = oracle.encoder.get_rel_embedding()
+    try:
+        for name in used:
+            attention.pos_att_type = [name]
+            with torch.inference_mode():
+                expected = attention.disentangled_attention_bias(*arguments, embeddings, 1 + len(used))
+            check_close(step[names[name]], expected.numpy())
+    finally:
+        attention.pos_att_type = used
+    check_close(sum(terms.values(), np.zeros(1)), step["bias"])
 
 
 def check_close(actual: Floats, expected: Floats) -> None:

@@ -140,6 +140,8 @@ class LayerOutput(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LAYER_OUTPUT_OUTPUT: _ClassVar[LayerOutput]
     LAYER_OUTPUT_POSITION: _ClassVar[LayerOutput]
     LAYER_OUTPUT_BIAS: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_CONTENT_TO_POSITION: _ClassVar[LayerOutput]
+    LAYER_OUTPUT_POSITION_TO_CONTENT: _ClassVar[LayerOutput]
 
 class HeadReduce(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -319,6 +321,8 @@ LAYER_OUTPUT_FEED_FORWARD: LayerOutput
 LAYER_OUTPUT_OUTPUT: LayerOutput
 LAYER_OUTPUT_POSITION: LayerOutput
 LAYER_OUTPUT_BIAS: LayerOutput
+LAYER_OUTPUT_CONTENT_TO_POSITION: LayerOutput
+LAYER_OUTPUT_POSITION_TO_CONTENT: LayerOutput
 HEAD_REDUCE_UNSPECIFIED: HeadReduce
 HEAD_REDUCE_NONE: HeadReduce
 HEAD_REDUCE_MEAN: HeadReduce
@@ -648,7 +652,7 @@ class AttentionMap(_message.Message):
     def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., matrix: _Optional[_Union[Tensor, _Mapping]] = ..., sparse: _Optional[_Union[SparseMatrix, _Mapping]] = ..., excluded_mass: _Optional[_Iterable[float]] = ..., bias_share: _Optional[_Iterable[float]] = ..., empty_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LayerOutputs(_message.Message):
-    __slots__ = ("input_index", "layer", "heads_of", "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output", "position", "bias")
+    __slots__ = ("input_index", "layer", "heads_of", "input", "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual", "feed_forward", "output", "position", "bias", "content_to_position", "position_to_content")
     INPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     HEADS_OF_FIELD_NUMBER: _ClassVar[int]
@@ -666,6 +670,8 @@ class LayerOutputs(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BIAS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TO_POSITION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_TO_CONTENT_FIELD_NUMBER: _ClassVar[int]
     input_index: int
     layer: int
     heads_of: _containers.RepeatedScalarFieldContainer[int]
@@ -683,7 +689,9 @@ class LayerOutputs(_message.Message):
     output: Tensor
     position: Tensor
     bias: Tensor
-    def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., heads_of: _Optional[_Iterable[int]] = ..., input: _Optional[_Union[Tensor, _Mapping]] = ..., normalized: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Union[Tensor, _Mapping]] = ..., keys: _Optional[_Union[Tensor, _Mapping]] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., heads: _Optional[_Union[Tensor, _Mapping]] = ..., projected: _Optional[_Union[Tensor, _Mapping]] = ..., residual: _Optional[_Union[Tensor, _Mapping]] = ..., feed_forward: _Optional[_Union[Tensor, _Mapping]] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., position: _Optional[_Union[Tensor, _Mapping]] = ..., bias: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    content_to_position: Tensor
+    position_to_content: Tensor
+    def __init__(self, input_index: _Optional[int] = ..., layer: _Optional[int] = ..., heads_of: _Optional[_Iterable[int]] = ..., input: _Optional[_Union[Tensor, _Mapping]] = ..., normalized: _Optional[_Union[Tensor, _Mapping]] = ..., queries: _Optional[_Union[Tensor, _Mapping]] = ..., keys: _Optional[_Union[Tensor, _Mapping]] = ..., values: _Optional[_Union[Tensor, _Mapping]] = ..., scores: _Optional[_Union[Tensor, _Mapping]] = ..., weights: _Optional[_Union[Tensor, _Mapping]] = ..., heads: _Optional[_Union[Tensor, _Mapping]] = ..., projected: _Optional[_Union[Tensor, _Mapping]] = ..., residual: _Optional[_Union[Tensor, _Mapping]] = ..., feed_forward: _Optional[_Union[Tensor, _Mapping]] = ..., output: _Optional[_Union[Tensor, _Mapping]] = ..., position: _Optional[_Union[Tensor, _Mapping]] = ..., bias: _Optional[_Union[Tensor, _Mapping]] = ..., content_to_position: _Optional[_Union[Tensor, _Mapping]] = ..., position_to_content: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class SparseMatrix(_message.Message):
     __slots__ = ("indptr", "indices", "values", "dropped_mass")
