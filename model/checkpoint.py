@@ -1,5 +1,6 @@
 """Load a published model: its encoder and its heads. model/families/ lists the tensor names of each architecture."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,8 +207,10 @@ class Checkpoint:
         )
 
 
-def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> Checkpoint:
+def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scratch: Path | None = None) -> Checkpoint:
     """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
+
+    With `scratch`, a directory, the float32 values of 16-bit weights are in files there without a name, not in memory.
 
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
@@ -227,7 +230,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES) -> C
     tokenizer = published.definition
     tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)
     projection = pop_projection(config, tensors)
-    encoder = build_encoder(family, config, tensors)
+    encoder = build_encoder(family, config, tensors, scratch)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
     embedding_config = read_embedding_config(files, size, settings)
     max_input_tokens, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
@@ -316,8 +319,13 @@ def read_training(directory: Path) -> TrainingRecord | None:
         raise CheckpointError(f"{TRAINING}: invalid at {field or 'the top'}. Correct or remove it.") from None
 
 
-def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Encoder:
-    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode. Raises CheckpointError."""
+def build_encoder(
+    family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], scratch: Path | None = None
+) -> Encoder:
+    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode. Raises CheckpointError.
+
+    `scratch` is as in `load_checkpoint`.
+    """
     reader = ConfigReader(config)
     encoder_config, first_position = family.read_config(reader), family.first_position(reader)
     reader.reject_unknown()
@@ -346,7 +354,7 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
         if name == POSITIONS:
             tensor = tensor[first_position:]
         require_shape(tensor, f"{prefix}{source}", parameter.shape)
-        state[name] = tensor.float() + family.norm_offset if is_norm(name) else tensor.float()
+        state[name] = tensor.float() + family.norm_offset if is_norm(name) else _to_float32(tensor, scratch)
     unknown = sorted(name for name in remaining if not family.is_unused(name))
     if unknown:
         raise CheckpointError(
@@ -355,6 +363,19 @@ def build_encoder(family: Family, config: Mapping[str, Any], tensors: Mapping[st
         )
     encoder.load_state_dict(state, assign=True)
     return encoder
+
+
+MAPPED_BYTES = 2**20
+"""Smaller tensors are in memory."""
+
+
+def _to_float32(tensor: Tensor, scratch: Path | None) -> Tensor:
+    """Return a tensor in float32. With `scratch` it is in a mapped file, whose pages can be written and dropped."""
+    if scratch is None or tensor.dtype == torch.float32 or tensor.nbytes < MAPPED_BYTES:
+        return tensor.float()
+    with tempfile.NamedTemporaryFile(dir=scratch) as file:
+        mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=torch.float32)
+    return mapped.view(tensor.shape).copy_(tensor)
 
 
 def is_norm(name: str) -> bool:

@@ -50,7 +50,7 @@ from model.export.layers import attention_kinds, describe_layers, write_layer_gr
 from model.export.parity import measure_parity
 from model.source.hub import ModelSource, SourceError, check_free_space, locate
 from model.source.model_size import describe_export, read_model_size
-from model.source.published import REDOWNLOAD, CheckpointError, Published, find_graph, model_weight_files
+from model.source.published import REDOWNLOAD, CheckpointError, Published, find_graph, half_bytes, model_weight_files
 from model.source.sentence_transformers import FROM_FILES, SettingOptions, assume_pooling, resolve_roles
 from model.source.tokenizer_patterns import find_slow_pattern
 
@@ -95,9 +95,13 @@ def _describe_source(source: str, revision: str | None) -> str:
 
 
 def check_space(out: Path, source: ModelSource) -> None:
-    """Raise SpaceError if the artifact may not fit. The second graph's weights are written before they are compared."""
-    weights = sum(path.stat().st_size for path in model_weight_files(source.directory))
-    required = 2 * weights + GRAPH_BYTES
+    """Raise SpaceError if the artifact may not fit.
+
+    The second graph's weights are written before they are compared, and 16-bit weights also in float32.
+    """
+    files = model_weight_files(source.directory)
+    halves = sum(half_bytes(path) for path in files if path.suffix == ".safetensors")
+    required = 2 * (sum(path.stat().st_size for path in files) + halves) + GRAPH_BYTES
     check_free_space(out, required, f"the artifact of {source.source}", "choose another directory")
 
 
@@ -198,28 +202,27 @@ def export(  # noqa: PLR0913  # the options of the command
         progress(f"graph: {graph.relative_to(located.directory)}, because there are no PyTorch weights")
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
-    with limited_memory(graph):
-        checkpoint = _load(located.directory, settings, is_graph=graph is not None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with limited_memory(graph), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
+        scratch, root = Path(directory), Path(directory) / "artifact"
+        checkpoint = _load(located.directory, settings, scratch, is_graph=graph is not None)
         _report_settings(checkpoint, source, revision, progress)
         if restricts_commercial_use(located.license):
             progress(
                 f'warning: the license "{located.license}" restricts commercial use. Read it before you use the model.'
             )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            root = Path(scratch) / "artifact"
-            root.mkdir()
-            manifest = _write(root, checkpoint, located, name, progress, variants)
-            progress("verifying the artifact")
-            Artifact.open(root)
-            _replace(out, root, Path(scratch) / "old")
+        root.mkdir()
+        manifest = _write(root, checkpoint, located, name, progress, variants)
+        progress("verifying the artifact")
+        Artifact.open(root)
+        _replace(out, root, scratch / "old")
     return manifest
 
 
-def _load(directory: Path, settings: SettingOptions, *, is_graph: bool) -> Checkpoint:
+def _load(directory: Path, settings: SettingOptions, scratch: Path, *, is_graph: bool) -> Checkpoint:
     """Return a checkpoint that can be exported. Raises CheckpointError."""
     try:
-        checkpoint = (load_imported if is_graph else load_checkpoint)(directory, settings)
+        checkpoint = load_imported(directory, settings) if is_graph else load_checkpoint(directory, settings, scratch)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{directory}: invalid configuration ({problem}). {REDOWNLOAD}") from error

@@ -33,6 +33,7 @@ from model.artifact.manifest import (
 )
 from model.encoder.attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
 
+TO_FLOAT = {"to": onnx_ir.DataType.FLOAT.value}
 COMPACT_TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
 OTHER_WEIGHTS = "other.bin"
 TYPES: dict[TensorType, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -43,7 +44,8 @@ CHUNK = 2**20
 def compact_weights(model: onnx_ir.Model) -> None:
     """Store each float32 matrix in bfloat16 or float16 if all its values fit exactly, with a Cast to float32.
 
-    Vectors remain float32: they are small.
+    Of a table, only the rows that are looked up are cast, so that no float32 copy of it is in memory. Vectors remain
+    float32: they are small.
     """
     for value in list(model.graph.initializers.values()):
         tensor = value.const_value
@@ -52,8 +54,33 @@ def compact_weights(model: onnx_ir.Model) -> None:
         values = tensor.numpy()
         fitting = next((dtype for dtype in COMPACT_TYPES if is_lossless(values, dtype.numpy())), None)
         if fitting is not None:
-            stored = onnx_ir.tensor(values.astype(fitting.numpy()), name=f"{value.name}.{fitting.name.lower()}")
-            compute_weight(model.graph, value, "Cast", [stored], {"to": onnx_ir.DataType.FLOAT.value})
+            stored = _narrow(tensor, fitting, f"{value.name}.{fitting.name.lower()}")
+            if all(node.op_type == "Gather" and index == 0 for node, index in value.uses()):
+                _cast_rows(model.graph, value, stored)
+            else:
+                compute_weight(model.graph, value, "Cast", [stored], TO_FLOAT)
+
+
+def _narrow(tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType, name: str) -> onnx_ir.TensorProtocol:
+    """Return a tensor in 16 bits that is computed when it is saved."""
+    shape = onnx_ir.Shape(tensor.numpy().shape)
+    return onnx_ir.LazyTensor(lambda: onnx_ir.tensor(tensor.numpy().astype(dtype.numpy())), dtype, shape, name=name)
+
+
+def _cast_rows(graph: onnx_ir.Graph, table: onnx_ir.Value, stored: onnx_ir.TensorProtocol) -> None:
+    """Replace a table by one of 16 bits, and cast the rows that nodes gather from it."""
+    narrow = onnx_ir.val(stored.name, const_value=stored)
+    graph.register_initializer(narrow)
+    for gather, _ in list(table.uses()):
+        rows = gather.outputs[0]
+        gather.replace_input_with(0, narrow)
+        cast = onnx_ir.node("Cast", [rows], TO_FLOAT, name=f"{rows.name}.cast")
+        cast.outputs[0].name, cast.outputs[0].type, cast.outputs[0].shape = rows.name, rows.type, rows.shape
+        rows.replace_all_uses_with(cast.outputs[0])
+        cast.replace_input_with(0, rows)
+        rows.name, rows.type = f"{rows.name}.{stored.dtype.name.lower()}", onnx_ir.TensorType(stored.dtype)
+        graph.insert_after(gather, cast)
+    del graph.initializers[str(table.name)]
 
 
 def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
@@ -421,12 +448,22 @@ def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
 
 
 def open_session(
-    graph: Path | bytes, options: onnxruntime.SessionOptions | None = None
+    graph: Path | bytes, options: onnxruntime.SessionOptions | None = None, *, copies_weights: bool = True
 ) -> onnxruntime.InferenceSession:
-    """Return a session on the CPU execution provider that logs errors only."""
+    """Return a session on the CPU execution provider that logs errors only.
+
+    Without `copies_weights`, it uses the mapped file, and casts 16-bit weights at each run.
+    """
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    disabled = []
+    if not copies_weights:
+        disabled.append("ConstantFolding")
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return onnxruntime.InferenceSession(
+        graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+    )
 
 
 class ParityError(ReportedError):
@@ -571,4 +608,4 @@ class WeightStore:
 
 
 def _digest(values: NDArray[Any]) -> bytes:
-    return hashlib.sha256(values.tobytes()).digest()
+    return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).digest()

@@ -58,13 +58,22 @@ def relative_cost(size: ModelSize, tokens: int = 128) -> float:
 
 
 LEAST_COST = 0.1
-EXPORT_BYTES, EXPORT_COPIES = 2**29, 2.5
-"""Memory of an export: what its libraries take, and the weights in float32, as measured with BERT-base and -large."""
+EXPORT_BYTES, EXPORT_COPIES = 2**29, 4
+"""Memory of an export besides mapped weights: what its libraries take, and of the two largest arrays, the hidden states
+of the longest text and the table of tokens in 16 bits, this many copies; measured with BERT-base and 3 billion weights.
+"""
+EXPORTED_TOKENS = 2304
+"""The longest text of an export, `MAX_TESTED_TOKENS` in model/export/parity.py, which needs PyTorch."""
 
 
 def describe_export(size: ModelSize) -> str:
     """Return what an export and a CPU will have to do for a model."""
-    needed, available = EXPORT_BYTES + int(EXPORT_COPIES * 4 * size.parameters), available_memory()
+    tokens, table = (
+        min(size.max_input_tokens, EXPORTED_TOKENS),
+        size.parameters - size.num_hidden_layers * size.layer_weights,
+    )
+    hidden = (size.num_hidden_layers + 1) * tokens * size.hidden_size
+    needed, available = EXPORT_BYTES + EXPORT_COPIES * (4 * hidden + 2 * table), available_memory()
     cost = relative_cost(size)
     times = f"{cost:,.1f} times" if cost >= LEAST_COST else f"less than {LEAST_COST} times"
     line = (

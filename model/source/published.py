@@ -1,15 +1,17 @@
 """The files of a published model: JSON settings, safetensors, pickled tensors and adapters."""
 
 import json
+import math
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -30,6 +32,16 @@ def model_weight_files(directory: Path) -> list[Path]:
     files = weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
     paths = (path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file())
     return files + [directory / name for name in select_graph(paths)]
+
+
+def half_bytes(path: Path) -> int:
+    """Return the size of the 16-bit tensors of a safetensors file. A damaged one, which cannot be read later, has 0."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  # the file has no iterator
+            return sum(2 * math.prod(part.get_shape()) for part in slices if part.get_dtype() in ("F16", "BF16"))
+    except SafetensorError:
+        return 0
 
 
 GRAPH = "model.onnx"
@@ -108,6 +120,10 @@ def unsupported(setting: str, value: Any, choices: Iterable[Any]) -> CheckpointE
     return CheckpointError(f"{setting}: unsupported ({value!r}). Supported: {', '.join(map(str, choices)) or 'none'}.")
 
 
+CHUNK = 2**20
+"""Values that are checked at once: a copy of a whole table can take gigabytes."""
+
+
 def reject_pointer(path: Path) -> None:
     """Raise CheckpointError if a file is a pointer of Git LFS, as in a repository cloned without Git LFS."""
     with path.open("rb") as file:
@@ -123,7 +139,7 @@ def token_content(token: Any) -> str | None:
 
 def require_finite(tensor: Tensor, name: str, file: str = "Weights") -> None:
     """Raise CheckpointError if a tensor contains NaN or infinity, also after its conversion to float32."""
-    if not bool(tensor.float().isfinite().all()):
+    if not all(bool(part.float().isfinite().all()) for part in torch.split(tensor.reshape(-1), CHUNK)):
         raise CheckpointError(f"{file}: tensor {name} contains NaN or infinity. {REDOWNLOAD}")
 
 
@@ -188,7 +204,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the protocol of a file that is rejected anyway
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError:
         raise CheckpointError(f"{path}: contains objects other than tensors. Nothing was run.") from None
     except (MemoryError, OSError):

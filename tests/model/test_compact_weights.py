@@ -89,6 +89,28 @@ def test_matrix_is_stored_in_16_bits_and_computed_in_float32(dtype: onnx_ir.Data
     np.testing.assert_array_equal(run(model, x)[0], expected)
 
 
+@pytest.mark.parametrize("dtype", COMPACT_TYPES)
+def test_only_the_rows_of_a_table_are_cast(dtype: onnx_ir.DataType) -> None:
+    values = np.random.default_rng(1).standard_normal((7, 3)).astype(dtype.numpy()).astype(np.float32)
+    table = onnx_ir.val("table", const_value=onnx_ir.tensor(values, name="table"))
+    inputs = [onnx_ir.val(name, onnx_ir.DataType.INT64, ["T"]) for name in ("x", "other")]
+    rows = [onnx_ir.node("Gather", [table, ids], {"axis": 0}) for ids in inputs]
+    total = onnx_ir.node("Add", [node.outputs[0] for node in rows])
+    for node, name in zip((*rows, total), ("first", "second", "y"), strict=True):
+        node.outputs[0].name = name
+    graph = onnx_ir.Graph(
+        inputs, total.outputs, nodes=[*rows, total], initializers=[table], opset_imports={"": 20}, name="lookup"
+    )
+    model = onnx_ir.Model(graph, ir_version=10)
+    compact_weights(model)
+    assert [node.op_type for node in graph] == ["Gather", "Cast", "Gather", "Cast", "Add"]
+    assert {name: value.dtype for name, value in graph.initializers.items()} == {f"table.{dtype.name.lower()}": dtype}
+    session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString())
+    ids = np.array([6, 0]), np.array([1, 6])
+    (result,) = session.run(None, dict(zip(("x", "other"), ids, strict=True)))
+    np.testing.assert_array_equal(result, values[ids[0]] + values[ids[1]])
+
+
 def test_matrix_with_other_values_is_unchanged() -> None:
     model = make_model(np.full((5, 3), 0.1, np.float32), np.ones(3, np.float32))
     compact_weights(model)

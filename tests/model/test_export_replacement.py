@@ -122,11 +122,20 @@ def test_directory_that_does_not_exist_is_checked(tmp_path: Path) -> None:
         check_free_space(tmp_path / "a" / "b", required, "files", "move")
 
 
+@pytest.mark.parametrize("half", [False, True])
 def test_export_checks_free_space_before_it_writes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool
 ) -> None:
-    """The weights are counted twice, because the second graph's are compared with the first one's."""
-    required = 2 * (source / "model.safetensors").stat().st_size + 32 * 2**20
+    """The weights are counted twice, because the second graph's are compared with the first one's.
+
+    Weights of 16 bits are also written in float32.
+    """
+    halves, path = 0, source / "model.safetensors"
+    if half:
+        tensors = {name: tensor.bfloat16() for name, tensor in load_file(path).items()}
+        save_file(tensors, path)
+        halves = sum(tensor.nbytes for tensor in tensors.values())
+    required = 2 * (path.stat().st_size + halves) + 32 * 2**20
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=required - 1))
     with pytest.raises(SpaceError, match=rf"the artifact of tiny-bert: {required - 1:,} bytes free, {required:,}"):
