@@ -1,5 +1,6 @@
 """Load a published model: its encoder and its heads. model/families/ lists the tensor names of each architecture."""
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -370,10 +371,11 @@ MAPPED_BYTES = 2**20
 
 
 def _to_float32(tensor: Tensor, scratch: Path | None) -> Tensor:
-    """Return a tensor in float32. With `scratch` it is in a mapped file, whose pages can be written and dropped."""
+    """Return a tensor in float32. With `scratch` it is in a mapped file, which the system can write back and drop."""
     if scratch is None or tensor.dtype == torch.float32 or tensor.nbytes < MAPPED_BYTES:
         return tensor.float()
     with tempfile.NamedTemporaryFile(dir=scratch) as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * tensor.numel())  # on a full disk, writing to the mapping would crash
         mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=torch.float32)
     return mapped.view(tensor.shape).copy_(tensor)
 

@@ -91,7 +91,8 @@ def stop_exporters() -> None:
 def _limit_memory(pid: int, limit: int | None) -> None:
     """Let allocations beyond the available memory fail in the exporter instead of ending other processes.
 
-    The limit counts written memory, not address space: PyTorch reserves 10 GB and uses 0.7 GB for the default model.
+    The limit counts private writable memory, not address space: PyTorch reserves 10 GB and uses 0.7 GB for the default
+    model. The exporter raises it by the files that it maps.
     """
     if limit is None or not hasattr(resource, "prlimit"):
         return

@@ -114,6 +114,11 @@ class PaddedFill:
     A first sequence that is longer than `limit` has a batch of its own.
     """
 
+    @classmethod
+    def partial(cls, tokens: int, limit: int) -> "PaddedFill":
+        """Return a batch for sequences that have about `tokens` tokens without padding, and with it at most `limit`."""
+        return cls(min(limit, math.ceil(tokens / (1 - MAX_PADDING))))
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rows = self._tokens = self._longest = 0

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import shutil
 import string
 import tempfile
@@ -100,9 +101,23 @@ def check_space(out: Path, source: ModelSource) -> None:
     The second graph's weights are written before they are compared, and 16-bit weights also in float32.
     """
     files = model_weight_files(source.directory)
-    halves = sum(half_bytes(path) for path in files if path.suffix == ".safetensors")
+    halves = sum(map(half_bytes, files))
     required = 2 * (sum(path.stat().st_size for path in files) + halves) + GRAPH_BYTES
     check_free_space(out, required, f"the artifact of {source.source}", "choose another directory")
+
+
+def _allow_mapped_files(directory: Path) -> None:
+    """Raise the soft limit of private memory, where there is one, by the files that an export maps privately.
+
+    These are the published weights and, in a comparison, those of the artifact. They count although their pages take
+    memory only while they are used.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        raised = soft + 2 * sum(path.stat().st_size for path in model_weight_files(directory))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (raised if hard == resource.RLIM_INFINITY else min(raised, hard), hard)
+        )
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -195,15 +210,20 @@ def export(  # noqa: PLR0913  # the options of the command
         check_same_source(out, located)
     check_space(out, located)
     progress(f"reading {located.source}")
-    with contextlib.suppress(SourceError):  # errors in config.json are reported where it is read
-        progress(describe_export(read_model_size(str(located.directory))))
     graph = find_graph(Published(located.directory).transformer)
+    with contextlib.suppress(SourceError):  # errors in config.json are reported where it is read
+        size = read_model_size(str(located.directory))
+        progress(describe_export(size, maps_weights=graph is None and "cuda" not in variants.names))
+    _allow_mapped_files(located.directory)
     if graph is not None:
         progress(f"graph: {graph.relative_to(located.directory)}, because there are no PyTorch weights")
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with limited_memory(graph), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
+    with (
+        limited_memory(graph),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", ignore_cleanup_errors=True) as directory,
+    ):
         scratch, root = Path(directory), Path(directory) / "artifact"
         checkpoint = _load(located.directory, settings, scratch, is_graph=graph is not None)
         _report_settings(checkpoint, source, revision, progress)

@@ -55,7 +55,7 @@ def compact_weights(model: onnx_ir.Model) -> None:
         fitting = next((dtype for dtype in COMPACT_TYPES if is_lossless(values, dtype.numpy())), None)
         if fitting is not None:
             stored = _narrow(tensor, fitting, f"{value.name}.{fitting.name.lower()}")
-            if all(node.op_type == "Gather" and index == 0 for node, index in value.uses()):
+            if _is_table(model.graph, value):
                 _cast_rows(model.graph, value, stored)
             else:
                 compute_weight(model.graph, value, "Cast", [stored], TO_FLOAT)
@@ -65,6 +65,15 @@ def _narrow(tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType, name: str) 
     """Return a tensor in 16 bits that is computed when it is saved."""
     shape = onnx_ir.Shape(tensor.numpy().shape)
     return onnx_ir.LazyTensor(lambda: onnx_ir.tensor(tensor.numpy().astype(dtype.numpy())), dtype, shape, name=name)
+
+
+def _is_table(graph: onnx_ir.Graph, value: onnx_ir.Value) -> bool:
+    """Return whether nodes of a graph only look up rows of a value."""
+    uses = value.uses()
+    return len(uses) > 0 and all(
+        node.op_type == "Gather" and index == 0 and node.graph is graph and not node.outputs[0].is_graph_output()
+        for node, index in uses
+    )
 
 
 def _cast_rows(graph: onnx_ir.Graph, table: onnx_ir.Value, stored: onnx_ir.TensorProtocol) -> None:

@@ -110,7 +110,8 @@ class _Steps(_Positions):
     @property
     def has_bias(self) -> bool:
         """Whether the scores include a bias for the distance."""
-        return self.bias is not None or self.distances is not None
+        options = self.block.attention.disentangled
+        return self.bias is not None or (options is not None and len(options.terms) > 0)
 
     def distance_terms(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> list[Tensor]:
         """Return the terms for queries (1, H, R, d) and keys (1, H, T, d), (1, H, R, T) each."""
@@ -313,7 +314,9 @@ def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
-        "relative": config.relative_bias is not None or config.alibi or config.disentangled is not None,
+        "relative": config.relative_bias is not None
+        or config.alibi
+        or bool(config.disentangled and config.disentangled.terms),
     }
     return StructureRecord(
         block=config.block,

@@ -226,7 +226,7 @@ def compare_outputs(
 
 
 def compare(results: Iterable[tuple[NDArray[Any], NDArray[Any]]], tolerance: float) -> ParityRecord:
-    """Return the largest absolute difference over all batches; each result is (reference, output), of equal shapes.
+    """Return the largest absolute difference over all batches; each result is (reference, output), of equal sizes.
 
     `tolerance` is relative to the largest absolute value of the reference, at least 1; absolute in the record. The
     difference is NaN if a value is NaN, or the reference is infinite. Layers are compared one after another, because

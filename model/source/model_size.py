@@ -35,7 +35,7 @@ class ModelSize:
     """The numbers that decide what a model costs.
 
     `layer_weights` are the elements of the matrices by which a layer multiplies each token, and `attention_size` is the
-    number of heads times the size of a head.
+    number of heads times the size of a head. `parameters` contain the `table` of tokens and positions.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ModelSize:
     attention_size: int
     layer_weights: int
     parameters: int
+    table: int
     max_input_tokens: int
 
 
@@ -59,21 +60,27 @@ def relative_cost(size: ModelSize, tokens: int = 128) -> float:
 
 LEAST_COST = 0.1
 EXPORT_BYTES, EXPORT_COPIES = 2**29, 4
-"""Memory of an export besides mapped weights: what its libraries take, and of the two largest arrays, the hidden states
-of the longest text and the table of tokens in 16 bits, this many copies; measured with BERT-base and 3 billion weights.
+"""Memory of an export besides mapped weights: what its libraries take, and this many copies of each of the two largest
+arrays, the hidden states of the longest text and the table of tokens in 16 bits. Measured with BERT-base, and with 0.3
+and 3 billion weights.
 """
 EXPORTED_TOKENS = 2304
 """The longest text of an export, `MAX_TESTED_TOKENS` in model/export/parity.py, which needs PyTorch."""
+WEIGHT_COPIES = 2.5
+"""Copies of the weights in memory, in float32, where an export does not use mapped files."""
 
 
-def describe_export(size: ModelSize) -> str:
-    """Return what an export and a CPU will have to do for a model."""
-    tokens, table = (
-        min(size.max_input_tokens, EXPORTED_TOKENS),
-        size.parameters - size.num_hidden_layers * size.layer_weights,
-    )
-    hidden = (size.num_hidden_layers + 1) * tokens * size.hidden_size
-    needed, available = EXPORT_BYTES + EXPORT_COPIES * (4 * hidden + 2 * table), available_memory()
+def describe_export(size: ModelSize, *, maps_weights: bool = True) -> str:
+    """Return what an export and a CPU will have to do for a model.
+
+    Without `maps_weights`, the export copies weights to memory: for CUDA, or of a published ONNX graph.
+    """
+    tokens = min(size.max_input_tokens, EXPORTED_TOKENS)
+    hidden_bytes = 4 * (size.num_hidden_layers + 1) * tokens * size.hidden_size
+    needed = EXPORT_BYTES + EXPORT_COPIES * (hidden_bytes + 2 * size.table)
+    if not maps_weights:
+        needed += int(WEIGHT_COPIES * 4 * size.parameters)
+    available = available_memory()
     cost = relative_cost(size)
     times = f"{cost:,.1f} times" if cost >= LEAST_COST else f"less than {LEAST_COST} times"
     line = (
@@ -153,13 +160,13 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
     matrices = 3 if gated else 2
     layer = 2 * hidden * (attention + keys) + matrices * hidden * number(*FEED_FORWARD, default=4 * hidden)
     embedding = number("embedding_size", default=hidden)
-    table = 0 if is_rotary or family in WITHOUT_TABLE else positions
+    rows = number("vocab_size") + (0 if is_rotary or family in WITHOUT_TABLE else positions)
     stored = number("num_hidden_groups", default=layers)  # ALBERT repeats its layers
-    parameters = (number("vocab_size") + table) * embedding + stored * layer
-    parameters += embedding * hidden if embedding != hidden else 0
+    table = rows * embedding
+    parameters = table + stored * layer + (embedding * hidden if embedding != hidden else 0)
     offset = 2 if family in OFFSET_POSITIONS and positions % 2**9 == 2 else 0  # rows before the first position
     limit = min(max_tokens or positions, positions - offset)
-    return ModelSize(name, layers, hidden, attention, layer, parameters, limit)
+    return ModelSize(name, layers, hidden, attention, layer, parameters, table, limit)
 
 
 def _read_file(directory: Path) -> Any:

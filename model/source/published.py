@@ -35,7 +35,12 @@ def model_weight_files(directory: Path) -> list[Path]:
 
 
 def half_bytes(path: Path) -> int:
-    """Return the size of the 16-bit tensors of a safetensors file. A damaged one, which cannot be read later, has 0."""
+    """Return the size of the 16-bit tensors of a file of weights: of a pickled one, whose types are unknown, its size.
+
+    A damaged file has 0, and is reported when it is read.
+    """
+    if path.suffix != ".safetensors":
+        return path.stat().st_size if PICKLED_FILE.fullmatch(path.name) else 0
     try:
         with safe_open(path, "pt") as file:
             slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118  # the file has no iterator

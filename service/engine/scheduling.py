@@ -595,7 +595,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
         queue, free_streams = self._queue, max(1, self._streams - self.running)
         short = quantum < self._full_us
-        # In a full batch every row is filled; otherwise waiting tasks are not passed over.
+        # In a full batch every row is filled; otherwise waiting tasks are passed over only to limit padding.
         if short and queue.us >= free_streams * quantum:
             return self._backend.full_batch_fill(quantum / 1e6)
         if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:

@@ -164,7 +164,9 @@ def step_bytes(manifest: Manifest, tokens: int, rows: int) -> int:
     steps = layers.layers[0].steps
     assert steps is not None
     inner = steps.weights["block.feed_forward.inner.weight"].shape[1]
-    return FLOAT_BYTES * (rows * 3 * inner + tokens * 4 * manifest.architecture.hidden_size)
+    biases = len({*OF_PAIRS} & {*manifest.step_names}) - len(("scores", "weights"))
+    of_pairs = biases * manifest.architecture.num_attention_heads * rows * tokens
+    return FLOAT_BYTES * (rows * 3 * inner + tokens * 4 * manifest.architecture.hidden_size + of_pairs)
 
 
 def check_step_size(engine: Engine, tasks: Sequence[LayerOutputsTask]) -> None:

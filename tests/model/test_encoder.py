@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.encoder import Encoder, EncoderConfig
+from model.encoder import DisentangledConfig, Encoder, EncoderConfig
+from model.export.layers import LayerSteps
 from tests import random_encoders
 from tests.random_encoders import EncoderOutput
 
@@ -147,3 +148,13 @@ def test_output_of_causal_encoder_is_bitwise_independent_of_later_tokens() -> No
 def test_config_rejects_invalid_value(changes: dict[str, int | str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(CONFIG, head_size=0, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("terms", [(), ("content_to_position",), ("content_to_position", "position_to_content")])
+def test_steps_have_the_terms_of_disentangled_attention(terms: tuple[str, ...]) -> None:
+    options = DisentangledConfig(6, 20, "content_to_position" in terms, "position_to_content" in terms)
+    steps = LayerSteps(Encoder(replace(CONFIG, disentangled=options)).eval(), 0)
+    tokens = torch.arange(4)
+    outputs = steps(torch.zeros(1, 4, 15), tokens[None], tokens, *steps.weights().values())
+    assert len(outputs) == len(steps.outputs)
+    assert steps.outputs[11:] == (("bias", *terms) if terms else ())

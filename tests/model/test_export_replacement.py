@@ -16,6 +16,7 @@ from model.export.export import export
 from model.export.graphs import ParityError
 from model.source.hub import SourceError, check_free_space
 from model.source.published import CheckpointError
+from tests.conftest import run_python
 from tests.model.model_files import change_json
 from tests.model.test_export import export_model, read_files
 
@@ -120,6 +121,18 @@ def test_directory_that_does_not_exist_is_checked(tmp_path: Path) -> None:
     required = shutil.disk_usage(tmp_path).total + 1
     with pytest.raises(SpaceError, match=rf"a/b: files: .*{required:,} required\..*or move\."):
         check_free_space(tmp_path / "a" / "b", required, "files", "move")
+
+
+def test_mapped_files_do_not_count_as_memory(source: Path, tmp_path: Path) -> None:
+    """`attendant serve SOURCE` limits the private memory of the exporter, in which the system counts mapped files."""
+    code = (
+        "import resource, sys; from pathlib import Path; from model.export.export import export\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (2**40, resource.RLIM_INFINITY))\n"
+        "export(sys.argv[1], Path(sys.argv[2]))\n"
+        "print(resource.getrlimit(resource.RLIMIT_DATA)[0] - 2**40)"
+    )
+    result = run_python("-c", code, str(source), str(tmp_path / "out"))
+    assert result.stdout == f"{2 * (source / 'model.safetensors').stat().st_size}\n", result.stderr
 
 
 @pytest.mark.parametrize("half", [False, True])

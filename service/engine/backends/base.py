@@ -108,7 +108,10 @@ class Backend(Protocol[Task_contra, Result]):
         """
 
     def partial_fill(self, tokens: int, /) -> BatchFill:
-        """Return an empty batch of at most `tokens`, up to `max_batch_tokens`, whose tasks `run` takes in any order."""
+        """Return an empty batch for a share of the queue: at most `tokens`, and the padding that the backend allows.
+
+        `tokens` is at most `max_batch_tokens`.
+        """
 
     def seconds(self, size: int, /) -> float:
         """Return the estimated share of a sequence of this size in the run time of a full batch on one stream."""

@@ -91,10 +91,11 @@ class CudaBackend:
         self._device = self._thread.submit(lambda: device).result()
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
-        return self.partial_fill(int(min(self.max_batch_tokens, max_seconds / self._token_seconds)))
+        limit = int(min(self.max_batch_tokens, max_seconds / self._token_seconds))
+        return PaddedFill(limit) if self._padded else TokenLimit(limit)
 
     def partial_fill(self, tokens: int) -> BatchFill:
-        return PaddedFill(tokens) if self._padded else TokenLimit(tokens)
+        return PaddedFill.partial(tokens, self.max_batch_tokens) if self._padded else TokenLimit(tokens)
 
     def seconds(self, size: int) -> float:
         return size * self._token_seconds

@@ -53,7 +53,7 @@ class PaddedBackend(OnnxRuntimeCpuBackend):
         return PaddedFill(self.max_batch_tokens)
 
     def partial_fill(self, tokens: int) -> BatchFill:
-        return PaddedFill(tokens)
+        return PaddedFill.partial(tokens, self.max_batch_tokens)
 
     def fit(self, sizes: Sequence[int]) -> PackedShape:
         longest = max(sizes)

@@ -289,3 +289,6 @@ def test_export_of_a_large_model_warns_before_it_starts(monkeypatch: pytest.Monk
     assert warning.endswith("Only 2.0 GiB of memory are available, so the export may fail.")
     monkeypatch.setattr(model_size, "available_memory", lambda: 2**40)
     assert describe_export(size).startswith("estimate: 6,607 M parameters; ")
+    assert "takes about 64.0 GiB of memory" in describe_export(size, maps_weights=False)
+    albert = config | {"model_type": "albert", "embedding_size": 128, "num_hidden_groups": 1}
+    assert "estimate: 162 M parameters; the export takes about 1.6 GiB" in describe_export(estimate_size("a", albert))

@@ -97,13 +97,16 @@ async def test_batches_below_the_limit_keep_the_padding_of_the_backend(
 ) -> None:
     """One long text and many short ones in rows of the same length would be mostly padding."""
     backend = FakeBackend(max_batch_tokens=1024)
-    monkeypatch.setattr(backend, "partial_fill", PaddedFill)
+    monkeypatch.setattr(backend, "partial_fill", lambda tokens: PaddedFill.partial(tokens, 1024))
     lane, sizes = start_lane(backend), [1, 300, *[2] * 50]
     assert await send(lane, list(range(100, 152)), sizes) == [10 * item for item in range(100, 152)]
     assert len(backend.batches) > 1
     for batch in backend.batches:
         rows = [sizes[item - 100] for item in batch]
         assert len(rows) * max(rows) <= 4 / 3 * sum(rows)
+    backend.batches.clear()
+    assert await send(lane, [1, 2, 3], [10, 9, 8]) == [10, 20, 30]
+    assert backend.batches == [[1, 2, 3]]
 
 
 async def test_batches_are_short_while_short_requests_arrive_beside_long_ones(start_lane: StartLane) -> None:
