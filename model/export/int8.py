@@ -28,7 +28,9 @@ def write_int8(graphs: GraphSet, checkpoint: Checkpoint) -> None:
     count = quantize_weights(model)
     graphs.progress(f"quantized the weights of {count} linear layers to int8")
     save_graph(model, graphs.path("int8"), WEIGHTS)
-    parity = measure_parity(checkpoint.encoder, graphs.path("int8"), checkpoint.max_input_tokens, TOLERANCE)
+    parity = measure_parity(
+        checkpoint.encoder, graphs.path("int8"), checkpoint.max_input_tokens, TOLERANCE, copies_weights=True
+    )
     graphs.add("int8", parity, WEIGHTS, "int8")
 
 

@@ -189,10 +189,18 @@ Inputs = dict[str, NDArray[np.int64]]
 
 
 def measure_parity(
-    module: Encoder | HiddenStatesEncoder, graph: Path, max_input_tokens: int, tolerance: float = TOLERANCE
+    module: Encoder | HiddenStatesEncoder,
+    graph: Path,
+    max_input_tokens: int,
+    tolerance: float = TOLERANCE,
+    *,
+    copies_weights: bool = False,
 ) -> ParityRecord:
-    """Return the parity of `module` and its exported graph on onnxruntime's CPU execution provider."""
-    session = open_session(graph, copies_weights=False)
+    """Return the parity of `module` and its exported graph on onnxruntime's CPU execution provider.
+
+    For an int8 graph set `copies_weights`: onnxruntime uses its int8 kernels, which quantize activations, only then.
+    """
+    session = open_session(graph, copies_weights=copies_weights)
     return compare_outputs(
         module, lambda sequences: session.run(None, pack_sequences(sequences))[0], max_input_tokens, tolerance
     )
