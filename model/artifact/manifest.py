@@ -590,7 +590,7 @@ class Manifest(Record):
 
     @property
     def step_names(self) -> tuple[str, ...]:
-        """What the graphs of the steps inside layers return; empty in artifacts of earlier versions."""
+        """The outputs of the layers' steps graphs; empty in artifacts that earlier versions exported."""
         if not isinstance(self.layers, LayersRecord) or (steps := self.layers.layers[0].steps) is None:
             return ()
         return tuple(value.name for value in self.graphs[steps.graph].outputs)

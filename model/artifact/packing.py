@@ -116,7 +116,7 @@ class PaddedFill:
 
     @classmethod
     def partial(cls, tokens: int, limit: int) -> "PaddedFill":
-        """Return a batch for sequences that have about `tokens` tokens without padding, and with it at most `limit`."""
+        """Return an empty batch for about `tokens` tokens without padding, and at most `limit` with it."""
         return cls(min(limit, math.ceil(tokens / (1 - MAX_PADDING))))
 
     def __init__(self, limit: int) -> None:

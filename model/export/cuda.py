@@ -93,7 +93,7 @@ class Reach:
 
 
 class DistanceIndices(NamedTuple):
-    """Where the scores of `DistanceTerms` are, for B sequences padded to S tokens, int32.
+    """The int32 indices with which `DistanceTerms` gathers the scores of B sequences, padded to S tokens.
 
     Attributes:
         tokens: (B, S), the token at each place; past the end of a sequence, its last token.
@@ -286,7 +286,7 @@ def distance_indices(distances: DistanceEmbeddings, heads: int, bounds: Sequence
     starts, last = bounds.cu_seqlens[:-1], bounds.cu_seqlens[1:] - 1
     tokens = _at_least_0(torch.minimum(starts.unsqueeze(1) + places, last.unsqueeze(1)))
     first = distances.positions - 1
-    farthest = torch.full((), first, dtype=torch.int32)  # the distances of padding can exceed those of the model
+    farthest = torch.full((), first, dtype=torch.int32)  # padded rows can be longer than the model's maximum length
     offsets = _at_least_0(torch.minimum(places.unsqueeze(1) - places, farthest) + first)
     rows = _gather(distances.rows().int(), offsets, 0)
     # Sums instead of expansions, which would need the shape, on the CPU.

@@ -109,8 +109,8 @@ def check_space(out: Path, source: ModelSource) -> None:
 def _allow_mapped_files(directory: Path) -> None:
     """Raise the soft limit of private memory, where there is one, by the files that an export maps privately.
 
-    These are the published weights and, in a comparison, those of the artifact. They count although their pages take
-    memory only while they are used.
+    An export maps the published weights and, while it compares a graph, those of the artifact. RLIMIT_DATA counts
+    private mappings in full, even if few of their pages are in memory.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if soft != resource.RLIM_INFINITY:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from model.artifact.manifest import COMBINED, CombinedPooling, ParityRecord, split_pooling
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
 from model.export.graphs import open_session
+from model.source.model_size import MAX_TESTED_TOKENS
 
 DOMAIN = "attendant.reference"
 PACKED, BLOCKS = "PackedMultiHeadAttention", "MultiHeadAttention"
@@ -177,9 +178,6 @@ def open_reference_session(graph: Path, weights: str, fused: Path | None = None)
 
 GRID = ((1,), (2,), (7,), (16,), (33,), (64,), (128,), (5, 1, 9), (3, 30, 17, 14), (60, 4, 60), (96, 31))
 """Sequence lengths of each tested batch. A sequence of the maximum length is added."""
-
-MAX_TESTED_TOKENS = 2304
-"""Longer sequences would take minutes. This length exceeds the limits of dense masks and of unscaled positions."""
 
 TOLERANCE = 1e-4
 """Maximum difference, relative to the largest absolute value of the reference (at least 1)."""

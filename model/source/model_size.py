@@ -64,8 +64,10 @@ EXPORT_BYTES, EXPORT_COPIES = 2**29, 4
 arrays, the hidden states of the longest text and the table of tokens in 16 bits. Measured with BERT-base, and with 0.3
 and 3 billion weights.
 """
-EXPORTED_TOKENS = 2304
-"""The longest text of an export, `MAX_TESTED_TOKENS` in model/export/parity.py, which needs PyTorch."""
+MAX_TESTED_TOKENS = 2304
+"""The longest sequence on which an export compares a graph with PyTorch: longer ones would take minutes. This length
+exceeds the limits of dense masks and of unscaled positions.
+"""
 WEIGHT_COPIES = 2.5
 """Copies of the weights in memory, in float32, where an export does not use mapped files."""
 
@@ -75,7 +77,7 @@ def describe_export(size: ModelSize, *, maps_weights: bool = True) -> str:
 
     Without `maps_weights`, the export copies weights to memory: for CUDA, or of a published ONNX graph.
     """
-    tokens = min(size.max_input_tokens, EXPORTED_TOKENS)
+    tokens = min(size.max_input_tokens, MAX_TESTED_TOKENS)
     hidden_bytes = 4 * (size.num_hidden_layers + 1) * tokens * size.hidden_size
     needed = EXPORT_BYTES + EXPORT_COPIES * (hidden_bytes + 2 * size.table)
     if not maps_weights:

@@ -220,7 +220,7 @@ def check_positions(actual: Floats, encoder: Encoder, index: int) -> None:
 
 
 def check_distance_terms(step: dict[str, Floats], encoder: Encoder, oracle: Any, index: int) -> None:
-    """Check the terms of disentangled attention, of which the library returns the sum of those in `pos_att_type`."""
+    """Compare each term of disentangled attention with transformers, which adds those in `pos_att_type`."""
     terms = {name: step[name] for name in ("content_to_position", "position_to_content") if name in step}
     assert bool(terms) == (encoder.config.disentangled is not None)
     if not terms:

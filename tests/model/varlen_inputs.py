@@ -19,23 +19,8 @@ FAMILIES = (
 """Every architecture, and variants of attention and positions."""
 FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
 KERNELS = (
-    (
-        (
-            "Clip",
-            "Cos",
-            "Div",
-            "Erf",
-            "GatherElements",
-            "Gelu",
-            "LayerNormalization",
-            "Log",
-            "MatMul",
-            "Pow",
-            "Reciprocal",
-        ),
-        FLOATS,
-    ),
-    (("Pad", "ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
+    (("Clip", "Cos", "Div", "Erf", "Gelu", "LayerNormalization", "Log", "MatMul", "Pow", "Reciprocal"), FLOATS),
+    (("GatherElements", "Pad", "ReduceMean", "Relu", "Sigmoid", "Sin", "Sqrt", "Tanh"), FLOATS),
     (("MultiHeadAttention", "PackedMultiHeadAttention", "RotaryEmbedding"), FLOATS),
     (("Abs", "Add", "CumSum", "Max", "Min", "Mul", "ReduceSum", "Sub"), FLOATS | INTS),
     (("Greater", "GreaterOrEqual", "Less", "LessOrEqual"), FLOATS | INTS),

@@ -55,7 +55,8 @@ class CudaBackend:
         self.choice = choice
         (offset,) = (value for value in graph.inputs if value.name == "token_offset")
         self._padded = offset.shape[0] == PADDED_ROWS
-        self.max_batch_tokens = min(choice.max_batch_tokens, PADDED_TOKENS if self._padded else choice.max_batch_tokens)
+        limit = choice.max_batch_tokens
+        self.max_batch_tokens = min(limit, PADDED_TOKENS) if self._padded else limit
         self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded)
         self.max_batch_size = self.shapes.max_sequences
         self.length_buckets = self.shapes.lengths

@@ -76,7 +76,7 @@ class ShapeBuckets:
     def up_to(cls, max_input_tokens: int, max_batch_tokens: int, *, padded: bool = False) -> "ShapeBuckets":
         """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`.
 
-        If `padded`, the batches are those of a `PaddedFill`, and B S is less than 4 T.
+        With `padded`, shapes hold the batches that `PaddedFill` selects, and B * S is less than 4 * T.
         """
         most = _round_up(max(max_input_tokens, max_batch_tokens), MULTIPLE)
         longest_input = _round_up(max_input_tokens, ALIGNED)
