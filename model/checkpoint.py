@@ -230,6 +230,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     published = read_tokenizer(files, config, transformer)
     tokenizer = published.definition
     tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)
+    family = find_family(config, tensors) or family
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors, scratch)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings

@@ -88,7 +88,7 @@ Offsets = tuple[int, int]
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Attention = Literal["bidirectional", "causal"]
-BlockKind = Literal["post", "pre", "sandwich"]
+BlockKind = Literal["post", "double_post", "pre", "sandwich"]
 Dtype = Literal["float32", "float16", "int8", "ubinary"]
 Effect = Literal["none", "leave_one_out", "occlusion"]
 EncodingFormat = Literal["float", "base64"]
@@ -1067,6 +1067,7 @@ class LayerStructure:
     """The structure of a model's layers.
 
     `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
+    double_post: as post, but after attention, the input of the layer is added and the sum normalized a second time.
     `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores that
     depends on the distance. `segments`: token type embeddings are added. `embedding_norm`: the sum of the embeddings is
     normalized. `attention_scale` is the factor of the dot products.

@@ -358,12 +358,13 @@ class StructureRecord(Record):
     """The structure of an encoder's layers.
 
     `block`: the norms follow the sums (post), or precede attention and feed-forward network (pre), or both (sandwich).
+    double_post: as post, but after attention, the input of the layer is added and the sum normalized a second time.
     `positions`: a table whose rows are added to the embeddings, rotated queries and keys, or a bias of the scores.
     `segments`: token type embeddings are added to the token embeddings. `embedding_norm`: the sum is normalized.
     `position_table` (P, E) is None in models without a table, and in artifacts of earlier versions.
     """
 
-    block: Literal["post", "pre", "sandwich"]
+    block: Literal["post", "double_post", "pre", "sandwich"]
     positions: tuple[PositionKind, ...]
     segments: bool
     embedding_norm: bool

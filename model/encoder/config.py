@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-BlockKind = Literal["post", "pre", "sandwich"]
+BlockKind = Literal["post", "double_post", "pre", "sandwich"]
 NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
 
 
@@ -124,6 +124,7 @@ class EncoderConfig:
         attention_bias: The linear maps of queries, keys and values have biases.
         attention_output_bias: The linear map of the attention output has one.
         query_key_norm: Queries and keys are normalized per head.
+        joint_query_key_norm: The queries of all heads are normalized together, and so are the keys.
         relative_bias: A learned bias of the scores depends on the distance of two tokens. All layers share it.
         alibi: A fixed bias of the scores is proportional to the distance of two tokens.
         disentangled: Scores depend on embeddings of distances.
@@ -156,6 +157,7 @@ class EncoderConfig:
     attention_bias: bool = True
     attention_output_bias: bool = True
     query_key_norm: bool = False
+    joint_query_key_norm: bool = False
     relative_bias: RelativeConfig | None = None
     alibi: bool = False
     disentangled: DisentangledConfig | None = None
@@ -182,7 +184,14 @@ class EncoderConfig:
             raise ValueError("num_attention_heads: not a multiple of num_key_value_heads")
         if len(self.layers) != self.num_hidden_layers:
             raise ValueError(f"layers: not num_hidden_layers ({len(self.layers)}, {self.num_hidden_layers})")
+        if self.joint_query_key_norm and (self.query_key_norm or self.num_key_value_heads != self.num_attention_heads):
+            raise ValueError("joint_query_key_norm: not supported with query_key_norm or grouped queries")
         if self.alibi and (self.causal or self.relative_bias or any(layer.window is not None for layer in self.layers)):
             raise ValueError("alibi: not supported with causal, relative_bias or windows")
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(f"hidden_act: unsupported value {self.hidden_act!r}")
+
+    @property
+    def norms_first(self) -> bool:
+        """Whether the blocks normalize the inputs of attention and feed-forward network, and the encoder its output."""
+        return self.block in ("pre", "sandwich")

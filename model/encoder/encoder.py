@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.positions = PositionInputs(config)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in config.layers)
-        self.norm = nn.Identity() if config.block == "post" else make_norm(config, config.hidden_size)
+        self.norm = make_norm(config, config.hidden_size) if config.norms_first else nn.Identity()
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
         """Return the last hidden state (R, T, D) for four integer tensors (R, T).

@@ -275,7 +275,7 @@ class SelfAttention(nn.Module):
     """Multi-head scaled dot-product self-attention (Vaswani et al. 2017, section 3.2).
 
     With G < H key/value heads, groups of H/G query heads share one (Ainslie et al. 2023). Queries and keys may be
-    normalized per head (Henry et al. 2020) and rotated.
+    normalized, per head (Henry et al. 2020) or all heads together, and rotated.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -297,9 +297,8 @@ class SelfAttention(nn.Module):
             ):
                 if is_used:
                     self.add_module(name, nn.Linear(size, config.head_size * self.num_heads))
-        normed = config.query_key_norm
-        self.query_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
-        self.key_norm = RMSNorm(config.head_size, config.norm_eps) if normed else nn.Identity()
+        self.joint_norm = config.joint_query_key_norm
+        self.query_norm, self.key_norm = (_make_head_norm(config) for _ in range(2))
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the output (R, T, D)."""
@@ -350,9 +349,13 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads, (R, H, T, d) each."""
-        q = self.query_norm(self._split(self.query(x), self.num_heads))  # (R, H, T, d)
-        k = self.key_norm(self._split(self.key(x), self.num_key_value_heads))  # (R, G, T, d)
-        v = self._split(self.value(x), self.num_key_value_heads)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.joint_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q = self._split(q, self.num_heads)  # (R, H, T, d)
+        k, v = (self._split(part, self.num_key_value_heads) for part in (k, v))  # (R, G, T, d)
+        if not self.joint_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
         return q, self._repeat(k), self._repeat(v)
@@ -368,10 +371,18 @@ class SelfAttention(nn.Module):
         return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
 
 
+def _make_head_norm(config: EncoderConfig) -> nn.Module:
+    """Return the norm of queries or of keys."""
+    if config.joint_query_key_norm:
+        return make_norm(config, config.head_size * config.num_attention_heads)
+    return RMSNorm(config.head_size, config.norm_eps) if config.query_key_norm else nn.Identity()
+
+
 class Block(nn.Module):
     """The attention and the feed-forward network of one layer, each with a residual connection and norms.
 
     - "post": a norm after each residual connection (Vaswani et al. 2017): `x = N(x + f(x))`.
+    - "double_post": as "post", with a second residual connection around attention: `x = N2(x + N(x + f(x)))`.
     - "pre": a norm before attention and feed-forward (Xiong et al. 2020): `x = x + f(N(x))`.
     - "sandwich": norms before and after them (Ding et al. 2021): `x = x + N2(f(N1(x)))`.
     """
@@ -379,27 +390,25 @@ class Block(nn.Module):
     def __init__(self, config: EncoderConfig, layer: LayerConfig) -> None:
         super().__init__()
         self.kind = config.block
+        self.norm_before_attention = config.norms_first
         self.attention = SelfAttention(config)
         has_norm = layer.attention_norm or config.block != "pre"
         self.attention_norm = make_norm(config, config.hidden_size) if has_norm else nn.Identity()
         if config.block == "sandwich":
             self.attention_output_norm = make_norm(config, config.hidden_size)
+        if config.block == "double_post":
+            self.residual_norm = make_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config, config.hidden_size)
         if config.block == "sandwich":
             self.feed_forward_output_norm = make_norm(config, config.hidden_size)
 
     @property
-    def norm_before_attention(self) -> bool:
-        """True if the block normalizes the input of attention, as pre-norm and sandwich blocks do."""
-        return self.kind != "post"
-
-    @property
     def mixed_norm(self) -> nn.LayerNorm | RMSNorm:
         """The norm that reads the attention output, before or after the residual is added."""
         if self.kind == "pre":
             return self.feed_forward_norm
-        norm = self.attention_norm if self.kind == "post" else self.attention_output_norm
+        norm = self.attention_output_norm if self.kind == "sandwich" else self.attention_norm
         assert not isinstance(norm, nn.Identity)
         return norm
 
@@ -418,14 +427,15 @@ class Block(nn.Module):
 
         `attended` is the output of the attention.
         """
-        if self.kind == "post":
-            return attended, self.attention_norm(x + attended)
+        if not self.norm_before_attention:
+            stream = self.attention_norm(x + attended)
+            return attended, self.residual_norm(x + stream) if self.kind == "double_post" else stream
         term = self.attention_output_norm(attended) if self.kind == "sandwich" else attended
         return term, x + term
 
     def add_feed_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the term that the feed-forward network adds to the residual stream `x`, and the stream after it."""
-        if self.kind == "post":
+        if not self.norm_before_attention:
             term = self.feed_forward(x)
             return term, self.feed_forward_norm(x + term)
         term = self.feed_forward(self.feed_forward_norm(x))

@@ -335,7 +335,7 @@ class PackedAttention(nn.Module):
         self.dtype = dtype
         self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
         self.output = attention.output
-        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.query_norm, self.key_norm, self.joint_norm = attention.query_norm, attention.key_norm, attention.joint_norm
         self.distance_terms = None if distances is None else DistanceTerms(attention, distances)
         parts = attention.query, *(_repeat_heads(part, attention) for part in (attention.key, attention.value))
         self.projections = nn.ModuleList([_join(parts, self.num_heads)] if joined else parts)
@@ -348,8 +348,10 @@ class PackedAttention(nn.Module):
             parts = [self.projections[0](x).view(-1, self.num_heads, 3, self.head_size).to(self.dtype)]
         else:
             norms = (self.query_norm, self.key_norm, nn.Identity())
-            heads = (projection(x).view(-1, self.num_heads, self.head_size) for projection in self.projections)
-            parts = [norm(part).to(self.dtype) for norm, part in zip(norms, heads, strict=True)]
+            parts = [
+                self._project(x, projection, norm).to(self.dtype)
+                for projection, norm in zip(self.projections, norms, strict=True)
+            ]
             if inputs.rotation is not None:
                 parts[:2] = [rotate_packed(part, inputs.rotation, inputs.indices) for part in parts[:2]]
             if self.distance_terms is not None and inputs.distances is not None:
@@ -360,6 +362,15 @@ class PackedAttention(nn.Module):
         context = packed_attention(parts, bias, inputs, self.scale)
         output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
         return output
+
+    def _project(self, x: Tensor, projection: nn.Module, norm: nn.Module) -> Tensor:
+        """Return normalized queries, keys or values, (T, H, d)."""
+        projected: Tensor = projection(x)
+        if self.joint_norm:
+            projected = norm(projected)
+        heads = projected.view(-1, self.num_heads, self.head_size)
+        normalized: Tensor = heads if self.joint_norm else norm(heads)
+        return normalized
 
 
 def _join(parts: Sequence[nn.Linear], heads: int) -> nn.Linear:
@@ -414,7 +425,8 @@ class VarlenEncoder(nn.Module):
         for block, layer in zip(self.blocks, encoder.config.layers, strict=True):
             assert isinstance(block.attention, SelfAttention)
             distances = self.positions.distances
-            changed = layer.rotary is not None or encoder.config.query_key_norm or has_unattended
+            has_norm = encoder.config.query_key_norm or encoder.config.joint_query_key_norm
+            changed = layer.rotary is not None or has_norm or has_unattended
             joined = not (changed or distances is not None or Reach.of(encoder.config, layer).in_blocks)
             block.attention = PackedAttention(block.attention, attention_dtype, distances, joined=joined)
         parts = (self.embeddings, *self.blocks)

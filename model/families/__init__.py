@@ -1,6 +1,6 @@
 """Model families: config keys and tensor names per architecture. CONTRIBUTING.md says how to add one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from model.families import attendant, bert, deberta, llama, modernbert, rotary_bert, t5
@@ -10,10 +10,13 @@ MODULES = (attendant, bert, deberta, llama, modernbert, rotary_bert, t5)
 FAMILIES: dict[str, Family] = {family.name: family for module in MODULES for family in module.FAMILIES}
 
 
-def find_family(config: Mapping[str, Any]) -> Family | None:
-    """Return the family of a config.json; None for an unsupported one."""
+def find_family(config: Mapping[str, Any], tensors: Collection[str] = ()) -> Family | None:
+    """Return the family of a config.json; None for an unsupported one.
+
+    The names of the tensors tell the two architectures of JinaBERT apart, whose config.json has the same keys.
+    """
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
         return FAMILIES["jina_embeddings_v3"]  # as published, with its own code, as is the next one
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
-        return FAMILIES["jina_bert"]
+        return FAMILIES["jina_bert_code" if any("mlp.up_gated_layer." in name for name in tensors) else "jina_bert"]
     return FAMILIES.get(str(config.get("model_type")))

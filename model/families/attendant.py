@@ -19,7 +19,7 @@ NAMES = {
         "positions.bias", "positions.distances", "positions.distances.norm", "blocks",
         "attention.query", "attention.key", "attention.value", "attention.output",
         "attention.distance_key", "attention.distance_query",
-        "attention.query_norm", "attention.key_norm", "attention_norm", "attention_output_norm",
+        "attention.query_norm", "attention.key_norm", "attention_norm", "attention_output_norm", "residual_norm",
         "feed_forward.gate", "feed_forward.inner", "feed_forward.outer", "feed_forward_norm",
         "feed_forward_output_norm", "norm",
     )

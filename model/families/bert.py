@@ -3,6 +3,8 @@
 MiniLM, BGE, E5, LaBSE and early GTE models are BERTs.
 """
 
+from typing import Any
+
 from model.encoder import EncoderConfig, RelativeConfig
 from model.families.family import (
     ROBERTA_CLASSIFIER,
@@ -226,7 +228,7 @@ JINA_NAMES = NAMES | {
 }
 
 
-def read_jina_bert(config: ConfigReader) -> EncoderConfig:
+def read_jina_bert(config: ConfigReader, **parts: Any) -> EncoderConfig:
     config.require("position_embedding_type", "alibi")
     config.require("add_cross_attention", False)
     config.require("is_decoder", False)
@@ -239,6 +241,7 @@ def read_jina_bert(config: ConfigReader) -> EncoderConfig:
         alibi=True,
         gated=True,
         feed_forward_bias=False,
+        **parts,
     )
 
 
@@ -250,4 +253,24 @@ JINA_BERT = Family(
     fused={"mlp.gated_layers": ("mlp.gate", "mlp.up")},
 )
 
-FAMILIES = (BERT, ERNIE, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT)
+# jina-embeddings-v2-base-code: the queries, and the keys, of all heads are normalized together, and a second residual
+# connection goes around attention.
+
+JINA_CODE_BERT = Family(
+    "jina_bert_code",
+    lambda config: read_jina_bert(config, block="double_post", joint_query_key_norm=True),
+    NAMES
+    | {
+        "attention.query_norm": "attention.self.layer_norm_q",
+        "attention.key_norm": "attention.self.layer_norm_k",
+        "residual_norm": "layer_norm_1",
+        "feed_forward.gate": "mlp.gate",
+        "feed_forward.inner": "mlp.up",
+        "feed_forward.outer": "mlp.down_layer",
+        "feed_forward_norm": "layer_norm_2",
+    },
+    ("", "bert."),
+    fused={"mlp.up_gated_layer": ("mlp.up", "mlp.gate")},
+)
+
+FAMILIES = (BERT, ERNIE, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT, JINA_CODE_BERT)

@@ -90,7 +90,7 @@ DEBERTA_V3 = {
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
-OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "llama", "mt5")
+OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "jina_bert_code", "llama", "mt5")
 """Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
@@ -173,6 +173,14 @@ KNOWN_MODELS = (
             position_embedding_type="alibi", feed_forward_type="geglu", max_position_embeddings=8192,
         ),
         137, 8192, "mean", "none", "Apache-2.0",
+    ),
+    KnownModel(
+        "jinaai/jina-embeddings-v2-base-code",
+        _bert(
+            "bert", 12, 768, 61056,
+            position_embedding_type="alibi", feed_forward_type="geglu", max_position_embeddings=8192,
+        ),
+        161, 8192, "mean", "none", "Apache-2.0",
     ),
     KnownModel(
         "jinaai/jina-embeddings-v3",

@@ -266,10 +266,13 @@ def check_steps(step: dict[str, Floats], block: Any, form: StructureRecord, hidd
     check_close(powers / powers.sum(axis=-1, keepdims=True), step["weights"])
     joined = step["heads"].swapaxes(0, 1).reshape(len(step["input"]), -1)
     attended = apply(block.attention.output, joined)
-    post, sandwich = form.block == "post", form.block == "sandwich"
+    post, sandwich = form.block in ("post", "double_post"), form.block == "sandwich"
     check_close(apply(block.attention_output_norm, attended) if sandwich else attended, step["projected"])
     added, fed = step["input"] + step["projected"], step["residual"] + step["feed_forward"]
-    check_close(apply(block.attention_norm, added) if post else added, step["residual"])
+    residual = apply(block.attention_norm, added) if post else added
+    if form.block == "double_post":
+        residual = apply(block.residual_norm, step["input"] + residual)
+    check_close(residual, step["residual"])
     check_close(apply(block.feed_forward_norm, fed) if post else fed, step["output"])
 
 

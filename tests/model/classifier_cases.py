@@ -53,6 +53,7 @@ CLASSIFIER_CASES: dict[str, FamilyCase] = {
     "deberta-v2": classifier("deberta-v2"),
     "ernie": classifier("ernie"),
     "jina_bert": classifier("jina_bert"),
+    "jina_bert_code": classifier("jina_bert_code"),
     "jina_embeddings_v3": classifier("jina_embeddings_v3"),
     "eurobert, late": classifier("eurobert"),
     "eurobert, bos": classifier("eurobert", classifier_pooling="bos"),

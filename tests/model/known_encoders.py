@@ -108,7 +108,8 @@ float16. On a GPU, only models with BERT's layers have been run ([GPU](gpu.md)).
 Whether a precision is accurate enough depends on the weights, so the server compares the results of every head with
 golden vectors at [every start](own-model.md#accuracy). A precision below its floor is refused with the measured cosine,
 or replaced by float32 under `auto`. jina-embeddings-v3 is published as `xlm-roberta` with rotary positions and is the
-architecture `jina_embeddings_v3` here.
+architecture `jina_embeddings_v3` here. Jina's v2 models are published as `bert` and are `jina_bert`, except for
+jina-embeddings-v2-base-code: the names of its weights show that it is `jina_bert_code`.
 """
 HEADS = """
 ## Heads

@@ -94,6 +94,46 @@ def publish_jina_bert(config: dict[str, Any], tensors: dict[str, Tensor]) -> tup
     }, tensors  # fmt: skip
 
 
+def publish_jina_code(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the files of jina-embeddings-v2-base-code from those of GTE.
+
+    `add_jina_code` adds what its blocks have in addition to the oracle.
+    """
+    config, tensors = publish_jina_bert(config, fuse(tensors, ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gated_layer"))
+    tensors = renamed(tensors, {r"mlp\.layernorm": "layer_norm_2", r"mlp\.wo": "mlp.down_layer"})
+    generator, size = torch.Generator().manual_seed(5), config["hidden_size"]
+    for name in [name for name in tensors if name.endswith("attention.self.query.weight")]:
+        layer = name.removesuffix("attention.self.query.weight")
+        for norm in ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1"):
+            for leaf, center in (("weight", 1.0), ("bias", 0.0)):
+                tensors[f"{layer}{norm}.{leaf}"] = center + 0.2 * torch.randn(size, generator=generator)
+    return config, tensors
+
+
+def add_jina_code(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Add to a GTE of transformers what the blocks of jina-embeddings-v2-base-code have in addition."""
+
+    def norm(name: str) -> torch.nn.LayerNorm:
+        weight, bias = (next(tensors[key] for key in tensors if key.endswith(f"{name}.{leaf}")) for leaf in NORM_LEAVES)
+        module = torch.nn.LayerNorm(len(weight), eps=model.config.layer_norm_eps)
+        module.load_state_dict({"weight": weight, "bias": bias})
+        return module.eval()
+
+    for index, layer in enumerate(model.base_model.layers):
+        prefix, attention = f"layer.{index}.", layer.self_attn
+        inputs: list[Tensor] = []
+        attention.q_proj = torch.nn.Sequential(attention.q_proj, norm(f"{prefix}attention.self.layer_norm_q"))
+        attention.k_proj = torch.nn.Sequential(attention.k_proj, norm(f"{prefix}attention.self.layer_norm_k"))
+        second = norm(f"{prefix}layer_norm_1")
+        layer.register_forward_pre_hook(lambda _, arguments, inputs=inputs: inputs.append(arguments[0]))
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda _, arguments, output, second=second, inputs=inputs: second(inputs.pop() + output)
+        )
+
+
+NORM_LEAVES = ("weight", "bias")
+
+
 def alibi_mask(attention_mask: Tensor, heads: int) -> Tensor:
     """Return the mask for the oracle of JinaBERT with three heads, (N, H, T, T)."""
     assert heads == 3

@@ -38,14 +38,17 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
     relative = draw(st.none() | st.builds(RelativeConfig, st.integers(4, 40), st.integers(11, 200)))
     if flags["causal"] or relative or any(layer.window for layer in layers):
         flags["alibi"] = False
+    groups = draw(st.sampled_from([0, 1]))
+    if flags["query_key_norm"] or (groups and heads > 1):
+        flags["joint_query_key_norm"] = False
     return EncoderConfig(
         vocab_size=9, hidden_size=heads * 6, num_hidden_layers=len(layers), num_attention_heads=heads,
         intermediate_size=5, max_position_embeddings=7, type_vocab_size=draw(st.integers(0, 2)),
         norm_eps=draw(st.floats(1e-12, 1e-3)), hidden_act=draw(st.sampled_from(sorted(ACTIVATIONS))),
-        block=draw(st.sampled_from(["post", "pre", "sandwich"])),
+        block=draw(st.sampled_from(["post", "double_post", "pre", "sandwich"])),
         norm=draw(st.sampled_from(["layer_norm", "layer_norm_without_bias", "rms_norm"])),
         embedding_size=draw(st.sampled_from([0, 8])), embedding_scale=draw(st.floats(0.1, 10)),
-        num_key_value_heads=draw(st.sampled_from([0, 1])), head_size=draw(st.sampled_from([0, 4])),
+        num_key_value_heads=groups, head_size=draw(st.sampled_from([0, 4])),
         attention_scale=draw(st.sampled_from([0.0, 0.3])), layers=tuple(layers),
         relative_bias=relative, **flags,
     )  # fmt: skip

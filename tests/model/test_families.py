@@ -39,6 +39,7 @@ LONG_ROWS = (
     "mistral",
     "qwen2",
     "jina_bert",
+    "jina_bert_code",
 )
 """Models whose inputs are so long that attention is computed in blocks."""
 BERT_KINDS = (

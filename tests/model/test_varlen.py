@@ -194,19 +194,20 @@ def encoders(draw: st.DrawFn) -> Encoder:
     if all(layer.window is None for layer in layers):
         relative = draw(RELATIVE)
     alibi = not causal and relative is None and all(layer.window is None for layer in layers) and draw(st.booleans())
+    head_norm = draw(st.sampled_from(["none", "each", "joint"]))
     disentangled = draw(DISTANCES) if all(layer.window is None for layer in layers) and not alibi else None
     config = EncoderConfig(
         61, 32, 3, 4, 48, 200,
         type_vocab_size=draw(st.integers(0, 2)), norm_eps=1e-3,
         hidden_act=draw(st.sampled_from(["gelu", "silu"])),
-        causal=causal, block=draw(st.sampled_from(["post", "pre", "sandwich"])),
+        causal=causal, block=draw(st.sampled_from(["post", "double_post", "pre", "sandwich"])),
         norm=draw(st.sampled_from(["layer_norm", "layer_norm_without_bias", "rms_norm"])),
         position_table=draw(st.booleans()), embedding_norm=draw(st.booleans()),
-        num_key_value_heads=4 if disentangled else draw(st.sampled_from([1, 2, 4])),
+        num_key_value_heads=4 if disentangled or head_norm == "joint" else draw(st.sampled_from([1, 2, 4])),
         head_size=draw(st.sampled_from([8, 10])),
         attention_scale=draw(st.sampled_from([0.0, 0.4])), attention_bias=draw(st.booleans()),
         attention_output_bias=draw(st.booleans()),
-        query_key_norm=draw(st.booleans()), gated=draw(st.booleans()),
+        query_key_norm=head_norm == "each", joint_query_key_norm=head_norm == "joint", gated=draw(st.booleans()),
         relative_bias=relative, alibi=alibi, disentangled=disentangled,
         layers=layers,
     )  # fmt: skip

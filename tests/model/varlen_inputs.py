@@ -12,7 +12,7 @@ from model.export.parity import Inputs, make_sequence
 
 BERT_SHAPED = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
 FAMILIES = (
-    *BERT_SHAPED, "causal-bert", "mpnet", "t5", "mt5", "jina_bert", "deberta-v2",
+    *BERT_SHAPED, "causal-bert", "mpnet", "t5", "mt5", "jina_bert", "jina_bert_code", "deberta-v2",
     "nomic_bert", "nomic_bert, dynamic", "gte", "new", "jina_embeddings_v3", "modernbert", "modernbert, biases",
     "eurobert", "llama", "mistral", "qwen2", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
 )  # fmt: skip

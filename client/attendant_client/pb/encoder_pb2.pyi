@@ -109,6 +109,7 @@ class BlockKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCK_KIND_POST: _ClassVar[BlockKind]
     BLOCK_KIND_PRE: _ClassVar[BlockKind]
     BLOCK_KIND_SANDWICH: _ClassVar[BlockKind]
+    BLOCK_KIND_DOUBLE_POST: _ClassVar[BlockKind]
 
 class NormKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -299,6 +300,7 @@ BLOCK_KIND_UNSPECIFIED: BlockKind
 BLOCK_KIND_POST: BlockKind
 BLOCK_KIND_PRE: BlockKind
 BLOCK_KIND_SANDWICH: BlockKind
+BLOCK_KIND_DOUBLE_POST: BlockKind
 NORM_KIND_UNSPECIFIED: NormKind
 NORM_KIND_LAYER_NORM: NormKind
 NORM_KIND_RMS_NORM: NormKind

@@ -106,7 +106,7 @@ export const STEPS = [
       const isRms = kind === "rms_norm";
       const isUnchanged = input[0].every((component, place) => component === normalized[0][place]);
       return {
-        say: block === "post"
+        say: isNormalizedAfter(block)
           ? [`Nothing happens here in this model: layer ${layer} reads the vector of `, named(tokens, row), " as it is. The ", term("layer norm", "norm"), " comes at the end of each part, in steps 11 and 12. Other models have it here."]
           : isUnchanged ? [`Layer ${layer} reads the vector of `, named(tokens, row), " as it is. The other layers begin with a ", term("layer norm", "norm"), "."]
             : [`Layer ${layer} begins with a `, term("layer norm", "norm"), ", which rescales the numbers of ", named(tokens, row), ". The ", term("length"), " of the vector changes from ",
@@ -127,7 +127,7 @@ export const STEPS = [
       const { model, tokens, row, layer, head, outputs: { queries, keys, values }, term } = scene;
       const { head_size: size, num_key_value_heads: groups, positions } = model.layer_structure;
       const [k, v] = [peak(keys[head]), peak(values[head])];
-      const x = model.layer_structure.block === "post" ? "x" : "n"; // what attention reads
+      const x = isNormalizedAfter(model.layer_structure.block) ? "x" : "n"; // what attention reads
       return {
         say: [`Three `, term("matrix", "matrices"), ` of head ${head} turn vectors into a `, term("query"), " for ", named(tokens, row), ", and a ", term("key"), " and a ",
           term("value"), ` for every token. Each has ${size} numbers.`],
@@ -298,14 +298,15 @@ export const STEPS = [
   {
     title: "The result is added to the vector",
     draw: ({ model, tokens, row, outputs: { input, projected, residual }, term }) => {
-      const { block } = model.layer_structure;
+      const { block } = model.layer_structure, normalized = isNormalizedAfter(block);
       const largest = peak([input[0], projected[0], residual[0]]);
+      const sum = block === "double_post" ? "\\text{Norm}(x + \\text{Norm}(x + \\text{MultiHead}(x)))" : "\\text{Norm}(x + \\text{MultiHead}(x))";
       return {
         say: ["The output of the attention is added to the vector of ", named(tokens, row), ": a ", term("residual connection"), ". Old and new vector have a ",
           term("cosine similarity", "similarity"), " of ", value(cosine(input[0], residual[0])), "."],
-        formulas: [block === "post" ? "y = \\text{Norm}(x + \\text{MultiHead}(x))" : "y = x + \\text{MultiHead}(n)"],
-        symbols: `x: the vector before. y: the vector after. ${block === "post" ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions${block === "post" ? ", and the norm changes the length of the sum" : ""}.`,
-        figure: [change(["vector before", input[0]], ["+ output of the attention", projected[0]], [block === "post" ? "= sum, normalized" : "= sum", residual[0]], largest)],
+        formulas: [normalized ? `y = ${sum}` : "y = x + \\text{MultiHead}(n)"],
+        symbols: `x: the vector before. y: the vector after. ${normalized ? "Norm: see step 3. " : "n: what attention reads (step 3). "}Lengths do not add up, because the vectors point in different directions${normalized ? ", and the norm changes the length of the sum" : ""}.`,
+        figure: [change(["vector before", input[0]], ["+ output of the attention", projected[0]], [normalized ? "= sum, normalized" : "= sum", residual[0]], largest)],
         why: ["Attention changes a vector, it does not replace it, so that what earlier layers found is kept."],
       };
     },
@@ -319,9 +320,9 @@ export const STEPS = [
       return {
         say: ["The ", term("feed-forward network"), " reads only the vector of ", named(tokens, row), `. A matrix turns its ${model.hidden_size} numbers into ${formatCount(inner)}, `
           + `a second one turns these into ${model.hidden_size}, which are added to the vector.`],
-        formulas: [network, block === "post" ? "z = \\text{Norm}(y + \\text{FFN}(y))" : block === "pre" ? "z = y + \\text{FFN}(\\text{Norm}(y))" : "z = y + \\text{Norm}(\\text{FFN}(\\text{Norm}(y)))"],
+        formulas: [network, isNormalizedAfter(block) ? "z = \\text{Norm}(y + \\text{FFN}(y))" : block === "pre" ? "z = y + \\text{FFN}(\\text{Norm}(y))" : "z = y + \\text{Norm}(\\text{FFN}(\\text{Norm}(y)))"],
         symbols: `W, b: learned${gated ? " (b in models that have them)" : ""}. f: a function that lets positive numbers pass and holds back most negative ones. z: the output of the layer.`,
-        figure: [change(["vector after attention", residual[0]], ["+ output of the network", added[0]], [block === "post" ? "= sum, normalized" : "= sum", output[0]], largest)],
+        figure: [change(["vector after attention", residual[0]], ["+ output of the network", added[0]], [isNormalizedAfter(block) ? "= sum, normalized" : "= sum", output[0]], largest)],
         why: [`Attention moves information between tokens, the network works on what has arrived in each. Each of its ${formatCount(inner)} inner numbers reacts to a pattern in the vector: f is what makes it react or not.`],
       };
     },
@@ -379,6 +380,11 @@ function positionTable(scene, [vectors, others]) {
     element("p", { className: "quiet note" }, bdi(tokens[row].text), ` has position ${row + 1}${place}. `,
       isSinusoidal(vectors) ? "A formula made this table: each number is a sine or cosine of the position, with a wavelength that grows from left to right."
         : "Each of these vectors was learned in training."));
+}
+
+/** Return whether attention and feed-forward network read the vector itself, and the sums are normalized. */
+function isNormalizedAfter(/** @type {string} */ block) {
+  return block === "post" || block === "double_post";
 }
 
 /** Return whether pairs of neighboring numbers are sine and cosine of the same angle, times a common factor. */
