@@ -242,7 +242,9 @@ def export(  # noqa: PLR0913  # the options of the command
 def _load(directory: Path, settings: SettingOptions, scratch: Path, *, is_graph: bool) -> Checkpoint:
     """Return a checkpoint that can be exported. Raises CheckpointError."""
     try:
-        checkpoint = load_imported(directory, settings) if is_graph else load_checkpoint(directory, settings, scratch)
+        checkpoint = (
+            load_imported(directory, settings, scratch) if is_graph else load_checkpoint(directory, settings, scratch)
+        )
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{directory}: invalid configuration ({problem}). {REDOWNLOAD}") from error

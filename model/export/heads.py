@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import onnx_ir
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.export.graphs import GraphSet, GraphSignature, WeightStore, open_session, write_graph
+from model.export.imported import ImportedHead
 from model.export.parity import TOLERANCE, compare
 from model.heads.row_head import RowHead
 from model.heads.vocabulary import MaskedLM
@@ -132,7 +134,10 @@ def write_row_graph(graphs: GraphSet, name: str, head: RowHead | NormedHead) -> 
     """Write a graph from `rows` (N, D) to its output (N, K), with its weights, and compare it with torch."""
     path = graphs.path(name)
     rows = torch.randn(max(TESTED_ROWS), head.in_features, generator=torch.Generator().manual_seed(0))
-    write_graph(head, path, None, GraphSignature({"rows": rows[:2]}, {"rows": {0: "N"}}, (OUTPUTS[name],)))
+    if isinstance(head, ImportedHead):
+        onnx_ir.save(head.model, path)
+    else:
+        write_graph(head, path, None, GraphSignature({"rows": rows[:2]}, {"rows": {0: "N"}}, (OUTPUTS[name],)))
     session = open_session(path)
     with torch.inference_mode():
         expected = [head(rows[:count]).numpy() for count in TESTED_ROWS]

@@ -2,9 +2,13 @@
 
 The graph is kept as it is. Nodes in front of it compute its inputs from those of the exported graphs, so the server
 runs it like them, but with one text per row: a graph from elsewhere does not keep several texts of a row apart.
+
+A graph that ends with the logits of a classifier is cut at the hidden states that its head reads. The part after them
+becomes the graph of the head.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -23,16 +27,18 @@ from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass, Remov
 from torch import Tensor, nn
 
 from model.artifact.files import WEIGHTS
-from model.artifact.manifest import Absent, GraphPrecision
+from model.artifact.manifest import Absent, ClassifierPooling, GraphPrecision
 from model.artifact.names import PADDED
-from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint, read_training
 from model.encoder import Encoder, EncoderConfig
-from model.export.graphs import GraphSet, open_session
-from model.export.parity import TOLERANCE, compare_outputs
+from model.export.graphs import TO_FLOAT, GraphSet, open_session
+from model.export.parity import TOLERANCE, compare_outputs, pool
 from model.families import find_family
 from model.families.family import ConfigReader, Family
-from model.source.model_size import HEADS, LAYERS, POSITIONS
+from model.heads.classifiers import Classifier, TokenClassifier, make_classifier, make_token_classifier
+from model.heads.row_head import RowHead
+from model.source.model_size import HEADS, HIDDEN, LAYERS, POSITIONS
 from model.source.published import (
     CheckpointError,
     Published,
@@ -59,6 +65,16 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
 """Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
 HIDDEN_DIMENSIONS = 3
+SIZE_OPERATORS = ("Shape", "Size")
+LOGITS = "logits"
+MAX_BOTTLENECKS = 64
+"""In front of the logits, among which the hidden states are searched."""
+SAMPLES = ("The bank of the river was steep.", "Bank", "She paid the money into her account, and went home.")
+"""Texts, and their pairs, with which a graph is cut."""
+SAMPLE_TOKENS = 16
+UNNAMED_LABELS = (0, 1)
+"""The labels of a model whose config.json names none."""
+CLASSIFIER_POOLINGS: tuple[ClassifierPooling, ...] = ("cls", "mean", "last")
 MAX_RUN_S = 120.0
 """For one text, or one batch of the comparison: a graph can have loops without an end."""
 MAX_MESSAGE = 300
@@ -110,10 +126,25 @@ def _data_bytes() -> int:
     return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
 
 
+class ImportedHead(RowHead):
+    """The part of a graph that computes logits (N, C) of rows (N, D). It has no parameters."""
+
+    def __init__(self, model: onnx_ir.Model, in_features: int, out_features: int) -> None:
+        nn.Module.__init__(self)
+        self.model, self.in_features, self.out_features = model, in_features, out_features
+        self._session = open_session(onnx_ir.to_proto(model).SerializeToString())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (N, C) for rows (N, D)."""
+        (logits,) = self._session.run(None, {"rows": rows.numpy()})
+        return torch.from_numpy(logits)
+
+
 class ImportedEncoder(Encoder):
     """An encoder that runs an ONNX graph, one text at a time. It has a configuration and no parameters.
 
-    `pad` is the id of padding, and `output` the name of the hidden states.
+    `pad` is the id of padding, and `output` the name of the hidden states. Before `split`, it is `LOGITS` for the graph
+    of a classifier.
     """
 
     def __init__(self, graph: Path, pad: int) -> None:
@@ -140,16 +171,124 @@ class ImportedEncoder(Encoder):
     def has_segments(self) -> bool:
         return "token_type_ids" in self.inputs
 
+    def split(
+        self, scratch: Path, samples: Sequence[TokenizedInput], hidden_size: int, labels: int
+    ) -> tuple[ImportedHead, ClassifierPooling | None]:
+        """Cut the graph of a classifier at the hidden states that its head reads.
+
+        A session of a copy of the graph, in the directory `scratch`, replaces that of the graph. `samples` are texts
+        to run, and `labels` is the number of labels of a head of tokens.
+
+        Returns:
+            The head, and the pooling whose vectors it reads; no pooling for a head of tokens.
+
+        Raises:
+            CheckpointError: the graph computes its logits in another way.
+        """
+        model = self._load()
+        values = [*itertools.islice(find_bottlenecks(model.graph, LOGITS), MAX_BOTTLENECKS)]
+        model.graph.outputs.extend(values)
+        path = scratch / "split" / self.graph.name
+        path.parent.mkdir()
+        onnx_ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=64)
+        del self._session  # before there is another copy of the weights
+        self._session = open_session(path)
+        names = [LOGITS, *(str(value.name) for value in values)]
+        results = [dict(zip(names, self._run(tokens, names), strict=True)) for tokens in samples]
+        count = results[0][LOGITS].shape[-1]
+        if results[0][LOGITS].ndim == HIDDEN_DIMENSIONS and count != labels:
+            raise CheckpointError(
+                f"{self.graph.name}: {count:,} logits per token, but config.json names {labels} labels. Of graphs "
+                f"without hidden states, only classifiers can be served. {PYTORCH}"
+            )
+        found = _find_rows(results, [len(tokens) for tokens in samples], hidden_size, self.tolerance)
+        if found is None:
+            raise CheckpointError(
+                f"{self.graph.name}: its logits are not computed from the vector of the first or last token, from the "
+                f"mean of all, or for each token. {PYTORCH}"
+            )
+        self.output, rows, pooling = found
+        graph = self._head_graph(rows, onnx_ir.DataType.from_numpy(results[0][rows].dtype), hidden_size, count)
+        return ImportedHead(graph, hidden_size, count), pooling
+
+    def _run(self, tokens: TokenizedInput, names: list[str]) -> list[NDArray[Any]]:
+        """Return values of the graph for one text."""
+        ids = torch.tensor([tokens.input_ids])
+        types = torch.tensor([tokens.token_type_ids])
+        return _run(self.graph, self._session, names, self._inputs(ids, torch.arange(ids.shape[1])[None], types))
+
+    def _head_graph(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> onnx_ir.Model:
+        """Return the graph from float32 `rows` (N, D) to float32 `logits` (N, C).
+
+        The rows replace the value of the name `rows` and the type `dtype`. Raises CheckpointError if the logits depend
+        on more than this value.
+        """
+        model = self._load()
+        try:
+            graph = onnx_ir.convenience.extract(model.graph, [rows], [LOGITS])
+        except ValueError:
+            raise CheckpointError(
+                f"{self.graph.name}: its logits also depend on values in front of the hidden states. {PYTORCH}"
+            ) from None
+        for value in graph.initializers.values():
+            assert value.const_value is not None
+            value.const_value = onnx_ir.tensor(value.const_value.numpy(), name=value.name)
+        (source,), (logits,) = graph.inputs, graph.outputs
+        is_per_token = rows == self.output  # these nodes read (1, N, D)
+        inputs = onnx_ir.val(
+            "rows", type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT), shape=onnx_ir.Shape(["N", hidden_size])
+        )
+        before = [onnx_ir.node("Cast", [inputs], {"to": dtype.value})]
+        after = [onnx_ir.node("Cast", [logits], TO_FLOAT)]
+        if is_per_token:
+            sizes = {"rows_shape": [1, -1, hidden_size], "logits_shape": [-1, count]}
+            shapes = [
+                onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(np.array(size, np.int64))})
+                for size in sizes.values()
+            ]
+            before += [shapes[0], onnx_ir.node("Reshape", [before[0].outputs[0], shapes[0].outputs[0]])]
+            after += [shapes[1], onnx_ir.node("Reshape", [after[0].outputs[0], shapes[1].outputs[0]])]
+        source.replace_all_uses_with(before[-1].outputs[0])
+        before[0].replace_input_with(0, inputs)
+        logits.name = f"graph.{LOGITS}"
+        _name_nodes([*before, *after])
+        output = after[-1].outputs[0]
+        output.name = LOGITS
+        output.type, output.shape = onnx_ir.TensorType(onnx_ir.DataType.FLOAT), onnx_ir.Shape(["N", count])
+        graph.insert_before(graph[0], before)
+        graph.extend(after)
+        graph.inputs[:] = [inputs]
+        graph.outputs[:] = [output]
+        return onnx_ir.Model(graph, ir_version=model.ir_version, functions=[*model.functions.values()])
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.precision]
+
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor) -> Tensor:
         """Return the last hidden states (1, T, D) of one text; the arguments are (1, T)."""
-        values = (input_ids, torch.ones_like(sequence_ids), token_type_ids, position_ids)
-        inputs: dict[str, NDArray[Any]] = {
+        del sequence_ids  # of one text
+        inputs = self._inputs(input_ids, position_ids, token_type_ids)
+        (hidden,) = _run(self.graph, self._session, [self.output], inputs)
+        return torch.from_numpy(hidden.astype(np.float32))
+
+    def _inputs(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> dict[str, NDArray[Any]]:
+        """Return the inputs of the graph for one text, (1, T) each."""
+        values = (input_ids, torch.ones_like(input_ids), token_type_ids, position_ids)
+        return {
             name: tensor.numpy().astype(self.inputs[name])
             for name, tensor in zip(MODEL_INPUTS, values, strict=True)
             if name in self.inputs
         }
-        (hidden,) = _run(self.graph, self._session, [self.output], inputs)
-        return torch.from_numpy(hidden.astype(np.float32))
+
+    def _load(self) -> onnx_ir.Model:
+        """Return the graph; its weights are read where they are used."""
+        model = onnx_ir.load(self.graph)
+        LiftSubgraphInitializersToMainGraphPass()(model)
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, onnx_ir.ExternalTensor):
+                value.const_value = _follow_links(value.const_value, self.graph.parent)
+        return model
 
     def measure(self, tokens: Sequence[int]) -> int:
         """Return the size of the vectors, D. Raises CheckpointError if the output is not one vector per token."""
@@ -167,12 +306,9 @@ class ImportedEncoder(Encoder):
 
         Tokens with a `sequence_ids` of 0 are padding: they get the id `pad`, and the others do not attend to them.
         """
-        model = onnx_ir.load(self.graph)
-        LiftSubgraphInitializersToMainGraphPass()(model)
+        model = self._load()
         graph = model.graph
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, onnx_ir.ExternalTensor):
-                value.const_value = _follow_links(value.const_value, self.graph.parent)
+        hidden = onnx_ir.convenience.create_value_mapping(graph)[self.output]
         given = {str(value.name): value for value in graph.inputs}
         int64 = onnx_ir.TensorType(onnx_ir.DataType.INT64)
         names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
@@ -192,7 +328,6 @@ class ImportedEncoder(Encoder):
             cast = onnx_ir.node("Cast", [sources[name]], {"to": value.dtype.value})
             value.replace_all_uses_with(cast.outputs[0])
             nodes.append(cast)
-        hidden = next(value for value in graph.outputs if value.name == self.output)
         cast = onnx_ir.node("Cast", [hidden], {"to": onnx_ir.DataType.FLOAT.value})
         output = cast.outputs[0]
         if hidden.name == "last_hidden_state":
@@ -200,15 +335,74 @@ class ImportedEncoder(Encoder):
         output.name = "last_hidden_state"
         output.type = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
         output.shape = onnx_ir.Shape(["R", "T", self.config.hidden_size])
-        for number, node in enumerate((*nodes, cast)):
-            node.name = f"attendant.{number}"
-            node.outputs[0].name = node.outputs[0].name or f"attendant.{number}"
+        _name_nodes([*nodes, cast])
         graph.insert_before(graph[0], nodes)
         graph.append(cast)
         graph.inputs[:] = inputs
         graph.outputs[:] = [output]
         RemoveUnusedNodesPass()(model)
         return model
+
+
+def _name_nodes(nodes: Sequence[onnx_ir.Node]) -> None:
+    """Name added nodes and their outputs."""
+    for number, node in enumerate(nodes):
+        node.name = f"attendant.{number}"
+        node.outputs[0].name = node.outputs[0].name or f"attendant.{number}"
+
+
+def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Value]:
+    """Yield the values, from the last one on, through which all of an output depends on the tokens of the input.
+
+    A dependency on their number does not count, nor one on the attention mask: a mean over tokens reads it, too.
+    """
+    places = {node: place for place, node in enumerate(graph)}
+    computed = {value for value in graph.inputs if value.name == "input_ids"}
+    for node in graph:
+        if node.op_type not in SIZE_OPERATORS and not computed.isdisjoint(node.inputs):
+            computed.update(node.outputs)
+    logits = next(value for value in graph.outputs if value.name == output)
+    frontier = {logits}
+    while frontier:
+        # All nodes that read this value were seen before: nodes are in the order of their computation.
+        last = max(frontier, key=lambda value: -1 if (node := value.producer()) is None else places[node])
+        if len(frontier) == 1 and last is not logits:
+            yield last
+        frontier.remove(last)
+        if (producer := last.producer()) is not None:
+            frontier |= computed.intersection(producer.inputs)
+
+
+def _find_rows(
+    results: Sequence[Mapping[str, NDArray[Any]]], sizes: Sequence[int], hidden_size: int, tolerance: float
+) -> tuple[str, str, ClassifierPooling | None] | None:
+    """Return the names of the hidden states and of the value that the head reads, and the pooling between them.
+
+    Args:
+        results: The values of each text by name, from the logits on backward.
+        sizes: The number of tokens of each text.
+        hidden_size: The size of the hidden states.
+        tolerance: Maximum difference, relative to the largest value.
+
+    Returns:
+        No pooling for a head of tokens, which reads the hidden states themselves. None if no values fit.
+    """
+
+    def has_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> bool:
+        values = [result[name] for result in results]
+        return values[0].dtype.kind == "f" and [value.shape for value in values] == [*shapes]
+
+    names = [*results[0]]
+    hidden = next((name for name in names if has_shape(name, [(1, size, hidden_size) for size in sizes])), None)
+    if hidden is None or results[0][LOGITS].ndim == HIDDEN_DIMENSIONS:
+        return None if hidden is None else (hidden, hidden, None)
+    between = [name for name in names[: names.index(hidden)] if has_shape(name, [(1, hidden_size)] * len(sizes))]
+    for name, pooling in itertools.product(reversed(between), CLASSIFIER_POOLINGS):
+        rows = np.concatenate([result[name] for result in results]).astype(np.float32)
+        pooled = [pool(torch.from_numpy(result[hidden][0].astype(np.float32)), pooling).numpy() for result in results]
+        if np.abs(rows - np.stack(pooled)).max() <= tolerance * np.abs(rows).max():
+            return hidden, name, pooling
+    return None
 
 
 def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens: int) -> None:
@@ -276,11 +470,11 @@ def run_padded(
     return np.concatenate([row[:size] for row, size in zip(hidden, sizes, strict=True)])[None]
 
 
-def load_imported(directory: Path, settings: SettingOptions) -> Checkpoint:
-    """Return the checkpoint of a model whose only weights are an ONNX graph.
+def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> Checkpoint:
+    """Return the checkpoint of a model whose only weights are an ONNX graph; `scratch` is a directory for copies.
 
     Raises:
-        CheckpointError: a file is missing or invalid, or the model is more than an encoder with pooling.
+        CheckpointError: a file is missing or invalid, or the model is not an encoder with pooling or a classifier.
     """
     files = Published(directory)
     graph = find_graph(files.transformer)
@@ -295,8 +489,20 @@ def load_imported(directory: Path, settings: SettingOptions) -> Checkpoint:
     pad = config.get("pad_token_id")
     encoder = ImportedEncoder(graph, pad if isinstance(pad, int) and pad >= 0 else 0)
     tokenizer = Tokenizer(published.definition)
-    (tokens,) = tokenizer.encode([TokenizerInput("bank")])
-    hidden_size = encoder.measure(tokens.input_ids)
+    classifier: Classifier | None = None
+    token_classifier: TokenClassifier | None = None
+    samples = tokenizer.encode([TokenizerInput(text) for text in SAMPLES])
+    if encoder.output == LOGITS:
+        samples += tokenizer.encode_pairs(SAMPLES[0], SAMPLES[1:])
+        samples = [tokens.truncate(SAMPLE_TOKENS, "right") for tokens in samples]
+        name = next((name for name in HIDDEN if name in config), HIDDEN[0])
+        labels = len(config.get("id2label") or UNNAMED_LABELS)
+        head, pooling = encoder.split(scratch, samples, ConfigReader(config).size(name), labels)
+        if pooling is None:
+            token_classifier = make_token_classifier(config, head)
+        else:
+            classifier = make_classifier(config, files.sentence_transformers, head, pooling)
+    hidden_size = encoder.measure(samples[0].input_ids)
     encoder.config = _read_sizes(config, hidden_size, encoder.has_segments)
     embedding = read_embedding_config(files, hidden_size, settings)
     limit, origin = read_max_input_tokens(
@@ -312,6 +518,8 @@ def load_imported(directory: Path, settings: SettingOptions) -> Checkpoint:
         tokenizer=published.definition,
         embedding_config=embedding,
         training=read_training(directory),
+        classifier=classifier,
+        token_classifier=token_classifier,
         truncation_side=published.truncation_side,
         special_tokens_in_text=settings.special_tokens_in_text,
         warnings=tuple(files.warnings()),
@@ -399,16 +607,18 @@ def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
 
 
 def _find_output(graph: Path, outputs: Sequence[Any]) -> str:
-    """Return the name of the hidden states. Raises CheckpointError if there are none."""
+    """Return the name of the hidden states, or `LOGITS`. Raises CheckpointError if there are neither."""
     names = [str(value.name) for value in outputs]
     found = [name for name in HIDDEN_STATES if name in names]
     found += [
         str(value.name) for value in outputs if len(value.shape) == HIDDEN_DIMENSIONS and "logits" not in value.name
     ]
+    if not found and LOGITS in names:
+        return LOGITS
     if not found or (found[0] not in HIDDEN_STATES and len(found) > 1):
         raise CheckpointError(
             f"{graph.name}: no hidden states among its outputs ({', '.join(names)}). Expected {HIDDEN_STATES[0]}, "
-            f"(batch, sequence, D): pooled vectors and logits alone cannot be served. {PYTORCH}"
+            f"(batch, sequence, D), or {LOGITS}: pooled vectors alone cannot be served. {PYTORCH}"
         )
     return found[0]
 

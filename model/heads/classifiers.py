@@ -63,11 +63,22 @@ def read_classifier(
         CheckpointError: a tensor or a value of config.json is missing or invalid.
     """
     head = RowHead(layout.layers, tensors, hidden_size)
+    return make_classifier(config, options, head, layout.pooling, layout.skipped_token_id(config))
+
+
+def make_classifier(
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    head: RowHead,
+    pooling: ClassifierPooling,
+    skipped_token_id: int | None = None,
+) -> Classifier:
+    """Return a classifier with the labels and functions that the files name. Raises CheckpointError."""
     labels = read_labels(config, head.out_features)
     record = ClassificationHead(
         graph="classification",
-        pooling=layout.pooling,
-        skipped_token_id=layout.skipped_token_id(config),
+        pooling=pooling,
+        skipped_token_id=skipped_token_id,
         labels=labels,
         activation=read_activation(config, options, len(labels)),
         pair_activation=read_pair_activation(config, options, len(labels)),
@@ -127,7 +138,11 @@ def read_token_classifier(
     config: Mapping[str, Any], layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int
 ) -> TokenClassifier:
     """Return the token classifier of a checkpoint; arguments are as in `read_classifier`. Raises CheckpointError."""
-    head = RowHead(layout, tensors, hidden_size)
+    return make_token_classifier(config, RowHead(layout, tensors, hidden_size))
+
+
+def make_token_classifier(config: Mapping[str, Any], head: RowHead) -> TokenClassifier:
+    """Return a token classifier with the labels of config.json. Raises CheckpointError."""
     labels = read_labels(config, head.out_features)
     return TokenClassifier(head, TokenClassificationHead(graph="token_classification", labels=labels))
 

@@ -15,22 +15,28 @@ from tests.model.family_cases import load_oracle
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-class HiddenStates(nn.Module):
-    """A model of transformers that takes named inputs in order and returns only its last hidden states."""
+class NamedInputs(nn.Module):
+    """A model of transformers that takes named inputs in order and returns only one output."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str], output: str) -> None:
         super().__init__()
-        self.model, self.names = model, names
+        self.model, self.names, self.output = model, names, output
 
     def forward(self, *values: Tensor) -> Tensor:
-        hidden: Tensor = self.model(**dict(zip(self.names, values, strict=True))).last_hidden_state
-        return hidden
+        result: Tensor = self.model(**dict(zip(self.names, values, strict=True)))[self.output]
+        return result
 
 
 def publish_graph(
-    source: Path, directory: Path, *, inputs: Sequence[str] = INPUTS, model: Any = None, folder: str = "onnx"
+    source: Path,
+    directory: Path,
+    *,
+    inputs: Sequence[str] = INPUTS,
+    model: Any = None,
+    folder: str = "onnx",
+    output: str = "last_hidden_state",
 ) -> Path:
-    """Copy a published model, with an ONNX graph instead of the weights of its encoder; return the graph."""
+    """Copy a published model, with an ONNX graph instead of the weights; return the graph."""
     model = model or load_oracle(source)
     names = [name for name in inputs if name in inspect.signature(model.forward).parameters]
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("oracle"))
@@ -48,11 +54,11 @@ def publish_graph(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            HiddenStates(model, names),
+            NamedInputs(model, names, output),
             tuple(values[name] for name in names),
             str(graph),
             input_names=names,
-            output_names=["last_hidden_state"],
+            output_names=[output],
             dynamic_shapes=(tuple(axes for _ in names),),
             dynamo=True,
             verbose=False,
