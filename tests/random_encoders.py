@@ -46,10 +46,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "relative bias": {"relative_bias": RelativeConfig(16, 20), "type_vocab_size": 0},
     "distances": {"disentangled": DisentangledConfig(6, 20), "position_table": False},
     "alibi": {"alibi": True, "position_table": False, "gated": True, "feed_forward_bias": False},
-    "jina code": {
-        "block": "double_post", "joint_query_key_norm": True, "alibi": True, "position_table": False, "gated": True,
-        "feed_forward_bias": False,
-    },
+    "jina code": {"block": "double_post", "joint_query_key_norm": True},
     "modernbert": {
         "block": "pre", "norm": "layer_norm_without_bias", "position_table": False, "attention_bias": False,
         "attention_output_bias": False, "gated": True,

@@ -123,33 +123,37 @@ async def test_embeddings_equal_sentence_transformers(labse: Path, tmp_path: Pat
         assert (await harness.post("/v1/similarity", explained)).status_code == 200
 
 
-OTHER_ROWS = ("eurobert, late", "qwen3", "llama", "mistral", "qwen2", "gemma3_text")
-"""Classifiers that read all tokens one by one, or the last token that is not padding."""
-UNEXPORTED = "nomic_bert, published"  # torch cannot export its dynamic scaling
-SEQUENCE_KINDS = tuple(kind for kind in CLASSIFIER_CASES if kind not in (*OTHER_ROWS, UNEXPORTED))
-CLASSIFIERS = [
-    *(("SequenceClassification", kind) for kind in SEQUENCE_KINDS),
-    *(("TokenClassification", kind) for kind in TOKEN_CLASSIFIER_CASES if kind != UNEXPORTED),
-]
+CLASSIFIERS = (
+    ("SequenceClassification", "bert"),
+    ("SequenceClassification", "roberta"),
+    ("SequenceClassification", "distilbert"),
+    ("SequenceClassification", "electra"),
+    ("SequenceClassification", "deberta-v2"),
+    ("SequenceClassification", "modernbert"),
+    ("SequenceClassification", "modernbert, biases"),
+    ("SequenceClassification", "eurobert, mean"),
+    ("TokenClassification", "bert"),
+    ("TokenClassification", "modernbert"),
+    ("TokenClassification", "qwen3"),
+)
+"""Heads that differ in their layers, activations and poolings."""
 
 
 @pytest.fixture
-def publish_classifier(definitions: dict[str, bytes], tmp_path: Path) -> Callable[[FamilyCase, str], Any]:
+def publish_classifier(definitions: dict[str, bytes], tmp_path: Path) -> Callable[..., Any]:
     """Return a function that publishes a model, and its graph in the folder "model"; it returns the model."""
 
-    def publish(case: FamilyCase, task: str) -> Any:
+    def publish(case: FamilyCase, task: str, *, dynamo: bool = True) -> Any:
         (published := tmp_path / "published").mkdir()
         case.publish(published, definitions[case.tokenizer])
         oracle = load_oracle(published, getattr(transformers, f"AutoModelFor{task}"))
-        publish_graph(published, tmp_path / "model", model=oracle, output="logits")
+        publish_graph(published, tmp_path / "model", model=oracle, output="logits", dynamo=dynamo)
         return oracle
 
     return publish
 
 
-async def test_rerankers_equal_sentence_transformers(
-    publish_classifier: Callable[[FamilyCase, str], Any], tmp_path: Path
-) -> None:
+async def test_rerankers_equal_sentence_transformers(publish_classifier: Callable[..., Any], tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
     publish_classifier(CLASSIFIER_CASES["bert, one label"], "SequenceClassification")
@@ -170,25 +174,28 @@ async def test_rerankers_equal_sentence_transformers(
         assert explained["results"][0]["explanation"]
 
 
-def test_other_heads_are_refused(publish_classifier: Callable[[FamilyCase, str], Any], tmp_path: Path) -> None:
+def test_other_heads_are_refused(publish_classifier: Callable[..., Any], tmp_path: Path) -> None:
     publish_classifier(CLASSIFIER_CASES["eurobert, late"], "SequenceClassification")
     with pytest.raises(CheckpointError, match=r"logits are not computed from the vector of the first or last token"):
         export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
 
 
 @pytest.mark.parametrize(
-    ("task", "kind"),
+    ("task", "kind", "dynamo"),
     [
-        pytest.param(task, kind, id=f"{task}-{kind}", marks=[] if kind == "bert" else pytest.mark.slow)
-        for task, kind in CLASSIFIERS
+        *(pytest.param(*case, False, marks=[] if case[1] == "bert" else pytest.mark.slow) for case in CLASSIFIERS),
+        *(
+            pytest.param("SequenceClassification", kind, True, marks=pytest.mark.slow)
+            for kind in ("bert", "modernbert")
+        ),
     ],
 )
 def test_logits_equal_the_library(
-    publish_classifier: Callable[[FamilyCase, str], Any], tmp_path: Path, task: str, kind: str
+    publish_classifier: Callable[..., Any], tmp_path: Path, task: str, kind: str, dynamo: bool
 ) -> None:
-    """In batches of several lengths, through the server's backend."""
+    """In batches of several lengths, through the server's backend, for both exporters of torch."""
     cases = CLASSIFIER_CASES if task == "SequenceClassification" else TOKEN_CLASSIFIER_CASES
-    oracle = publish_classifier(cases[kind], task)
+    oracle = publish_classifier(cases[kind], task, dynamo=dynamo)
     export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
     opened = Artifact.open(tmp_path / "artifact")
     backend = open_backend(opened, BackendChoice("cpu", "float32", PADDED, 2, 1, 128, "test"))

@@ -35,8 +35,12 @@ def publish_graph(
     model: Any = None,
     folder: str = "onnx",
     output: str = "last_hidden_state",
+    dynamo: bool = True,
 ) -> Path:
-    """Copy a published model, with an ONNX graph instead of the weights; return the graph."""
+    """Copy a published model, with an ONNX graph instead of the weights; return the graph.
+
+    Without `dynamo`, the earlier exporter of torch writes it, as in most repositories.
+    """
     model = model or load_oracle(source)
     names = [name for name in inputs if name in inspect.signature(model.forward).parameters]
     shutil.copytree(source, directory, ignore=shutil.ignore_patterns("oracle"))
@@ -50,17 +54,20 @@ def publish_graph(
         "token_type_ids": torch.zeros_like(ids),
         "position_ids": torch.arange(16).expand(2, 16),
     }
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    sizes = {0: "batch", 1: "sequence"}
+    axes: dict[str, Any] = {"dynamic_axes": dict.fromkeys(names, sizes)}
+    if dynamo:
+        axes = {"dynamic_shapes": (tuple({key: torch.export.Dim(size) for key, size in sizes.items()} for _ in names),)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            NamedInputs(model, names, output),
+            NamedInputs(model, names, output).eval(),
             tuple(values[name] for name in names),
             str(graph),
             input_names=names,
             output_names=[output],
-            dynamic_shapes=(tuple(axes for _ in names),),
-            dynamo=True,
+            dynamo=dynamo,
+            **axes,
             verbose=False,
         )
     return graph

@@ -96,7 +96,7 @@ def test_fields_without_a_value_have_their_defaults() -> None:
         ({"hidden_size": 9, "head_size": 3}, r"rotary positions with an odd head_size \(3\)"),
         ({"num_attention_heads": 0}, "num_attention_heads is not a positive integer"),
         ({"num_key_value_heads": 2}, "num_attention_heads: not a multiple of num_key_value_heads"),
-        ({"block": "parallel"}, "block: unsupported \\('parallel'\\). Supported: post, pre, sandwich"),
+        ({"block": "parallel"}, "block: unsupported \\('parallel'\\). Supported: post, double_post, pre, sandwich"),
         ({"norm": 3}, "norm: unsupported \\(3\\)"),
         ({"hidden_act": "sine"}, "hidden_act: unsupported \\('sine'\\)"),
         ({"gated": "often"}, "gated is not true or false"),
