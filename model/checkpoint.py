@@ -19,6 +19,7 @@ from model.families import FAMILIES, find_family
 from model.families.family import ConfigReader, Family
 from model.heads.classifiers import (
     ARCHITECTURE,
+    TOKEN_ARCHITECTURE,
     Classifier,
     TokenClassifier,
     find_logit_score,
@@ -108,7 +109,7 @@ class _Weights:
 
     def token_classifier(self) -> TokenClassifier | None:
         """Return the token classifier; None without one. Raises CheckpointError."""
-        if not has_architecture(self.config, "ForTokenClassification"):
+        if not has_architecture(self.config, TOKEN_ARCHITECTURE):
             return None
         layout = self.family.token_classifier_layout(self.config)
         return read_token_classifier(self.config, layout, self.tensors, self.encoder.config.hidden_size)
@@ -254,9 +255,9 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     classifier, token_classifier = weights.classifier(), weights.token_classifier()
     masked_lm, sparse = weights.masked_lm(), weights.sparse()
     exported = {
-        "ForSequenceClassification": classifier,
+        ARCHITECTURE: classifier,
         "ForCausalLM": classifier,  # as a reranker
-        "ForTokenClassification": token_classifier,
+        TOKEN_ARCHITECTURE: token_classifier,
         "ForMaskedLM": masked_lm or sparse,
         "ForPreTraining": masked_lm or sparse,
     }

@@ -23,7 +23,12 @@ import onnx_ir
 import onnxruntime
 import torch
 from numpy.typing import NDArray
-from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import (
+    LiftSubgraphInitializersToMainGraphPass,
+    NameFixPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
 from torch import Tensor, nn
 
 from model.artifact.files import WEIGHTS
@@ -32,12 +37,19 @@ from model.artifact.names import PADDED
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint, read_training
 from model.encoder import Encoder, EncoderConfig
-from model.export.graphs import TO_FLOAT, GraphSet, open_session
+from model.export.graphs import GraphSet, open_session
 from model.export.parity import TOLERANCE, compare_outputs, pool
 from model.families import find_family
 from model.families.family import ConfigReader, Family
-from model.heads.classifiers import Classifier, TokenClassifier, make_classifier, make_token_classifier
-from model.heads.row_head import RowHead
+from model.heads.classifiers import (
+    ARCHITECTURE,
+    TOKEN_ARCHITECTURE,
+    Classifier,
+    TokenClassifier,
+    make_classifier,
+    make_token_classifier,
+)
+from model.heads.row_head import RowHead, has_architecture
 from model.source.model_size import HEADS, HIDDEN, LAYERS, POSITIONS
 from model.source.published import (
     CheckpointError,
@@ -65,6 +77,7 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
 """Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
 HIDDEN_DIMENSIONS = 3
+FLOAT = onnx_ir.DataType.FLOAT
 SIZE_OPERATORS = ("Shape", "Size")
 LOGITS = "logits"
 MAX_BOTTLENECKS = 64
@@ -72,7 +85,7 @@ MAX_BOTTLENECKS = 64
 SAMPLES = ("The bank of the river was steep.", "Bank", "She paid the money into her account, and went home.")
 """Texts, and their pairs, with which a graph is cut."""
 SAMPLE_TOKENS = 16
-UNNAMED_LABELS = (0, 1)
+UNNAMED_LABELS = 2
 """The labels of a model whose config.json names none."""
 CLASSIFIER_POOLINGS: tuple[ClassifierPooling, ...] = ("cls", "mean", "last")
 MAX_RUN_S = 120.0
@@ -147,8 +160,11 @@ class ImportedEncoder(Encoder):
     of a classifier.
     """
 
-    def __init__(self, graph: Path, pad: int) -> None:
-        """Open the graph. Raises CheckpointError for one that is not an encoder of texts."""
+    def __init__(self, graph: Path, pad: int, *, is_classifier: bool) -> None:
+        """Open the graph. Raises CheckpointError for one that is not an encoder of texts.
+
+        `is_classifier`: config.json says so.
+        """
         nn.Module.__init__(self)
         self.graph, self.pad = graph, pad
         reject_pointer(graph)
@@ -161,7 +177,7 @@ class ImportedEncoder(Encoder):
             raise CheckpointError(f"{graph.name}: not a graph for ONNX Runtime ({_describe(error)}).") from None
         _check_inputs(graph, self._session.get_inputs())
         self.inputs = {value.name: TYPES[value.type] for value in self._session.get_inputs()}
-        self.output = _find_output(graph, self._session.get_outputs())
+        self.output = _find_output(graph, self._session.get_outputs(), is_classifier=is_classifier)
         half = 2 * types["FLOAT16"] > types.total()
         self.precision: GraphPrecision = (
             "int8" if not operators.isdisjoint(QUANTIZED) else "float16" if half else "float32"
@@ -195,21 +211,46 @@ class ImportedEncoder(Encoder):
         self._session = open_session(path)
         names = [LOGITS, *(str(value.name) for value in values)]
         results = [dict(zip(names, self._run(tokens, names), strict=True)) for tokens in samples]
-        count = results[0][LOGITS].shape[-1]
-        if results[0][LOGITS].ndim == HIDDEN_DIMENSIONS and count != labels:
+        sizes = [len(tokens) for tokens in samples]
+        count, per_token = self._check_logits([result[LOGITS].shape for result in results], sizes)
+        if per_token and count != labels:
             raise CheckpointError(
                 f"{self.graph.name}: {count:,} logits per token, but config.json names {labels} labels. Of graphs "
                 f"without hidden states, only classifiers can be served. {PYTORCH}"
             )
-        found = _find_rows(results, [len(tokens) for tokens in samples], hidden_size, self.tolerance)
-        if found is None:
-            raise CheckpointError(
-                f"{self.graph.name}: its logits are not computed from the vector of the first or last token, from the "
-                f"mean of all, or for each token. {PYTORCH}"
-            )
-        self.output, rows, pooling = found
-        graph = self._head_graph(rows, onnx_ir.DataType.from_numpy(results[0][rows].dtype), hidden_size, count)
-        return ImportedHead(graph, hidden_size, count), pooling
+        expected = np.concatenate([result[LOGITS].reshape(-1, count).astype(np.float32) for result in results])
+        for output, rows, pooling in _find_rows(results, sizes, hidden_size, self.tolerance, per_token=per_token):
+            self.output = output
+            dtype = onnx_ir.DataType.from_numpy(results[0][rows].dtype)
+            head = self._make_head(rows, dtype, hidden_size, count)
+            hidden = [torch.from_numpy(result[self.output][0].astype(np.float32)) for result in results]
+            # As in the server: tokens of one text, or vectors of several, whose results must not depend on one another.
+            batches = hidden if pooling is None else [torch.stack([pool(vectors, pooling) for vectors in hidden])]
+            if head is None:
+                continue
+            if _difference(np.concatenate([head(rows).numpy() for rows in batches]), expected) <= self.tolerance:
+                return head, pooling
+        raise CheckpointError(
+            f"{self.graph.name}: its logits are not a function of one vector: that of the first or last token, the "
+            f"mean of all, or for labels of tokens that of the token. {PYTORCH}"
+        )
+
+    def _check_logits(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> tuple[int, bool]:
+        """Return the number of logits, and whether each token has them. Raises CheckpointError for other shapes.
+
+        `shapes` are those of the logits of texts with `sizes` tokens. One logit may lack its dimension.
+        """
+        if all(shape == (1,) for shape in shapes):
+            return 1, False
+        count = shapes[0][-1] if shapes[0] else 0
+        if all(shape == (1, count) for shape in shapes):
+            return count, False
+        if all(shape == (1, size, count) for shape, size in zip(shapes, sizes, strict=True)):
+            return count, True
+        raise CheckpointError(
+            f"{self.graph.name}: output {LOGITS} has shape {shapes[0]} for a text of {sizes[0]} tokens, expected "
+            f"(1, labels) or (1, {sizes[0]}, labels). {PYTORCH}"
+        )
 
     def _run(self, tokens: TokenizedInput, names: list[str]) -> list[NDArray[Any]]:
         """Return values of the graph for one text."""
@@ -217,49 +258,40 @@ class ImportedEncoder(Encoder):
         types = torch.tensor([tokens.token_type_ids])
         return _run(self.graph, self._session, names, self._inputs(ids, torch.arange(ids.shape[1])[None], types))
 
-    def _head_graph(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> onnx_ir.Model:
+    def _make_head(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> ImportedHead | None:
         """Return the graph from float32 `rows` (N, D) to float32 `logits` (N, C).
 
-        The rows replace the value of the name `rows` and the type `dtype`. Raises CheckpointError if the logits depend
-        on more than this value.
+        The rows replace the value of the name `rows` and the type `dtype`. None if the logits depend on other values,
+        too, or fail for several rows.
         """
         model = self._load()
         try:
             graph = onnx_ir.convenience.extract(model.graph, [rows], [LOGITS])
-        except ValueError:
-            raise CheckpointError(
-                f"{self.graph.name}: its logits also depend on values in front of the hidden states. {PYTORCH}"
-            ) from None
+        except (RuntimeError, ValueError):
+            return None
         for value in graph.initializers.values():
             assert value.const_value is not None
             value.const_value = onnx_ir.tensor(value.const_value.numpy(), name=value.name)
         (source,), (logits,) = graph.inputs, graph.outputs
-        is_per_token = rows == self.output  # these nodes read (1, N, D)
-        inputs = onnx_ir.val(
-            "rows", type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT), shape=onnx_ir.Shape(["N", hidden_size])
-        )
-        before = [onnx_ir.node("Cast", [inputs], {"to": dtype.value})]
-        after = [onnx_ir.node("Cast", [logits], TO_FLOAT)]
-        if is_per_token:
-            sizes = {"rows_shape": [1, -1, hidden_size], "logits_shape": [-1, count]}
-            shapes = [
-                onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(np.array(size, np.int64))})
-                for size in sizes.values()
-            ]
-            before += [shapes[0], onnx_ir.node("Reshape", [before[0].outputs[0], shapes[0].outputs[0]])]
-            after += [shapes[1], onnx_ir.node("Reshape", [after[0].outputs[0], shapes[1].outputs[0]])]
+        # Nodes behind hidden states read (1, N, D).
+        read = [1, -1, hidden_size] if rows == self.output else [-1, hidden_size]
+        inputs = onnx_ir.val("rows", type=onnx_ir.TensorType(FLOAT), shape=onnx_ir.Shape(["N", hidden_size]))
+        before, after = _cast_and_reshape(inputs, dtype, read), _cast_and_reshape(logits, FLOAT, [-1, count])
         source.replace_all_uses_with(before[-1].outputs[0])
-        before[0].replace_input_with(0, inputs)
-        logits.name = f"graph.{LOGITS}"
-        _name_nodes([*before, *after])
         output = after[-1].outputs[0]
-        output.name = LOGITS
-        output.type, output.shape = onnx_ir.TensorType(onnx_ir.DataType.FLOAT), onnx_ir.Shape(["N", count])
+        output.type, output.shape = onnx_ir.TensorType(FLOAT), onnx_ir.Shape(["N", count])
         graph.insert_before(graph[0], before)
         graph.extend(after)
         graph.inputs[:] = [inputs]
         graph.outputs[:] = [output]
-        return onnx_ir.Model(graph, ir_version=model.ir_version, functions=[*model.functions.values()])
+        head = onnx_ir.Model(graph, ir_version=model.ir_version, functions=[*model.functions.values()])
+        _fix_names(head, {"rows": inputs, LOGITS: output})
+        try:
+            imported = ImportedHead(head, hidden_size, count)
+            imported(torch.zeros(2, hidden_size))
+        except Exception:  # noqa: BLE001  # the exceptions of ONNX Runtime have no base class
+            return None
+        return imported
 
     @property
     def tolerance(self) -> float:
@@ -285,6 +317,7 @@ class ImportedEncoder(Encoder):
         """Return the graph; its weights are read where they are used."""
         model = onnx_ir.load(self.graph)
         LiftSubgraphInitializersToMainGraphPass()(model)
+        RemoveInitializersFromInputsPass()(model)
         for value in model.graph.initializers.values():
             if isinstance(value.const_value, onnx_ir.ExternalTensor):
                 value.const_value = _follow_links(value.const_value, self.graph.parent)
@@ -312,8 +345,6 @@ class ImportedEncoder(Encoder):
         given = {str(value.name): value for value in graph.inputs}
         int64 = onnx_ir.TensorType(onnx_ir.DataType.INT64)
         names = ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
-        for name, value in given.items():
-            value.name = f"graph.{name}"
         inputs: list[onnx_ir.Value] = [onnx_ir.val(name, type=int64, shape=onnx_ir.Shape(["R", "T"])) for name in names]
         ids, positions, types, sequences = inputs
         constants = {name: onnx_ir.tensor(np.array(value)) for name, value in (("zero", 0), ("pad", self.pad))}
@@ -330,25 +361,38 @@ class ImportedEncoder(Encoder):
             nodes.append(cast)
         cast = onnx_ir.node("Cast", [hidden], {"to": onnx_ir.DataType.FLOAT.value})
         output = cast.outputs[0]
-        if hidden.name == "last_hidden_state":
-            hidden.name = "graph.last_hidden_state"
-        output.name = "last_hidden_state"
-        output.type = onnx_ir.TensorType(onnx_ir.DataType.FLOAT)
+        output.type = onnx_ir.TensorType(FLOAT)
         output.shape = onnx_ir.Shape(["R", "T", self.config.hidden_size])
-        _name_nodes([*nodes, cast])
         graph.insert_before(graph[0], nodes)
         graph.append(cast)
         graph.inputs[:] = inputs
         graph.outputs[:] = [output]
         RemoveUnusedNodesPass()(model)
+        _fix_names(model, {**dict(zip(names, inputs, strict=True)), "last_hidden_state": output})
         return model
 
 
-def _name_nodes(nodes: Sequence[onnx_ir.Node]) -> None:
-    """Name added nodes and their outputs."""
-    for number, node in enumerate(nodes):
-        node.name = f"attendant.{number}"
-        node.outputs[0].name = node.outputs[0].name or f"attendant.{number}"
+def _cast_and_reshape(value: onnx_ir.Value, dtype: onnx_ir.DataType, shape: list[int]) -> list[onnx_ir.Node]:
+    """Return the nodes that compute a value in another type and shape."""
+    cast = onnx_ir.node("Cast", [value], {"to": dtype.value})
+    sizes = onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(np.array(shape, np.int64))})
+    return [cast, sizes, onnx_ir.node("Reshape", [cast.outputs[0], sizes.outputs[0]])]
+
+
+def _fix_names(model: onnx_ir.Model, names: Mapping[str, onnx_ir.Value]) -> None:
+    """Give the inputs and outputs of a graph these names, and all other values names that differ from them."""
+    for value in onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=True).values():
+        if value.name in names and value is not names[value.name]:
+            value.name = f"graph.{value.name}"
+    for name, value in names.items():
+        value.name = name
+    NameFixPass()(model)
+
+
+def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the largest difference, relative to the largest expected value; infinity if a value is not finite."""
+    difference = float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))
+    return difference if np.isfinite(difference) else np.inf
 
 
 def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Value]:
@@ -359,7 +403,7 @@ def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Valu
     places = {node: place for place, node in enumerate(graph)}
     computed = {value for value in graph.inputs if value.name == "input_ids"}
     for node in graph:
-        if node.op_type not in SIZE_OPERATORS and not computed.isdisjoint(node.inputs):
+        if node.op_type not in SIZE_OPERATORS and not computed.isdisjoint(_read_values(node)):
             computed.update(node.outputs)
     logits = next(value for value in graph.outputs if value.name == output)
     frontier = {logits}
@@ -370,39 +414,61 @@ def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Valu
             yield last
         frontier.remove(last)
         if (producer := last.producer()) is not None:
-            frontier |= computed.intersection(producer.inputs)
+            frontier |= computed.intersection(_read_values(producer))
+
+
+def _read_values(node: onnx_ir.Node) -> set[onnx_ir.Value | None]:
+    """Return the inputs of a node and what the graphs inside it read."""
+    values = {*node.inputs}
+    for attribute in node.attributes.values():
+        if attribute.type is onnx_ir.AttributeType.GRAPH:
+            inner = attribute.as_graph()
+            values.update(*(inside.inputs for inside in inner.all_nodes()), inner.outputs)
+    return values
 
 
 def _find_rows(
-    results: Sequence[Mapping[str, NDArray[Any]]], sizes: Sequence[int], hidden_size: int, tolerance: float
-) -> tuple[str, str, ClassifierPooling | None] | None:
-    """Return the names of the hidden states and of the value that the head reads, and the pooling between them.
+    results: Sequence[Mapping[str, NDArray[Any]]],
+    sizes: Sequence[int],
+    hidden_size: int,
+    tolerance: float,
+    *,
+    per_token: bool,
+) -> Iterator[tuple[str, str, ClassifierPooling | None]]:
+    """Yield where a graph can be cut, best first: the hidden states, the value that the head reads, and its pooling.
 
     Args:
-        results: The values of each text by name, from the logits on backward.
+        results: The values of each text by name: the logits, then those in front of them, backward.
         sizes: The number of tokens of each text.
         hidden_size: The size of the hidden states.
-        tolerance: Maximum difference, relative to the largest value.
-
-    Returns:
-        No pooling for a head of tokens, which reads the hidden states themselves. None if no values fit.
+        tolerance: Maximum difference of a pooled vector, relative to the largest value.
+        per_token: Whether each token has logits. Then the head reads the hidden states themselves, without a pooling.
     """
 
     def has_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> bool:
         values = [result[name] for result in results]
-        return values[0].dtype.kind == "f" and [value.shape for value in values] == [*shapes]
+        return all(
+            isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.shape == shape
+            for value, shape in zip(values, shapes, strict=True)
+        )
 
-    names = [*results[0]]
+    _, *names = results[0]
     hidden = next((name for name in names if has_shape(name, [(1, size, hidden_size) for size in sizes])), None)
-    if hidden is None or results[0][LOGITS].ndim == HIDDEN_DIMENSIONS:
-        return None if hidden is None else (hidden, hidden, None)
+    if hidden is None:
+        return
+    if per_token:
+        yield hidden, hidden, None
+        return
     between = [name for name in names[: names.index(hidden)] if has_shape(name, [(1, hidden_size)] * len(sizes))]
+    vectors = [torch.from_numpy(result[hidden][0].astype(np.float32)) for result in results]
+    fitting = []
     for name, pooling in itertools.product(reversed(between), CLASSIFIER_POOLINGS):
         rows = np.concatenate([result[name] for result in results]).astype(np.float32)
-        pooled = [pool(torch.from_numpy(result[hidden][0].astype(np.float32)), pooling).numpy() for result in results]
-        if np.abs(rows - np.stack(pooled)).max() <= tolerance * np.abs(rows).max():
-            return hidden, name, pooling
-    return None
+        difference = _difference(np.stack([pool(item, pooling).numpy() for item in vectors]), rows)
+        if difference <= tolerance:
+            fitting.append((difference, name, pooling))
+    for _, name, pooling in sorted(fitting, key=lambda item: item[0]):
+        yield hidden, name, pooling
 
 
 def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens: int) -> None:
@@ -420,7 +486,7 @@ def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens:
         raise CheckpointError(
             f"{encoder.graph.name}: vectors of a text depend on the other texts of a batch (by "
             f"{parity.max_abs_difference:.2e}, limit {parity.tolerance:.0e}), as with activations quantized per "
-            "batch. Use a graph in float32, or the PyTorch weights."
+            "batch, or of a model that reads padding. Use a graph in float32, or the PyTorch weights."
         )
     weights = WEIGHTS if path.with_name(WEIGHTS).exists() else None
     graphs.add(PADDED, parity, weights, encoder.precision, reference="single texts")
@@ -487,22 +553,29 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
     config = {**read_json(files.transformer / "config.json"), **transformer.config}
     published = read_tokenizer(files, config, transformer)
     pad = config.get("pad_token_id")
-    encoder = ImportedEncoder(graph, pad if isinstance(pad, int) and pad >= 0 else 0)
+    is_classifier = has_architecture(config, ARCHITECTURE, TOKEN_ARCHITECTURE)
+    encoder = ImportedEncoder(graph, pad if isinstance(pad, int) and pad >= 0 else 0, is_classifier=is_classifier)
     tokenizer = Tokenizer(published.definition)
     classifier: Classifier | None = None
     token_classifier: TokenClassifier | None = None
     samples = tokenizer.encode([TokenizerInput(text) for text in SAMPLES])
     if encoder.output == LOGITS:
         samples += tokenizer.encode_pairs(SAMPLES[0], SAMPLES[1:])
-        samples = [tokens.truncate(SAMPLE_TOKENS, "right") for tokens in samples]
-        name = next((name for name in HIDDEN if name in config), HIDDEN[0])
-        labels = len(config.get("id2label") or UNNAMED_LABELS)
-        head, pooling = encoder.split(scratch, samples, ConfigReader(config).size(name), labels)
+        reader = ConfigReader(config)
+        limit = settings.max_input_tokens or reader.size(_find_key(config, POSITIONS), DEFAULT_POSITIONS) // 2
+        samples = [tokens.truncate(min(SAMPLE_TOKENS, limit), "right") for tokens in samples]
+        labels = len(config.get("id2label") or ()) or reader.size("num_labels", UNNAMED_LABELS)
+        head, pooling = encoder.split(scratch, samples, reader.size(_find_key(config, HIDDEN)), labels)
         if pooling is None:
             token_classifier = make_token_classifier(config, head)
         else:
             classifier = make_classifier(config, files.sentence_transformers, head, pooling)
     hidden_size = encoder.measure(samples[0].input_ids)
+    if is_classifier and hidden_size != config.get(_find_key(config, HIDDEN), hidden_size):
+        raise CheckpointError(
+            f"{graph.name}: output {encoder.output} has vectors of size {hidden_size}, which is not that of hidden "
+            f"states in config.json. For a classifier, the output must be named {LOGITS}. {PYTORCH}"
+        )
     encoder.config = _read_sizes(config, hidden_size, encoder.has_segments)
     embedding = read_embedding_config(files, hidden_size, settings)
     limit, origin = read_max_input_tokens(
@@ -606,14 +679,17 @@ def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
             )
 
 
-def _find_output(graph: Path, outputs: Sequence[Any]) -> str:
-    """Return the name of the hidden states, or `LOGITS`. Raises CheckpointError if there are neither."""
+def _find_output(graph: Path, outputs: Sequence[Any], *, is_classifier: bool) -> str:
+    """Return the name of the hidden states, or `LOGITS`: those of a classifier come first.
+
+    Raises CheckpointError if there are neither.
+    """
     names = [str(value.name) for value in outputs]
     found = [name for name in HIDDEN_STATES if name in names]
     found += [
         str(value.name) for value in outputs if len(value.shape) == HIDDEN_DIMENSIONS and "logits" not in value.name
     ]
-    if not found and LOGITS in names:
+    if LOGITS in names and (is_classifier or not found or (found[0] not in HIDDEN_STATES and len(found) > 1)):
         return LOGITS
     if not found or (found[0] not in HIDDEN_STATES and len(found) > 1):
         raise CheckpointError(
@@ -621,6 +697,11 @@ def _find_output(graph: Path, outputs: Sequence[Any]) -> str:
             f"(batch, sequence, D), or {LOGITS}: pooled vectors alone cannot be served. {PYTORCH}"
         )
     return found[0]
+
+
+def _find_key(config: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the first of the names that config.json has, else the first one."""
+    return next((name for name in names if name in config), names[0])
 
 
 def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool) -> EncoderConfig:

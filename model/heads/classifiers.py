@@ -20,7 +20,7 @@ from model.artifact.manifest import (
 from model.heads.row_head import HeadLayout, RowHead, read_labels
 from model.source.published import CheckpointError, Module, Published, require_finite, token_content
 
-ARCHITECTURE = "ForSequenceClassification"
+ARCHITECTURE, TOKEN_ARCHITECTURE = "ForSequenceClassification", "ForTokenClassification"
 
 
 @dataclass(frozen=True)

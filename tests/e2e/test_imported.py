@@ -11,8 +11,9 @@ import onnx
 import pytest
 import torch
 import transformers
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.names import PADDED
@@ -139,6 +140,23 @@ CLASSIFIERS = (
 """Heads that differ in their layers, activations and poolings."""
 
 
+def assert_logits_equal(published: Path, out: Path, task: str, oracle: Any) -> None:
+    """Compare the logits of a batch with those of transformers, which reads one text at a time."""
+    export_quietly(published, out, Variants())
+    opened = Artifact.open(out)
+    backend = open_backend(opened, BackendChoice("cpu", "float32", PADDED, 2, 1, 128, "test"))
+    tokens = Tokenizer(opened.read(TOKENIZER)).encode([TokenizerInput(text) for text in TEXTS[:4]])
+    head: HeadName = "classification" if task == "SequenceClassification" else "token_classification"
+    results = backend.run([EncodeTask(item, None, hidden=False, heads=(head,)) for item in tokens])
+    for item, result in zip(tokens, results, strict=True):
+        ids = torch.tensor([item.input_ids])
+        with torch.inference_mode():
+            expected = oracle(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].numpy()
+        actual = result.logits if head == "classification" else result.token_logits
+        assert actual is not None
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * max(1, np.abs(expected).max()), rtol=0)
+
+
 @pytest.fixture
 def publish_classifier(definitions: dict[str, bytes], tmp_path: Path) -> Callable[..., Any]:
     """Return a function that publishes a model, and its graph in the folder "model"; it returns the model."""
@@ -156,7 +174,7 @@ def publish_classifier(definitions: dict[str, bytes], tmp_path: Path) -> Callabl
 async def test_rerankers_equal_sentence_transformers(publish_classifier: Callable[..., Any], tmp_path: Path) -> None:
     from sentence_transformers import CrossEncoder
 
-    publish_classifier(CLASSIFIER_CASES["bert, one label"], "SequenceClassification")
+    publish_classifier(CLASSIFIER_CASES["bert, one label"], "SequenceClassification", dynamo=False)
     export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
     query, documents = "river bank", [text for text in TEXTS if len(text) < 80]  # longer ones exceed the limit
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -174,9 +192,121 @@ async def test_rerankers_equal_sentence_transformers(publish_classifier: Callabl
         assert explained["results"][0]["explanation"]
 
 
+def rename(name: str, new: str) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.name = new if value.name == name else value.name
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [new if value == name else value for value in names]
+
+    return change
+
+
+def list_initializers_as_inputs(model: onnx.ModelProto) -> None:
+    model.graph.input.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in model.graph.initializer
+    )
+
+
+def use_names_of_the_import(model: onnx.ModelProto) -> None:
+    for new, node in zip(("rows", "attendant.0", "last_hidden_state"), reversed(model.graph.node[:-1]), strict=False):
+        rename(node.output[0], new)(model)
+
+
+def compute(*nodes: onnx.NodeProto) -> Callable[[onnx.ModelProto], None]:
+    """Return a change that computes the logits with more nodes, the first one from "raw"."""
+
+    def change(model: onnx.ModelProto) -> None:
+        rename("logits", "raw")(model)
+        model.graph.node.extend(nodes)
+        model.graph.output[0].CopyFrom(onnx.ValueInfoProto(name="logits"))
+
+    return change
+
+
+def compute_with(values: dict[str, list[int]], *nodes: onnx.NodeProto) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        compute(*nodes)(model)
+        model.graph.initializer.extend(
+            helper.make_tensor(name, TensorProto.INT64, [len(value)], value) for name, value in values.items()
+        )
+
+    return change
+
+
+def center_the_batch(model: onnx.ModelProto) -> None:
+    compute_with(
+        {"axes": [0]},
+        helper.make_node("ReduceMean", ["raw", "axes"], ["center"]),
+        helper.make_node("Sub", ["raw", "center"], ["logits"]),
+    )(model)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        ("SequenceClassification", list_initializers_as_inputs, None),
+        ("SequenceClassification", use_names_of_the_import, None),
+        ("TokenClassification", use_names_of_the_import, None),
+        ("SequenceClassification", center_the_batch, "logits are not a function of one vector"),
+        (
+            "SequenceClassification",
+            compute_with({"axes": [2]}, helper.make_node("Unsqueeze", ["raw", "axes"], ["logits"])),
+            r"output logits has shape \(1, 3, 1\) for a text of",
+        ),
+        (
+            "TokenClassification",
+            compute_with(
+                {"start": [1], "end": [99], "axes": [1]},
+                helper.make_node("Slice", ["raw", "start", "end", "axes"], ["logits"]),
+            ),
+            r"output logits has shape \(1, \d+, 5\) for a text of",
+        ),
+    ],
+)
+def test_classifiers_are_served_as_they_compute_or_refused(
+    publish_classifier: Callable[..., Any],
+    tmp_path: Path,
+    task: str,
+    change: Callable[[onnx.ModelProto], None],
+    message: str | None,
+) -> None:
+    cases = CLASSIFIER_CASES if task == "SequenceClassification" else TOKEN_CLASSIFIER_CASES
+    oracle = publish_classifier(cases["bert"], task, dynamo=False)
+    path = tmp_path / "model" / "onnx" / "model.onnx"
+    model = onnx.load(path)
+    change(model)
+    onnx.save(model, path)
+    if message is None:
+        assert_logits_equal(tmp_path / "model", tmp_path / "artifact", task, oracle)
+        return
+    with pytest.raises(CheckpointError, match=message):
+        export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+
+
+def test_the_pooling_of_a_head_is_the_one_that_fits_best(
+    publish_classifier: Callable[..., Any], tmp_path: Path
+) -> None:
+    """In float16, where one large value of all hidden states hides the difference between two poolings."""
+    case = CLASSIFIER_CASES["modernbert, biases"]
+    publish_classifier(case, "SequenceClassification", dynamo=False)
+    path = tmp_path / "model" / "onnx" / "model.onnx"
+    model = onnx.load(path)
+    (final,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("final_norm.bias")]
+    bias = numpy_helper.to_array(final).copy()
+    bias[3] = 200
+    final.CopyFrom(numpy_helper.from_array(bias, final.name))
+    onnx.save(convert_float_to_float16(model, keep_io_types=True), path)
+    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+    head = Artifact.open(tmp_path / "artifact").manifest.classification
+    assert head is not None
+    assert head.pooling == "mean"
+
+
 def test_other_heads_are_refused(publish_classifier: Callable[..., Any], tmp_path: Path) -> None:
-    publish_classifier(CLASSIFIER_CASES["eurobert, late"], "SequenceClassification")
-    with pytest.raises(CheckpointError, match=r"logits are not computed from the vector of the first or last token"):
+    publish_classifier(CLASSIFIER_CASES["eurobert, late"], "SequenceClassification", dynamo=False)
+    with pytest.raises(CheckpointError, match="logits are not a function of one vector"):
         export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
 
 
@@ -196,19 +326,7 @@ def test_logits_equal_the_library(
     """In batches of several lengths, through the server's backend, for both exporters of torch."""
     cases = CLASSIFIER_CASES if task == "SequenceClassification" else TOKEN_CLASSIFIER_CASES
     oracle = publish_classifier(cases[kind], task, dynamo=dynamo)
-    export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
-    opened = Artifact.open(tmp_path / "artifact")
-    backend = open_backend(opened, BackendChoice("cpu", "float32", PADDED, 2, 1, 128, "test"))
-    tokens = Tokenizer(opened.read(TOKENIZER)).encode([TokenizerInput(text) for text in TEXTS[:4]])
-    head: HeadName = "classification" if task == "SequenceClassification" else "token_classification"
-    results = backend.run([EncodeTask(item, None, hidden=False, heads=(head,)) for item in tokens])
-    for item, result in zip(tokens, results, strict=True):
-        ids = torch.tensor([item.input_ids])
-        with torch.inference_mode():
-            expected = oracle(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].numpy()
-        actual = result.logits if head == "classification" else result.token_logits
-        assert actual is not None
-        np.testing.assert_allclose(actual, expected, atol=1e-5 * max(1, np.abs(expected).max()), rtol=0)
+    assert_logits_equal(tmp_path / "model", tmp_path / "artifact", task, oracle)
 
 
 @pytest.fixture(scope="module")
@@ -216,17 +334,6 @@ def graph_model(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> P
     directory = tmp_path_factory.mktemp("graph") / "model"
     publish_graph(publish("bert"), directory)
     return directory
-
-
-def rename(name: str, new: str) -> Callable[[onnx.ModelProto], None]:
-    def change(model: onnx.ModelProto) -> None:
-        for value in (*model.graph.input, *model.graph.output):
-            value.name = new if value.name == name else value.name
-        for node in model.graph.node:
-            for names in (node.input, node.output):
-                names[:] = [new if value == name else value for value in names]
-
-    return change
 
 
 def use_custom_operator(model: onnx.ModelProto) -> None:
