@@ -192,6 +192,12 @@ class EncoderConfig:
             raise ValueError(f"hidden_act: unsupported value {self.hidden_act!r}")
 
     @property
+    def has_position_bias(self) -> bool:
+        """Whether the scores have a bias that depends on the distance of two tokens."""
+        has_terms = self.disentangled is not None and len(self.disentangled.terms) > 0
+        return self.relative_bias is not None or self.alibi or has_terms
+
+    @property
     def norms_first(self) -> bool:
         """Whether the blocks normalize the inputs of attention and feed-forward network, and the encoder its output."""
         return self.block in ("pre", "sandwich")

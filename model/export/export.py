@@ -217,6 +217,8 @@ def export(  # noqa: PLR0913  # the options of the command
     _allow_mapped_files(located.directory)
     if graph is not None:
         progress(f"graph: {graph.relative_to(located.directory)}, because there are no PyTorch weights")
+    if graph is not None and not variants.explain:
+        progress("warning: --no-explain changes nothing: an ONNX graph has no attention maps")
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -140,16 +140,17 @@ def _data_bytes() -> int:
 
 
 class ImportedHead(RowHead):
-    """The part of a graph that computes logits (N, C) of rows (N, D). It has no parameters."""
+    """The part of a graph that computes logits (N, C) of rows (N, D), as `model`. It has no parameters."""
 
-    def __init__(self, model: onnx_ir.Model, in_features: int, out_features: int) -> None:
+    def __init__(self, graph: Path, model: onnx_ir.Model, in_features: int, out_features: int) -> None:
+        """Open the part. Raises an exception of ONNX Runtime."""
         nn.Module.__init__(self)
-        self.model, self.in_features, self.out_features = model, in_features, out_features
+        self.graph, self.model, self.in_features, self.out_features = graph, model, in_features, out_features
         self._session = open_session(onnx_ir.to_proto(model).SerializeToString())
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (N, C) for rows (N, D)."""
-        (logits,) = self._session.run(None, {"rows": rows.numpy()})
+        """Return (N, C) for rows (N, D). Raises CheckpointError."""
+        (logits,) = _run(self.graph, self._session, None, {"rows": rows.numpy()}, len(rows))
         return torch.from_numpy(logits)
 
 
@@ -221,14 +222,16 @@ class ImportedEncoder(Encoder):
         expected = np.concatenate([result[LOGITS].reshape(-1, count).astype(np.float32) for result in results])
         for output, rows, pooling in _find_rows(results, sizes, hidden_size, self.tolerance, per_token=per_token):
             self.output = output
-            dtype = onnx_ir.DataType.from_numpy(results[0][rows].dtype)
-            head = self._make_head(rows, dtype, hidden_size, count)
             hidden = [torch.from_numpy(result[self.output][0].astype(np.float32)) for result in results]
             # As in the server: tokens of one text, or vectors of several, whose results must not depend on one another.
             batches = hidden if pooling is None else [torch.stack([pool(vectors, pooling) for vectors in hidden])]
-            if head is None:
+            dtype = onnx_ir.DataType.from_numpy(results[0][rows].dtype)
+            try:
+                head = ImportedHead(self.graph, self._cut(rows, dtype, hidden_size, count), hidden_size, count)
+                logits = np.concatenate([head(vectors).numpy() for vectors in batches])
+            except Exception:  # noqa: BLE001, S112  # those of ONNX Runtime have no base class; another cut may work
                 continue
-            if _difference(np.concatenate([head(rows).numpy() for rows in batches]), expected) <= self.tolerance:
+            if _difference(logits, expected) <= self.tolerance:
                 return head, pooling
         raise CheckpointError(
             f"{self.graph.name}: its logits are not a function of one vector: that of the first or last token, the "
@@ -255,20 +258,17 @@ class ImportedEncoder(Encoder):
     def _run(self, tokens: TokenizedInput, names: list[str]) -> list[NDArray[Any]]:
         """Return values of the graph for one text."""
         ids = torch.tensor([tokens.input_ids])
-        types = torch.tensor([tokens.token_type_ids])
-        return _run(self.graph, self._session, names, self._inputs(ids, torch.arange(ids.shape[1])[None], types))
+        inputs = self._inputs(ids, torch.arange(len(tokens))[None], torch.tensor([tokens.token_type_ids]))
+        return _run(self.graph, self._session, names, inputs, len(tokens))
 
-    def _make_head(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> ImportedHead | None:
+    def _cut(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> onnx_ir.Model:
         """Return the graph from float32 `rows` (N, D) to float32 `logits` (N, C).
 
-        The rows replace the value of the name `rows` and the type `dtype`. None if the logits depend on other values,
-        too, or fail for several rows.
+        The rows replace the value of the name `rows` and the type `dtype`. Raises RuntimeError or ValueError if the
+        logits depend on other values, too.
         """
         model = self._load()
-        try:
-            graph = onnx_ir.convenience.extract(model.graph, [rows], [LOGITS])
-        except (RuntimeError, ValueError):
-            return None
+        graph = onnx_ir.convenience.extract(model.graph, [rows], [LOGITS])
         for value in graph.initializers.values():
             assert value.const_value is not None
             value.const_value = onnx_ir.tensor(value.const_value.numpy(), name=value.name)
@@ -286,12 +286,7 @@ class ImportedEncoder(Encoder):
         graph.outputs[:] = [output]
         head = onnx_ir.Model(graph, ir_version=model.ir_version, functions=[*model.functions.values()])
         _fix_names(head, {"rows": inputs, LOGITS: output})
-        try:
-            imported = ImportedHead(head, hidden_size, count)
-            imported(torch.zeros(2, hidden_size))
-        except Exception:  # noqa: BLE001  # the exceptions of ONNX Runtime have no base class
-            return None
-        return imported
+        return head
 
     @property
     def tolerance(self) -> float:
@@ -301,7 +296,7 @@ class ImportedEncoder(Encoder):
         """Return the last hidden states (1, T, D) of one text; the arguments are (1, T)."""
         del sequence_ids  # of one text
         inputs = self._inputs(input_ids, position_ids, token_type_ids)
-        (hidden,) = _run(self.graph, self._session, [self.output], inputs)
+        (hidden,) = _run(self.graph, self._session, [self.output], inputs, input_ids.shape[1])
         return torch.from_numpy(hidden.astype(np.float32))
 
     def _inputs(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> dict[str, NDArray[Any]]:
@@ -382,7 +377,7 @@ def _cast_and_reshape(value: onnx_ir.Value, dtype: onnx_ir.DataType, shape: list
 def _fix_names(model: onnx_ir.Model, names: Mapping[str, onnx_ir.Value]) -> None:
     """Give the inputs and outputs of a graph these names, and all other values names that differ from them."""
     for value in onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=True).values():
-        if value.name in names and value is not names[value.name]:
+        if value not in names.values() and value.name in names:
             value.name = f"graph.{value.name}"
     for name, value in names.items():
         value.name = name
@@ -497,8 +492,9 @@ def _run(
     session: onnxruntime.InferenceSession,
     outputs: list[str] | None,
     inputs: Mapping[str, NDArray[Any]],
+    tokens: int,
 ) -> list[NDArray[Any]]:
-    """Return the outputs of a graph. Raises CheckpointError, also after `MAX_RUN_S`."""
+    """Return the outputs of a graph for a number of tokens. Raises CheckpointError, also after `MAX_RUN_S`."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # errors are raised
     timer = threading.Timer(MAX_RUN_S, lambda: setattr(options, "terminate", True))
@@ -511,8 +507,7 @@ def _run(
         if "terminate flag" in problem:
             problem = f"it ran for more than {MAX_RUN_S:.0f} s"
         raise CheckpointError(
-            f"{graph.name}: fails for {inputs['input_ids'].shape[1]:,} tokens ({problem}). If it accepts fewer, set "
-            "--max-input-tokens."
+            f"{graph.name}: fails for {tokens:,} tokens ({problem}). If it accepts fewer, set --max-input-tokens."
         ) from None
     finally:
         timer.cancel()
@@ -532,7 +527,7 @@ def run_padded(
         )
         for name in sequences[0]
     }
-    (hidden,) = _run(graph, session, None, batch)
+    (hidden,) = _run(graph, session, None, batch, max(sizes))
     return np.concatenate([row[:size] for row, size in zip(hidden, sizes, strict=True)])[None]
 
 

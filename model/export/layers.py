@@ -85,7 +85,7 @@ class _Steps(_Positions):
 
     def __init__(self, encoder: Encoder, index: int) -> None:
         super().__init__(encoder, index)
-        self.block = _block(encoder, index)
+        self.block, self.has_bias = _block(encoder, index), encoder.config.has_position_bias
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
         attention, normalized = self.block.attention, self.block.read(hidden_state)
@@ -106,12 +106,6 @@ class _Steps(_Positions):
         if self.has_bias:
             steps += (bias, *terms)
         return tuple(step[0] for step in steps)
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether the scores include a bias for the distance."""
-        options = self.block.attention.disentangled
-        return self.bias is not None or (options is not None and len(options.terms) > 0)
 
     def distance_terms(self, position_ids: Tensor, rows: Tensor, q: Tensor, k: Tensor) -> list[Tensor]:
         """Return the terms for queries (1, H, R, d) and keys (1, H, T, d), (1, H, R, T) each."""
@@ -314,9 +308,7 @@ def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
     used: dict[PositionKind, bool] = {
         "table": config.position_table,
         "rotary": any(layer.rotary is not None for layer in config.layers),
-        "relative": config.relative_bias is not None
-        or config.alibi
-        or bool(config.disentangled and config.disentangled.terms),
+        "relative": config.has_position_bias,
     }
     return StructureRecord(
         block=config.block,
