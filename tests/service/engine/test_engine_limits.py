@@ -231,10 +231,10 @@ async def test_long_prompt_for_many_inputs_does_not_lock_out_other_requests(
 async def test_request_over_the_token_limit_of_the_queue_does_not_lock_out_other_requests(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2,048 inputs of 240 tokens have almost twice as many tokens as the queue may hold."""
-    async with open_harness(model) as harness:
+    """256 inputs of 240 tokens have almost twice as many tokens as the queue may hold."""
+    async with open_harness(model, max_queue_tokens=2**15) as harness:
         gated = GatedBackend(monkeypatch, model.backend)
-        large = asyncio.ensure_future(encode(harness.engine, *["word " * 238] * 2048, max_inputs=2048))
+        large = asyncio.ensure_future(encode(harness.engine, *["word " * 238] * 256, max_inputs=256))
         await gated.wait_for_batches(1)
         sentence = {"inputs": GOLDEN}
         waiting = [asyncio.ensure_future(harness.post("/v1/encode", sentence)) for _ in range(50)]
