@@ -222,7 +222,8 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     config = {**read_json(files.transformer / "config.json"), **transformer.config}
     if not isinstance(config.get("architectures") or [], list):
         raise CheckpointError("config.json: architectures is not a list. Correct it.")
-    family = find_family(config)
+    tensors = read_tensors(files.transformer)
+    family = find_family(config, tensors)
     if family is None:
         error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
         if config.get("auto_map"):
@@ -230,8 +231,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         raise error
     published = read_tokenizer(files, config, transformer)
     tokenizer = published.definition
-    tensors = merge_adapters(read_tensors(files.transformer), config, settings.task)
-    family = find_family(config, tensors) or family
+    tensors = merge_adapters(tensors, config, settings.task)
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors, scratch)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings

@@ -301,6 +301,7 @@ def test_graph_is_downloaded_only_without_other_weights(hub: HubServer) -> None:
 def test_directory_with_other_weights_is_refused(published: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(published, tmp_path / "model")
     (directory / "model.safetensors").rename(directory / "model.gguf")
+    (directory / "tokenizer.json").unlink()  # GGUF files contain theirs
     with pytest.raises(
         CheckpointError,
         match=r"model\.safetensors: missing, and there are no weights that can be exported, only GGUF",
