@@ -35,7 +35,7 @@ test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones
 	@$(PYTEST) $(PARALLEL)
 
 test-slow: $(VENV)/dev model browsers deploy-tools languages  ## run the slow tests: oracles on many texts, every model family, many random examples
-	@FUZZ_EXAMPLES=200 $(PYTEST) -m "slow or examples" $(PARALLEL)
+	@FUZZ_EXAMPLES=100 $(PYTEST) -m "slow or examples" $(PARALLEL)
 
 train-example: $(VENV)/train  ## train an encoder and a cross-encoder on generated texts, evaluate and serve them; EXAMPLE=DIR, SERVE=0
 	@$(BIN)/attendant-model example ambiguous-words -o $(WORDS) >/dev/null

@@ -21,7 +21,7 @@ from service.config import Settings
 from service.engine.model_info import layer_outputs_of
 from service.engine.model_loader import LoadedModel
 from service.errors import UnsupportedByModel
-from tests.model.family_cases import FAMILY_CASES, load_oracle
+from tests.model.family_cases import load_oracle
 from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
@@ -31,7 +31,11 @@ pytestmark = pytest.mark.slow
 Floats = NDArray[Any]
 Publish = Callable[[str], Path]
 
-BERT_FAMILIES = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+LAYERS = (
+    "bert", "causal-bert", "mpnet", "modernbert", "modernbert, biases", "t5", "deberta-v2", "deberta-v2, separate",
+    "nomic_bert, dynamic", "jina_bert", "jina_bert_code", "eurobert", "qwen3, windows", "gemma3_text",
+)  # fmt: skip
+"""A family for each kind of layer: tests/model/test_families.py compares the attention of all, before the export."""
 TOLERANCE = 1e-5
 EUROBERT_TOLERANCE = 2e-5
 """Float32 rounding on an AMD EPYC with AVX512 gives 1.2e-5 for this family."""
@@ -81,11 +85,11 @@ def load_with_oracle(published: Path, artifact: Path) -> ModelWithOracle:
     return ModelWithOracle(load_anew(Settings(model_dir=artifact, precision="float32")), published, oracle)
 
 
-@pytest.fixture(scope="module", params=[*BERT_FAMILIES, "causal-bert", "causal-roberta", *FAMILY_CASES])
+@pytest.fixture(scope="module", params=LAYERS)
 def family(
     request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory
 ) -> ModelWithOracle:
-    """Return a tiny model of each family, published, exported and loaded."""
+    """Return a tiny model of each of `LAYERS`, published, exported and loaded."""
     out = tmp_path_factory.mktemp("family") / request.param
     export(str(publish(request.param)), out, revision=None, name=None, progress=lambda step: None)
     return load_with_oracle(publish(request.param), out)
@@ -142,7 +146,7 @@ async def compare_maps(target: ModelWithOracle, sources: tuple[TokenizerInput, .
     assert max(differences) <= TOLERANCE
 
 
-async def test_maps_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
+async def test_maps_equal_transformers_for_every_kind_of_layer(family: ModelWithOracle) -> None:
     """Covers every layer and head, several scripts, and a pair."""
     await compare_maps(family, TINY_TEXTS, family.model.artifact.manifest.architecture.family)
 
@@ -153,7 +157,7 @@ async def test_maps_of_default_model_equal_transformers(default: ModelWithOracle
     await compare_maps(default, sources, "default")
 
 
-async def test_layers_equal_transformers_for_every_family(family: ModelWithOracle) -> None:
+async def test_layers_equal_transformers_for_every_kind_of_layer(family: ModelWithOracle) -> None:
     """The tolerance is 1e-5 of the largest value. Maps are computed from these hidden states."""
     layers = tuple(range(family.model.artifact.manifest.architecture.num_hidden_layers + 1))
     async with open_harness(family.model) as harness:
@@ -166,7 +170,7 @@ async def test_layers_equal_transformers_for_every_family(family: ModelWithOracl
         np.testing.assert_allclose(values(result.token_vectors), expected, atol=tolerance, rtol=0)
 
 
-async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> None:
+async def test_map_rows_sum_to_1_for_every_kind_of_layer(family: ModelWithOracle) -> None:
     """Checks projection with its bias share, and rollout over words with its excluded mass.
 
     The former fails if a weight or epsilon in the artifact is wrong, the latter if tokens are outside of all words.
@@ -184,7 +188,7 @@ async def test_map_rows_sum_to_1_for_every_family(family: ModelWithOracle) -> No
             assert np.abs(values(rollout.matrix).sum(axis=1) + values(rollout.excluded_mass) - 1).max() <= TOLERANCE
 
 
-async def test_steps_recombine_for_every_family(family: ModelWithOracle) -> None:
+async def test_steps_recombine_for_every_kind_of_layer(family: ModelWithOracle) -> None:
     """Each step follows from the ones before it, and the last one is the next hidden state of transformers."""
     encoder = load_checkpoint(family.published).encoder
     layers = family.model.artifact.manifest.layers

@@ -77,20 +77,6 @@ def check_attribution(attribution: dict[str, Any]) -> None:
     assert values["projection_last_layer"] > values["similarity_contributions"] + 0.2
 
 
-def test_pre_norm_rotary_encoder_keeps_the_ranking_of_the_documentation(tmp_path: Path, default_artifact: Path) -> None:
-    """In this encoder, the last layer alone does not show the deciding word; see docs/maps.md."""
-    parts = 'positions = "rotary"\nblock = "pre"\n'
-    evaluation = run_block("ambiguous-words", tmp_path, default_artifact, parts)
-    config = json.loads((tmp_path / "runs" / "words" / "words" / "model" / "config.json").read_text())
-    assert (config["model_type"], config["block"]) == ("attendant", "pre")
-    assert evaluation["word_in_context"]["contextual"]["accuracy"]["value"] >= 0.95
-    methods, chance = evaluation["attribution"]["methods"], evaluation["attribution"]["chance"]
-    print({name: round(method["value"], 3) for name, method in methods.items()})
-    for name in ("projection_rollout", "projection_mean_of_layers", "block_norm_rollout"):
-        assert methods[name]["low"] > 4 * chance, name
-        assert methods[name]["value"] > methods["probs_last_layer"]["value"] + 0.4, name
-
-
 def check_model_card(info: dict[str, Any]) -> None:
     assert (info["name"], info["license"]) == ("ambiguous-words", "apache-2.0")
     assert info["training"]["objective"] == "contrastive learning"
