@@ -193,11 +193,11 @@ class EncoderConfig:
 
     @property
     def has_position_bias(self) -> bool:
-        """Whether the scores have a bias that depends on the distance of two tokens."""
+        """Whether the attention scores include a bias for the distance between two tokens."""
         has_terms = self.disentangled is not None and len(self.disentangled.terms) > 0
         return self.relative_bias is not None or self.alibi or has_terms
 
     @property
     def norms_first(self) -> bool:
-        """Whether the blocks normalize the inputs of attention and feed-forward network, and the encoder its output."""
+        """Whether the blocks normalize their inputs, as pre-norm and sandwich blocks do; a final norm then follows."""
         return self.block in ("pre", "sandwich")

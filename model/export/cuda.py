@@ -335,10 +335,14 @@ class PackedAttention(nn.Module):
         self.dtype = dtype
         self.num_heads, self.head_size, self.scale = attention.num_heads, attention.head_size, attention.scale
         self.output = attention.output
-        self.query_norm, self.key_norm, self.joint_norm = attention.query_norm, attention.key_norm, attention.joint_norm
         self.distance_terms = None if distances is None else DistanceTerms(attention, distances)
         parts = attention.query, *(_repeat_heads(part, attention) for part in (attention.key, attention.value))
-        self.projections = nn.ModuleList([_join(parts, self.num_heads)] if joined else parts)
+        norms: tuple[nn.Module, ...] = (attention.query_norm, attention.key_norm, nn.Identity())
+        projections: list[nn.Module] = [_join(parts, self.num_heads)] if joined else [*parts]
+        if attention.joint_norm:  # before the heads are separated
+            projections = [nn.Sequential(part, norm) for part, norm in zip(parts, norms, strict=True)]
+            norms = tuple(nn.Identity() for _ in norms)
+        self.projections, self.norms = nn.ModuleList(projections), nn.ModuleList(norms)
         biases: list[Tensor] = [part.bias for part in parts if joined and part.bias is not None]
         self.bias = nn.Parameter(torch.stack(biases).view(3, self.num_heads, -1)) if biases else None
 
@@ -347,11 +351,8 @@ class PackedAttention(nn.Module):
         if len(self.projections) == 1:
             parts = [self.projections[0](x).view(-1, self.num_heads, 3, self.head_size).to(self.dtype)]
         else:
-            norms = (self.query_norm, self.key_norm, nn.Identity())
-            parts = [
-                self._project(x, projection, norm).to(self.dtype)
-                for projection, norm in zip(self.projections, norms, strict=True)
-            ]
+            heads = (projection(x).view(-1, self.num_heads, self.head_size) for projection in self.projections)
+            parts = [norm(part).to(self.dtype) for norm, part in zip(self.norms, heads, strict=True)]
             if inputs.rotation is not None:
                 parts[:2] = [rotate_packed(part, inputs.rotation, inputs.indices) for part in parts[:2]]
             if self.distance_terms is not None and inputs.distances is not None:
@@ -362,15 +363,6 @@ class PackedAttention(nn.Module):
         context = packed_attention(parts, bias, inputs, self.scale)
         output: Tensor = self.output(context.unsqueeze(0).to(x.dtype))
         return output
-
-    def _project(self, x: Tensor, projection: nn.Module, norm: nn.Module) -> Tensor:
-        """Return normalized queries, keys or values, (T, H, d)."""
-        projected: Tensor = projection(x)
-        if self.joint_norm:
-            projected = norm(projected)
-        heads = projected.view(-1, self.num_heads, self.head_size)
-        normalized: Tensor = heads if self.joint_norm else norm(heads)
-        return normalized
 
 
 def _join(parts: Sequence[nn.Linear], heads: int) -> nn.Linear:

@@ -193,8 +193,8 @@ class ImportedEncoder(Encoder):
     ) -> tuple[ImportedHead, ClassifierPooling | None]:
         """Cut the graph of a classifier at the hidden states that its head reads.
 
-        A session of a copy of the graph, in the directory `scratch`, replaces that of the graph. `samples` are texts
-        to run, and `labels` is the number of labels of a head of tokens.
+        Afterward, the encoder runs a copy of the graph, which is written to the directory `scratch` and also returns
+        inner values. `samples` are texts to run; `labels` is the number of labels of a token classifier.
 
         Returns:
             The head, and the pooling whose vectors it reads; no pooling for a head of tokens.
@@ -229,19 +229,22 @@ class ImportedEncoder(Encoder):
             try:
                 head = ImportedHead(self.graph, self._cut(rows, dtype, hidden_size, count), hidden_size, count)
                 logits = np.concatenate([head(vectors).numpy() for vectors in batches])
-            except Exception:  # noqa: BLE001, S112  # those of ONNX Runtime have no base class; another cut may work
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001, S112  # ONNX Runtime's have no base class; try the next cut
                 continue
             if _difference(logits, expected) <= self.tolerance:
                 return head, pooling
         raise CheckpointError(
-            f"{self.graph.name}: its logits are not a function of one vector: that of the first or last token, the "
-            f"mean of all, or for labels of tokens that of the token. {PYTORCH}"
+            f"{self.graph.name}: unsupported classifier head. Supported: heads that read the first token, the last "
+            f"token or the mean of all tokens, and heads that label each token. {PYTORCH}"
         )
 
     def _check_logits(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> tuple[int, bool]:
         """Return the number of logits, and whether each token has them. Raises CheckpointError for other shapes.
 
-        `shapes` are those of the logits of texts with `sizes` tokens. One logit may lack its dimension.
+        `shapes` has the shape of the logits of each text, and `sizes` its number of tokens. The dimension of the labels
+        may be missing if there is only one.
         """
         if all(shape == (1,) for shape in shapes):
             return 1, False

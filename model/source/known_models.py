@@ -90,8 +90,9 @@ DEBERTA_V3 = {
 BGE_QUERY = "query: `Represent this sentence for searching relevant passages: `"
 QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
+JINA_V2 = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "max_position_embeddings": 8192}
 OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "jina_bert_code", "llama", "mt5")
-"""Supported architectures without a model in the list. `attendant-model train` creates `attendant` models."""
+"""Supported architectures that no config.json in the list shows. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",
@@ -168,18 +169,12 @@ KNOWN_MODELS = (
     ),
     KnownModel(
         "jinaai/jina-embeddings-v2-base-en",
-        _bert(
-            "bert", 12, 768, 30528,
-            position_embedding_type="alibi", feed_forward_type="geglu", max_position_embeddings=8192,
-        ),
+        _bert("bert", 12, 768, 30528, **JINA_V2),
         137, 8192, "mean", "none", "Apache-2.0",
     ),
     KnownModel(
         "jinaai/jina-embeddings-v2-base-code",
-        _bert(
-            "bert", 12, 768, 61056,
-            position_embedding_type="alibi", feed_forward_type="geglu", max_position_embeddings=8192,
-        ),
+        _bert("bert", 12, 768, 61056, **JINA_V2),
         161, 8192, "mean", "none", "Apache-2.0",
     ),
     KnownModel(
