@@ -118,11 +118,11 @@ def _serve(settings: Settings, source: str | None) -> int:
         settings = settings.model_copy(update={"model_dir": prepare(settings, source)})
 
     if settings.workers != 1:
-        from service.supervisor import Supervisor, choose_workers
+        from service.supervisor import Supervisor, most_workers
 
-        settings = choose_workers(settings)
-        if settings.workers > 1:
+        if settings.workers or most_workers() > 1:
             return asyncio.run(Supervisor.serve(settings))
+        settings = settings.model_copy(update={"workers": 1})
     return _run_app(settings)
 
 

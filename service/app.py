@@ -163,7 +163,7 @@ class App:
                 if link is None:
                     self._announce()
                 else:
-                    link.tell("ready", models=self._describe_models())
+                    link.tell("ready", models=self._describe_models(), **self._measure_models())
                 await self._stop.wait()
             await self._drain()
             await asyncio.to_thread(stop_exporters)
@@ -218,7 +218,7 @@ class App:
             limits,
             tls=self._tls.admin_context if self._tls and self._link is None else None,
         )
-        rpc = RpcServer(lifecycle, settings, metrics, access, budget, requests)
+        rpc = RpcServer(lifecycle, settings, metrics, access, budget, requests, shares_port=self._link is not None)
         return rest, admin, rpc
 
     def _watch_files(self) -> "list[FileWatch[Any]]":
@@ -394,6 +394,15 @@ class App:
             log.exception("models cannot be prepared")
             error = f"Unexpected {type(problem).__name__}. See the log."
         self._tell_supervisor("prepared", error=error)
+
+    def _measure_models(self) -> "Message":
+        """Return what the supervisor selects an automatic number of workers by."""
+        models, copies = self._lifecycle.models, None
+        if any(info.gpu_memory_bytes for info in models.infos):
+            from service.engine.backends.cuda_memory import count_copies
+
+            copies = count_copies()
+        return {"texts_per_second": models.texts_per_second, "gpu_copies": copies}
 
     def _describe_models(self) -> "Message | None":
         state = self._repository.models_state

@@ -121,7 +121,7 @@ class Settings(BaseModel):
     and CPU affinity allow."""
     workers: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value), Field(ge=0, le=64)] = 1
     """Number of worker processes, which share the ports, the CPUs and the limits of this server, at most 64. auto or 0
-    selects it from the CPUs and the memory (docs/workers.md)."""
+    selects it by the measured speed of the model (docs/workers.md)."""
     max_batch_tokens: NonNegative = 0
     """Maximum number of tokens in a packed batch, at most 1024 on a CPU. 0 selects the default of the execution
     provider."""

@@ -6,7 +6,6 @@ SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and 
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -24,7 +23,6 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from model.artifact.console import EX_OK, EX_SOFTWARE
 from model.artifact.memory import available_memory
-from model.artifact.names import FAST, PADDED
 from service import __version__, read_revision
 from service.admin_port import AdminPort, Processes
 from service.config import Settings
@@ -33,7 +31,6 @@ from service.exporter import python_path
 from service.lifecycle import Status
 from service.logs import count_dropped_lines
 from service.metrics import Metrics
-from service.models_file import configured_models
 from service.process import background_task, start_task
 from service.quota_board import create_board
 from service.shared_values import Aggregate, Cell, Slot
@@ -53,15 +50,13 @@ STABLE_S = 60.0
 MAX_FAILURES = 5
 """The server is no longer live when every worker has ended this often in a row."""
 EXIT_GRACE_S = 1.0
-CORES_PER_LOOP = 16
-"""An event loop serves 12,000 texts/s, and a core with AMX computes 740 of 23 tokens with the default model."""
+LOOP_TEXTS_PER_S = 12_000
+"""Texts of requests with 32 sentences that one event loop serves per second (measured beside an H200)."""
 LOADING_FACTOR = 2
 """Memory of a worker while it loads its models, in that of a ready one."""
-MAX_GPU_WORKERS = 8
-"""Of eight servers that shared an H200, each used 1.5 GiB of its memory."""
-WORKER_BYTES = 300 * 2**20
-WEIGHT_COPIES = 3
-"""Resident bytes per byte of weights, and of a worker besides (service/engine/loading_memory.py)."""
+MAX_AUTO_WORKERS = 8
+CORES_PER_WORKER = 2
+"""Automatic: at least one for the event loop, and one for tokenization."""
 MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108  # the default of NVIDIA's service
 GPU_DEVICE = Path("/dev/nvidiactl")
 
@@ -75,6 +70,7 @@ class Worker:
     Attributes:
         passed: the number of REST connections that this process got.
         failures: how often in a row it has ended without being ready for `STABLE_S`.
+        is_replaced: whether its process was killed to start another one with a part of the machine.
     """
 
     number: int
@@ -83,6 +79,7 @@ class Worker:
     channel: Channel | None = None
     passed: int = 0
     failures: int = 0
+    is_replaced: bool = False
     is_listening: bool = False
     is_ready: bool = False
     was_ready: bool = False
@@ -122,6 +119,9 @@ class Worker:
 class Supervisor:
     """Construct it on the event loop of the main thread: workers end with the thread that has started them.
 
+    With an automatic number, the first worker starts with the whole machine and measures how fast its models are. If
+    they are too fast for one event loop, it is replaced by one with its part, and the others start.
+
     Attributes:
         module: The program of the workers.
     """
@@ -129,12 +129,16 @@ class Supervisor:
     module = "service"
 
     def __init__(self, settings: Settings) -> None:
+        """Use `settings.workers` workers; 0 selects at most `most_workers`."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         own = Slot.create()
         own.use()
-        self._settings = settings
-        self._workers = [Worker(number, Slot.create()) for number in range(settings.workers)]
-        self._quotas = create_board(settings.workers)
+        self._is_measuring = not settings.workers
+        self._settings = settings = settings.model_copy(update={"workers": settings.workers or 1})
+        most = most_workers() if self._is_measuring else settings.workers
+        self._workers = [Worker(number, Slot.create()) for number in range(most)]
+        self._quotas = create_board(most)
+        self._quota_cells = most
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
@@ -174,14 +178,11 @@ class Supervisor:
         grpc = reserve(settings.host, settings.grpc_port, "gRPC")
         admin = bind(settings.admin_host, settings.admin_port, "admin")
         self._acceptor = Acceptor(rest, self._serve)
-        ports = {
+        self._ports = {
             name: bound.getsockname()[1]
             for name, bound in (("rest_port", rest), ("grpc_port", grpc), ("admin_port", admin))
         }
-        self._start_settings = settings.model_copy(update=ports)
         self._install_signal_handlers()
-        if has_gpu(settings):
-            log.info("workers share the GPU workers=%d mps=%s", settings.workers, has_mps())
         await self._admin.start(admin, None if self._tls is None else self._tls.admin_context)
         watch = None if self._tls is None else self._tls.watch(lambda: None)
         with background_task(self._watch_workers()):
@@ -217,7 +218,8 @@ class Supervisor:
             environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
             # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
-        start = Start(worker.number, len(self._workers), share(self._start_settings, worker.number), self._models)
+        settings = share(self._settings, worker.number) | self._ports
+        start = Start(worker.number, self._quota_cells, settings, self._models)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
@@ -246,6 +248,10 @@ class Supervisor:
         if worker.reply is not None and not worker.reply.done():
             worker.reply.set_result({"error": f"Worker {worker.number} ended. Try again."})
         worker.slot.reset()
+        if worker.is_replaced:
+            worker.is_replaced = False
+            self._start(worker)
+            return
         self._update_status()
         if self._deadline < math.inf:
             # A process that still imports its modules has no handler for the signal.
@@ -312,9 +318,7 @@ class Supervisor:
             worker.is_listening = True
             self._acceptor.start()
         elif event == "ready":
-            worker.is_ready = worker.was_ready = True
-            self._models = self._models or message["models"]
-            self._start_others()
+            self._become_ready(worker, message)
         elif event == "closing":
             worker.is_listening = worker.is_ready = False
             if not any(other.is_listening for other in self._workers) and self._deadline < math.inf:
@@ -324,9 +328,43 @@ class Supervisor:
             worker.kill(signal.SIGKILL)
         self._update_status()
 
+    def _become_ready(self, worker: Worker, message: Message) -> None:
+        """Serve with a worker, and start the others after the first one."""
+        self._models = self._models or message["models"]
+        if self._is_measuring:
+            self._select_number(worker, message["texts_per_second"], message["gpu_copies"])
+        if not worker.is_replaced:
+            worker.is_ready = worker.was_ready = True
+            self._start_others()
+
+    def _select_number(self, first: Worker, texts_per_second: float, gpu_copies: int | None) -> None:
+        """Set the number of workers by what the first one has measured with the whole machine.
+
+        `gpu_copies`: how many such workers the memory of the GPU holds; None without one.
+        """
+        self._is_measuring = False
+        wanted, memory = math.ceil(texts_per_second / LOOP_TEXTS_PER_S), available_memory()
+        copies = [len(self._workers), wanted]
+        if memory is not None:
+            copies.append(1 + memory // _resident_bytes(first.pid))
+        if gpu_copies is not None:
+            copies.append(gpu_copies)
+        number = max(1, min(copies))
+        log.info(
+            "workers selected workers=%d texts_per_second=%.0f wanted=%d fitting_memory=%s fitting_gpu_memory=%s",
+            number, texts_per_second, wanted, copies[2] if memory is not None else "unknown", gpu_copies,
+        )  # fmt: skip
+        del self._workers[number:]
+        if number > 1:
+            self._settings = self._settings.model_copy(update={"workers": number})
+            first.is_replaced = True
+            first.kill(signal.SIGKILL)  # it has not been announced
+
     def _start_others(self) -> None:
         """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""
         waiting = [worker for worker in self._workers if not worker.started_at]
+        if len(waiting) == len(self._workers) - 1 and waiting and has_gpu(self._settings):
+            log.info("workers share the GPU workers=%d mps=%s", len(self._workers), has_mps())
         needed, available = len(waiting) * LOADING_FACTOR * _resident_bytes(self._workers[0].pid), available_memory()
         is_scarce = has_gpu(self._settings) or (available is not None and needed > available)
         for worker in waiting[:1] if is_scarce else waiting:
@@ -482,20 +520,9 @@ def has_mps() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES), "control").exists()
 
 
-def choose_workers(settings: Settings) -> Settings:
-    """Return the settings with a number of workers, which "auto" selects. Raises `ConfigError`.
-
-    On a CPU, one event loop serves the texts that `CORES_PER_LOOP` cores compute. On a GPU it is the bottleneck.
-    """
-    if settings.workers:
-        return settings
-    cores, memory = available_cpus(), available_memory()
-    on_gpu = has_gpu(settings)
-    wanted = min(MAX_GPU_WORKERS, cores // 2) if on_gpu else cores // CORES_PER_LOOP
-    fitting = wanted if memory is None else memory // (WORKER_BYTES + WEIGHT_COPIES * _weight_bytes(settings))
-    workers = max(1, min(wanted, fitting))
-    log.info("workers selected workers=%d cores=%d gpu=%s fitting_memory=%d", workers, cores, on_gpu, fitting)
-    return settings.model_copy(update={"workers": workers})
+def most_workers() -> int:
+    """Return the largest number of workers that "auto" selects. With 1, the server needs no supervisor."""
+    return max(1, min(MAX_AUTO_WORKERS, available_cpus() // CORES_PER_WORKER))
 
 
 def _resident_bytes(pid: int) -> int:
@@ -505,14 +532,3 @@ def _resident_bytes(pid: int) -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _weight_bytes(settings: Settings) -> int:
-    """Return the size of the files of all models that are artifacts, in bytes; 0 for those that are exported first."""
-    size = 0
-    for entry in configured_models(settings):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
-            manifest = json.loads((Path(entry.source) / "manifest.json").read_bytes())
-            graph = next(manifest["graphs"][name] for name in (FAST, PADDED) if name in manifest["graphs"])
-            size += sum(manifest["files"][name]["size"] for name in graph["weights"])
-    return size

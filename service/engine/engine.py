@@ -274,6 +274,11 @@ class Models:
         self._retiring.discard(engine)
 
     @property
+    def texts_per_second(self) -> float:
+        """How many sentences the fastest of the models computes per second on the whole machine."""
+        return max(engine.fast_lane.admission.texts_per_second for engine in self._engines)
+
+    @property
     def near_capacity(self) -> bool:
         """True if a fast lane may reject the next request."""
         return any(engine.fast_lane.near_capacity for engine in self._engines)

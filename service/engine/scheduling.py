@@ -633,6 +633,8 @@ Run times that a busy machine measured during warm-up can be twice too high.
 NEAR_CAPACITY = 0.9
 """Fraction of a limit above which requests are checked early."""
 TOKENIZER_RETRY_S = 1.0
+SENTENCE_TOKENS = 23
+"""Mean tokens of a sentence."""
 SMALL_REQUEST_TOKENS = 32
 """Size of the request whose wait `queue_utilization` reports."""
 CHARACTERS_PER_TOKEN = 4
@@ -767,6 +769,11 @@ class Admission:
         self.backlog.near_us = self._near_us * self.speed.value
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
+
+    @property
+    def texts_per_second(self) -> float:
+        """How many texts of `SENTENCE_TOKENS` all streams compute per second, as estimated during warm-up."""
+        return 1e6 * self._all_streams / (SENTENCE_TOKENS * self._token_us)
 
     def share(self, models: int) -> None:
         """Estimate with a part of the streams: this many models share the machine."""

@@ -67,7 +67,7 @@ METHODS = (*ENCODER_METHODS, *INFERENCE_METHODS, *TEI_METHODS)
 class RpcServer:
     """Construct it on the event loop. Health is NOT_SERVING until `set_serving`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts of the application
         self,
         lifecycle: Lifecycle,
         settings: Settings,
@@ -75,7 +75,10 @@ class RpcServer:
         access: Access = PUBLIC,
         budget: MemoryBudget | None = None,
         requests: RequestLog | None = None,
+        *,
+        shares_port: bool = False,
     ) -> None:
+        """`shares_port`: whether other workers listen on the same port."""
         for method in METHODS:
             if not method.is_probe:
                 metrics.create_requests(method.api, [method.name])
@@ -102,7 +105,7 @@ class RpcServer:
                 # of concurrent calls are refused: 500 of 1,000 that grpc-go started at once.
                 ("grpc.http2.max_deallocating_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
-                ("grpc.so_reuseport", int(settings.workers > 1)),
+                ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             ],

@@ -19,7 +19,7 @@ import pytest
 from service import supervisor
 from service.callers import BURST_S
 from service.config import Settings, load_settings
-from service.supervisor import share
+from service.supervisor import Supervisor, share
 from tests.conftest import (
     ROOT,
     RunningServer,
@@ -338,17 +338,49 @@ def test_quota_and_counts_of_a_caller_are_those_of_the_whole_server(tiny_artifac
 
 
 @pytest.mark.parametrize(
-    ("cores", "memory", "gpu", "expected"),
-    [(2, None, False, 1), (32, None, False, 2), (16, None, True, 8), (96, None, True, 8), (16, 3 * 10**8, True, 1)],
-)
-def test_auto_selects_a_number_that_cores_and_memory_allow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, memory: int | None, gpu: bool, expected: int
-) -> None:
+    ("cores", "texts_per_second", "memory", "gpu_copies", "expected"),
+    [
+        (3, 10**6, None, None, None), (4, 10**6, None, None, 2), (96, 10**6, None, None, 8),
+        (96, 12_000, None, None, 1), (96, 12_001, None, None, 2), (96, 25, 0, None, 1),
+        (96, 10**6, 2, None, 3), (96, 10**6, 2, 2, 2), (96, 10**6, None, 0, 1),
+    ],
+)  # fmt: skip
+async def test_auto_selects_a_number_that_speed_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, cores: int, texts_per_second: float, memory: int | None, gpu_copies: int | None,
+    expected: int | None,
+) -> None:  # fmt: skip
+    """`memory` is the number of further workers that fit. None is expected without a supervisor."""
     monkeypatch.setattr(supervisor, "available_cpus", lambda: cores)
-    monkeypatch.setattr(supervisor, "available_memory", lambda: memory)
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path if gpu else tmp_path / "none")
-    settings = load_settings(environ={"ATTENDANT_WORKERS": "auto"})
-    assert supervisor.choose_workers(settings).workers == expected
+    if expected is None:
+        assert supervisor.most_workers() == 1
+        return
+    server = Supervisor(load_settings(environ={"ATTENDANT_WORKERS": "auto"}))
+    first, size = server._workers[0], supervisor._resident_bytes(os.getpid())
+    monkeypatch.setattr(supervisor, "_resident_bytes", lambda pid: size)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: None if memory is None else memory * size + 1)
+    server._select_number(first, texts_per_second, gpu_copies)
+    assert len(server._workers) == server._settings.workers == expected
+    assert first.is_replaced == (expected > 1)
+
+
+def test_auto_starts_the_workers_that_a_fast_model_needs(tiny_artifact: Path) -> None:
+    """The first worker is replaced by one with its part of the machine."""
+    with serving(
+        module="tests.service.eight_cores", model_dir=tiny_artifact, workers="auto", log_format="json"
+    ) as many:
+        ids = worker_ids(many)
+        assert len(ids) == 4
+        assert metric(many, "attendant_ready_workers") == len(ids)
+        assert metric(many, "attendant_worker_restarts_total") == 0
+        assert metric(many, 'attendant_connection_limit{api="rest"}') == 2048
+        assert [encode(many) for _ in range(8)] == [200] * 8
+        many.process.terminate()
+        _, errors = many.process.communicate(timeout=60)
+    lines = [*map(json.loads, errors.splitlines())]
+    (selected,) = (line["message"] for line in lines if "workers selected" in line["message"])
+    assert "workers=4 " in selected
+    backends = [line["message"] for line in lines if "backend selected" in line["message"]]
+    assert [line.partition("streams=")[2][:1] for line in backends] == ["8", "2", "2", "2", "2"]
 
 
 def test_mps_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -356,16 +388,6 @@ def test_mps_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert not supervisor.has_mps()
     (tmp_path / "control").touch()
     assert supervisor.has_mps()
-
-
-def test_auto_counts_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Eight copies of a model of 1 GB need 24 GB, and 2.4 GB besides."""
-    manifest = {"files": {"w": {"size": 10**9}}, "graphs": {"fast": {"weights": ["w"]}}}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    monkeypatch.setattr(supervisor, "available_cpus", lambda: 16)
-    monkeypatch.setattr(supervisor, "available_memory", lambda: 10**10)
-    monkeypatch.setattr(supervisor, "GPU_DEVICE", tmp_path)
-    assert supervisor.choose_workers(Settings(model_dir=tmp_path, workers=0)).workers == 3
 
 
 def test_one_worker_needs_no_supervisor(tiny_artifact: Path) -> None:

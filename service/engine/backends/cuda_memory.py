@@ -9,6 +9,8 @@ from service.engine.backends.base import Gpu
 from service.engine.backends.cuda_session import DRIVER
 
 OPTION = "ATTENDANT_GPU_MEMORY_LIMIT_BYTES"
+CONTEXT_BYTES = 2**29
+"""Assumed GPU memory of a process before it loads a model."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,13 @@ class GpuMemory:
     def __init__(self, gpu: Gpu, least: int) -> None:
         """Take the memory of weights and buffers of `least` bytes. Raises `ConfigError` if there is less."""
         self.bytes = least
-        self._limit = gpu.memory_limit_bytes
+        self.limit = gpu.memory_limit_bytes
         self._used = sum(other.bytes for other in models)
         self._before = DeviceMemory.read(gpu.device)
         # A session cannot be given 0 bytes, which would set no limit.
-        self.gpu = replace(gpu, memory_limit_bytes=max(1, self._limit - self._used)) if self._limit else gpu
+        self.gpu = replace(gpu, memory_limit_bytes=max(1, self.limit - self._used)) if self.limit else gpu
         free = None if self._before is None else self._before.free
-        if (self._limit and least > self._limit - self._used) or (free is not None and least > free):
+        if (self.limit and least > self.limit - self._used) or (free is not None and least > free):
             raise self.exceeded()
         models.add(self)
 
@@ -83,8 +85,8 @@ class GpuMemory:
             remedies.append("unload another model")
         if by_batches:
             remedies.append("set a smaller ATTENDANT_MAX_BATCH_TOKENS")
-        if self._limit:
-            facts.append(f"{OPTION} allows this process {self._limit:,}")
+        if self.limit:
+            facts.append(f"{OPTION} allows this process {self.limit:,}")
             remedies.append(f"set a larger {OPTION}")
         if self._before is not None:
             facts.append(f"{self._before.free:,} of {self._before.total:,} were free on GPU {self.gpu.device}")
@@ -95,3 +97,15 @@ class GpuMemory:
 
 models: WeakSet[GpuMemory] = WeakSet()
 """The models of this process that are on a GPU."""
+
+
+def count_copies() -> int | None:
+    """Return how many processes with the models of this one, at least one, fit in its limit, or on its GPU.
+
+    None if the driver does not say.
+    """
+    used, first = sum(model.bytes for model in models), next(iter(models))
+    if first.limit:
+        return first.limit // used
+    memory = DeviceMemory.read(first.gpu.device)
+    return None if memory is None else 1 + memory.free // (used + CONTEXT_BYTES)
