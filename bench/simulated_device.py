@@ -87,7 +87,12 @@ def open_simulated(
     return model_loader.OpenedBackend(backend, {})
 
 
-if __name__ == "__main__":
+def run() -> int:
+    """Run `attendant` with the simulated device and return its exit status."""
     Supervisor.module = "bench.simulated_device"
     model_loader.BackendOpener.open = open_simulated  # type: ignore[method-assign]
-    sys.exit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,13 +1,10 @@
-"""`python -m tests.service.eight_cores serve`: a server on eight CPUs whose event loop is slower than any model."""
+"""`python -m tests.service.eight_cores serve`: a server with a simulated GPU on a machine with eight CPUs."""
 
 import sys
 from unittest.mock import patch
 
-from service.__main__ import main
+from bench.simulated_device import run
 
 if __name__ == "__main__":
-    with (
-        patch("service.supervisor.available_cpus", return_value=8),
-        patch("service.supervisor.LOOP_TEXTS_PER_S", 1),
-    ):
-        sys.exit(main())
+    with patch("service.supervisor.available_cpus", return_value=8):
+        sys.exit(run())

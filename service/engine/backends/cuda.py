@@ -53,8 +53,7 @@ class CudaBackend:
         manifest = artifact.manifest
         graph = manifest.graphs[choice.graph]
         self.choice = choice
-        (offset,) = (value for value in graph.inputs if value.name == "token_offset")
-        self._padded = offset.shape[0] == PADDED_ROWS
+        self._padded = any(value.name == "token_offset" and value.shape[0] == PADDED_ROWS for value in graph.inputs)
         limit = choice.max_batch_tokens
         self.max_batch_tokens = min(limit, PADDED_TOKENS) if self._padded else limit
         self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded)
