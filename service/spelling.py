@@ -49,12 +49,14 @@ class Remedy:
         changes: Changes to the request, each of them sufficient: alternatives to `text`.
         connective: "and" if `text` is necessary too.
         hint: Another sentence.
+        if_cut: Replaces this remedy in APIs that cut texts.
     """
 
     text: str
     changes: Sequence[Change] = ()
     connective: Literal["or", "and"] = "or"
     hint: str = ""
+    if_cut: "Remedy | None" = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Spelling:
         lacks: Fields that the API does not have.
         values: Per field, how all or some of its values are written, without quotes.
         keeps_ids: Whether paths to token ids end with their field.
+        cuts_texts: Whether the API cuts texts to the limit of characters if they may be truncated.
     """
 
     names: Mapping[str, str] | None = None
@@ -74,6 +77,7 @@ class Spelling:
     lacks: Sequence[str] = ()
     values: Mapping[str, str | Mapping[str, str]] | None = None
     keeps_ids: bool = False
+    cuts_texts: bool = False
 
     def path(self, path: str) -> str:
         """Return the path of a field of the request."""
@@ -106,6 +110,8 @@ class Spelling:
 
     def remedy(self, remedy: Remedy) -> str:
         """Return a remedy as one or two sentences."""
+        if self.cuts_texts and remedy.if_cut is not None:
+            remedy = remedy.if_cut
         text, changes = self.text(remedy.text), [change for change in map(self._change, remedy.changes) if change]
         if changes:
             text += f"{',' if ' or ' in text else ''} {remedy.connective} set {' or '.join(changes)}"

@@ -45,7 +45,7 @@ from service.errors import (
     echo,
 )
 from service.request_log import current_record
-from service.spelling import Remedy, Spelling, join, named
+from service.spelling import Remedy, join, named
 
 PartT = TypeVar("PartT")
 Wire = Literal["json", "base64", "binary"]
@@ -60,10 +60,10 @@ LIST_REMEDIES = {
     **dict.fromkeys(("inputs", "documents", "occurrences", "spans_per_request"), "Split the request."),
     "token_ids": "Shorten the input.",
 }
+SHORTEN = Remedy("Shorten it", ({"truncation": "right"},))
 SPLIT = Remedy("Split the text")
-NOT_TRUNCATED = "Truncation does not apply to this limit."
-SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint=NOT_TRUNCATED)
-SPLIT_OR_CHUNKS = Remedy("Split the text", ({"chunks.by": "sentence"},), hint=NOT_TRUNCATED)
+SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.", if_cut=SHORTEN)
+SPLIT_OR_CHUNKS = replace(SPLIT_NOT_TRUNCATED, changes=({"chunks.by": "sentence"},))
 """Remedies for a text over the limit of characters, in operations without and with truncation."""
 USE_ANOTHER = "Use another model."
 REMEDIES: dict[Operation, str] = {
@@ -185,13 +185,6 @@ def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
         return text
     side = info.truncation_side if truncation == "auto" else truncation
     return text[:limit] if side == "right" else text[-limit:]
-
-
-class CutSpelling(Spelling):
-    """The names of an API whose texts are `cut`, so that truncation applies to the limit of characters, too."""
-
-    def remedy(self, remedy: Remedy) -> str:
-        return super().remedy(shorten() if remedy.hint == NOT_TRUNCATED else remedy)
 
 
 def check_inputs(
@@ -363,9 +356,9 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     return truncated
 
 
-def shorten(side: TruncationSide = "right") -> Remedy:
+def shorten(side: TruncationSide) -> Remedy:
     """Return the remedy for an input over the limit of tokens, which truncation at a side can drop."""
-    return Remedy("Shorten it", ({"truncation": side},))
+    return replace(SHORTEN, changes=({"truncation": side},))
 
 
 def no_room(prompt_tokens: int, limit: int, field: str) -> TooLong:

@@ -13,14 +13,14 @@ from service import tei
 from service.engine.engine import Engine
 from service.errors import Empty, ServiceError, UnknownValue
 from service.lifecycle import Lifecycle
-from service.operations.inputs import Call, CutSpelling, item_limits
+from service.operations.inputs import Call, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
 from service.rpc.codec import Message, check_count
 from service.rpc.context import Context, add_models, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
 from service.rpc.stream import respond_in_order
-from service.spelling import Remedy
+from service.spelling import Remedy, Spelling
 from service.steps import Steps
 
 SERVICES = pb.DESCRIPTOR.services_by_name
@@ -37,7 +37,7 @@ TRUNCATIONS: tuple[Truncation, ...] = ("right", "left")
 """The truncation of each `TruncationDirection`."""
 
 
-class TeiRpcSpelling(CutSpelling):
+class TeiRpcSpelling(Spelling):
     """The fields of messages, which have one input."""
 
     def path(self, path: str) -> str:
@@ -45,7 +45,7 @@ class TeiRpcSpelling(CutSpelling):
         return re.sub(r"^(inputs|ids)\[0\]", r"\1", path).replace("inputs.pair", "inputs[1]")
 
 
-TEI_RPC = TeiRpcSpelling(options=tei.OPTIONS, values=tei.VALUES)
+TEI_RPC = TeiRpcSpelling(options=tei.OPTIONS, values=tei.VALUES, cuts_texts=True)
 
 
 async def embed(engine: Engine, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:

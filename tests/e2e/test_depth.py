@@ -24,14 +24,11 @@ DEVIATION = 0.1
 LAYERS = {
     "mpnet": 12,
     "modernbert": 24,
-    "nomic_bert": 12,
     "gte": 12,
-    "jina_embeddings_v3": 24,
-    "eurobert": 12,
     "qwen3": 24,
     "gemma3_text": 24,
 }
-"""The depth of the published models, rounded to 12 or 24."""
+"""The depth of the published models, rounded to 12 or 24, for each kind of positions, order of norms, and mask."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pydantic import BaseModel, Field
 
 from service.errors import Duplicate, Empty, ServiceError, UnknownField
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import CutSpelling, cut
+from service.operations.inputs import cut
 from service.rest.api import Api, Exchange, Route
 from service.rest.bodies import MODEL_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, at_most
 from service.rest.routes.native import Documents, Meta, meta, returned_bytes, to_object, to_texts
+from service.spelling import Spelling
 from service.steps import convert
 
 NAME = "cohere"
@@ -185,13 +186,14 @@ API = Api(
             "/v2/embed", "cohere_embed", embed, CohereEmbedResponse, (CohereEmbedBody,), summary="Embed", shed="always"
         ),
     ),
-    CutSpelling(
+    Spelling(
         {
             "inputs": "texts", "dimensions": "output_dimension", "dtype": "embedding_types",
             "prompt_name": "input_type",
         },
         {"truncation": "truncate"},
         values={"truncation": {truncation: f'"{truncate}"' for truncate, truncation in TRUNCATIONS.items()}},
+        cuts_texts=True,
     ),
     error=CohereErrorBody,
     render=render_error,

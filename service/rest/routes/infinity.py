@@ -9,11 +9,12 @@ from pydantic import BaseModel, Field
 from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import MAX_LISTED_INPUTS, CutSpelling, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
 from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.rest.routes.openai import Embedding, PromptUsage, prompt_usage, to_embeddings
+from service.spelling import Spelling
 
 NAME = "infinity"
 UNSPECIFIED = "default/not-specified"
@@ -250,7 +251,7 @@ API = Api(
             names_model=False,
         ),
     ),
-    CutSpelling({"inputs": "input"}, {}),  # long inputs are always truncated
+    Spelling({"inputs": "input"}, {}, cuts_texts=True),  # long inputs are always truncated
     error=InfinityErrorBody,
     render=render_error,
 )  # fmt: skip

@@ -9,9 +9,10 @@ from pydantic import BaseModel, Field
 from service import __version__
 from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import MAX_LISTED_INPUTS, CutSpelling, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, cut
 from service.rest.api import GET_STATUSES, Api, Exchange, Route
 from service.rest.bodies import MODEL_DESCRIPTION, ForeignModel, Texts
+from service.spelling import Spelling
 
 NAME = "ollama"
 TAG = ":latest"
@@ -167,7 +168,7 @@ API = Api(
         _get("/api/tags", tags, OllamaModelsBody),
         _get("/api/version", version, OllamaVersionBody),
     ),
-    CutSpelling({"inputs": "input"}, {"truncation": "truncate"}, values={"truncation": "true"}),
+    Spelling({"inputs": "input"}, {"truncation": "truncate"}, values={"truncation": "true"}, cuts_texts=True),
     ("/api/",),
     OllamaErrorBody,
     render_error,

@@ -21,7 +21,7 @@ from model.artifact.manifest import Role as RetrievalRole
 from service.engine.engine import Engine
 from service.errors import ConflictingFields, InvalidArgument, ServiceError, Unauthenticated
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import MAX_LISTED_INPUTS, SPLIT, CutSpelling, Wire, check_text, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, SPLIT, Wire, check_text, cut
 from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
@@ -39,6 +39,7 @@ from service.rest.bodies import (
 )
 from service.rest.responses import Base64Rows, Table
 from service.rest.routes.native import ModelBody, ModelsBody, describe_model
+from service.spelling import Spelling
 
 NAME = "openai"
 MODELS_PATH = "/v1/models"
@@ -276,10 +277,11 @@ API = Api(
         ),
     ),
     # A prompt that is not found was selected by `input_type`.
-    CutSpelling(
+    Spelling(
         {"inputs": "input", "prompt_name": "input_type"},
         {"encoding_format": "encoding_format", "truncation": "truncate"},
         values={"truncation": "true"},
+        cuts_texts=True,
     ),
     ("/v1/embeddings", "/embeddings", "/openai/", MODELS_PATH),
     OpenAIErrorBody,

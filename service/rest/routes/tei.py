@@ -14,7 +14,7 @@ from service.engine.engine import Engine
 from service.errors import Empty, Overloaded, ServiceError, Unavailable, WrongType
 from service.lifecycle import Lifecycle
 from service.operations.encode import pooled_vectors
-from service.operations.inputs import MAX_LISTED_INPUTS, Call, CutSpelling, cut
+from service.operations.inputs import MAX_LISTED_INPUTS, Call, cut
 from service.operations.tokenize import decode as decode_ids
 from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
 from service.rest.bodies import (
@@ -33,6 +33,7 @@ from service.rest.bodies import (
     count_inputs_or_ids,
     text_or,
 )
+from service.spelling import Spelling
 from service.steps import convert
 
 NAME = tei.NAME
@@ -316,7 +317,7 @@ def _is_empty_list(error: ServiceError) -> bool:
     return isinstance(error, Empty) and error.field in LISTS
 
 
-class TeiRestSpelling(CutSpelling):
+class TeiRestSpelling(Spelling):
     """The paths of fields in JSON; a request of /similarity has one query."""
 
     def path(self, path: str) -> str:
@@ -538,7 +539,9 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
                 errors=both, shed="always", limits={"inputs": MAX_LISTED_INPUTS},
             ),
         ),
-        TeiRestSpelling({"documents": "inputs.sentences", "token_ids": "ids"}, tei.OPTIONS, values=tei.VALUES),
+        TeiRestSpelling(
+            {"documents": "inputs.sentences", "token_ids": "ids"}, tei.OPTIONS, values=tei.VALUES, cuts_texts=True
+        ),
         error=TeiErrorBody,
         render=render_error,
         status=http_status,

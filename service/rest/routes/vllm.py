@@ -29,7 +29,7 @@ from service import __version__
 from service.engine.engine import Engine
 from service.engine.vectors import normalize
 from service.errors import ConflictingFields, Empty, ServiceError, UnsupportedByModel, WrongShape
-from service.operations.inputs import Call, CutSpelling, cut
+from service.operations.inputs import Call, cut
 from service.operations.tokenize import decode
 from service.rest.api import GET_STATUSES, WITHOUT_422, Api, Exchange, Route, status_400
 from service.rest.bodies import (
@@ -42,6 +42,7 @@ from service.rest.bodies import (
     TokenIds,
 )
 from service.rest.routes.openai import PromptUsage, prompt_usage
+from service.spelling import Spelling
 from service.steps import convert
 
 NAME = "vllm"
@@ -423,10 +424,11 @@ API = Api(
             "/version", "vllm_version", version, VllmVersion, statuses=GET_STATUSES, headers=False, names_model=False
         ),
     ),
-    CutSpelling(
+    Spelling(
         {"inputs": "input", "token_ids": "tokens"},
         {"truncation": "truncate_prompt_tokens"},
         values={"truncation": str(NO_LIMIT)},
+        cuts_texts=True,
     ),
     error=VllmErrorBody,
     render=render_error,
