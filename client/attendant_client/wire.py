@@ -37,7 +37,7 @@ class InvalidEnum(ValueError):
 
 
 class ConflictingLayers(ValueError):
-    """A message has both `layers` and `all_layers`."""
+    """A message sets both `layers` and `all_layers`."""
 
 
 class Base64:
@@ -70,7 +70,7 @@ class Field:
 
     @property
     def description(self) -> str | None:
-        """The description for people, if any."""
+        """The human-readable description, if any."""
         return self.find(str)
 
     @property
@@ -118,7 +118,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def _element(kind: Any) -> Any:
-    """Return the dtype of an array type; float32 if it is open."""
+    """Return the dtype of an array type; float32 if it names none."""
     (element,) = get_args(get_args(kind)[1])
     return np.float32 if element is Any else element
 
@@ -233,7 +233,7 @@ def _object_reader(kind: Any) -> Converter:
     table = []
     for field in fields_of(kind):
         alternative = field.find(Alternative)
-        # Of two alternatives, the object has a name that the array, which may be an object too, lacks.
+        # Of two alternatives, the object contains a name that the array, which may be an object too, lacks.
         mark = "" if alternative is None or _is_array(field.kind) else fields_of(field.kind)[-1].name
         excluded = _other_mark(kind, field, alternative) if alternative and not mark else ""
         key = alternative.name if alternative else field.name
