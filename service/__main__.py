@@ -134,7 +134,7 @@ def prepare_source(settings: Settings, source: str) -> Path:
 
 
 def _prepare_in_process(settings: Settings, source: str) -> Path:
-    """Call `prepare_source` in a process of its own: a supervisor needs neither NumPy nor the pages of the weights."""
+    """Call `prepare_source` in a child process, so that the supervisor loads neither NumPy nor the weights."""
     options = settings.model_dump_json(exclude_unset=True)
     command = [sys.executable, "-P", "-m", "service", "prepare", options, source]
     environment = os.environ | {"PYTHONPATH": python_path()}
@@ -173,7 +173,7 @@ def _serve_worker(descriptor: int) -> int:
 
 
 def _run_app(settings: Settings, link: "WorkerLink | None" = None) -> int:
-    # Imported here, because the supervisor of workers needs neither.
+    # Imported here, because the supervisor needs neither.
     import uvloop
 
     from service.app import App

@@ -1,8 +1,8 @@
 """Spans of requests. Requires the extra `otel`.
 
 A span is created when its request has finished, from the facts in its record, so that a request whose trace is not
-sampled costs little. It is a finished span, as span processors get it. A span of the tracer, which code can change
-while it is open, takes five times as long.
+sampled costs little. It is a finished span, as span processors get it. A tracer's span, which stays mutable while
+it is open, takes five times as long.
 """
 
 import time

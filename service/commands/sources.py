@@ -365,7 +365,7 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 async def open_server_source(
     url: str, api_key: str | None, options: VectorOptions, tls: Mapping[str, str | None]
 ) -> AsyncIterator[VectorSource]:
-    """Connect to a server. `tls` has the fields of the client's `TlsFiles`. Raises `CommandError`."""
+    """Connect to a server. `tls` contains the fields of the client's `TlsFiles`. Raises `CommandError`."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # no lines about failed TLS handshakes on stderr
     from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
 

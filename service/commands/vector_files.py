@@ -41,7 +41,7 @@ class VectorFormat(ABC):
 
     @abstractmethod
     def encode(self, rows: VectorRows) -> bytes:
-        """Return the bytes to append to the work file for a rows."""
+        """Return the bytes to append to the work file for these rows."""
 
     def finish(self, work: Path, rows: int) -> Path:
         """Complete a work file of `rows` input rows, and return the output file in the same directory."""

@@ -42,7 +42,7 @@ SINGLE_HEADERS = {
         "X-Request-Timeout-Ms",
     )
 }
-"""Headers of which a proxy in front and this server might read different ones, with their usual spelling."""
+"""Headers that must not repeat, because a proxy might read another occurrence; with their usual spelling."""
 LINGER_S = 1.0
 """Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
 

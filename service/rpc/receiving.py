@@ -76,7 +76,7 @@ class Receiver:
 
     @property
     def free_turns(self) -> int:
-        """The number of turns that no call has."""
+        """The number of turns that no call holds."""
         return self._free
 
     async def receive(self, requests: AsyncIterator[bytes], peer: Peer) -> bytes:

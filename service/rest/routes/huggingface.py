@@ -151,7 +151,7 @@ async def token_classification(exchange: Exchange, body: HuggingFaceTokenClassif
 
 
 def describe_entity(entity: Entity, label: str) -> dict[str, Any]:
-    """Return an entity whose label has the name `label`."""
+    """Return an entity, with its label in the field named `label`."""
     return {
         label: entity.label, "score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end,
     }  # fmt: skip

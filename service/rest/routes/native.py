@@ -261,7 +261,7 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
 
 
 def select_rerank(default: str) -> Any:
-    """Return the function that selects the body of a rerank request by the field that it has.
+    """Return the function that selects the body of a rerank request by the field that it contains.
 
     `default`, one of `DOCUMENTS` and `TEXTS`, decides for a body with both fields or neither. Later errors are in the
     format of the selected API.

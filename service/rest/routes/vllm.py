@@ -46,7 +46,7 @@ from service.steps import convert
 
 NAME = "vllm"
 RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
-"""Fields of which false selects raw values."""
+"""Fields in which false selects raw values."""
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
 Task = Literal["embed", "token_embed", "classify"]
