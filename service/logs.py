@@ -153,7 +153,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
-    """Join lines into as few chunks as possible that the kernel writes atomically: a pipe may have other writers."""
+    """Join lines into as few chunks as possible that the kernel writes to a pipe at once: others may write to it."""
     chunk = b""
     for line in lines:
         data = line.encode()

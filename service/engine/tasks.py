@@ -36,7 +36,7 @@ class ModelInput(Protocol):
 
     @property
     def skipped_ids(self) -> tuple[int, ...]:
-        """The ids of tokens that have no vector in the output of a multi-vector head."""
+        """The ids of tokens that get no vector in the output of a multi-vector head."""
 
     @property
     def side(self) -> Role | None:
