@@ -104,7 +104,7 @@ def strip(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 
 
 def item_type(kind: Any) -> Any:
-    """Return the type of the items of a list type, or None for another type."""
+    """Return the item type of a list type, or None for another type."""
     return get_args(kind)[0] if get_origin(kind) in (list, Sequence) else None
 
 
