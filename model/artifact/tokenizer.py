@@ -18,7 +18,7 @@ Text = str | tuple[str, str]
 
 
 class Encoding(Protocol):
-    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list has one element per token."""
+    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list contains one element per token."""
 
     @property
     def ids(self) -> list[int]: ...

@@ -660,7 +660,7 @@ def _follow_links(tensor: onnx_ir.ExternalTensor, directory: Path) -> onnx_ir.Ex
 
 
 def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
-    """Raise CheckpointError unless the inputs are those of an encoder, for texts of any number and length."""
+    """Raise CheckpointError unless these are an encoder's inputs, for texts of any number and length."""
     names = [value.name for value in inputs]
     unknown = [name for name in names if name not in MODEL_INPUTS]
     missing = [name for name in MODEL_INPUTS[:2] if name not in names]

@@ -303,7 +303,7 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
 
 
 def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
-    """Return the record of the structure of the layers."""
+    """Return the structure record of the layers."""
     config, table = encoder.config, encoder.embeddings.position_embeddings
     used: dict[PositionKind, bool] = {
         "table": config.position_table,

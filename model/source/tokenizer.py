@@ -399,7 +399,7 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
-    """Return the types of the parts of a component of tokenizer.json."""
+    """Return the types of a component's parts in tokenizer.json."""
     return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
 
 
