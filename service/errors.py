@@ -23,8 +23,8 @@ class ServiceError(Exception):
 
     Attributes:
         field: The path of the field in the request, such as `inputs[3]`; None if the error is not about one field.
-        minimum: The least value allowed, if that is what `actual` violates or a range applies.
-        maximum: The greatest value allowed, likewise.
+        minimum: The minimum value allowed, if that is what `actual` violates or a range applies.
+        maximum: The maximum value allowed, likewise.
         actual: The rejected number or size, the JSON type if the type is wrong, or the rejected value of a closed set,
             such as a model name.
         reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.

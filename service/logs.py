@@ -98,7 +98,7 @@ class TextFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes lines to stderr in a thread.
+    """Writes log lines to stderr in a thread.
 
     Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
     are dropped and counted while `MAX_QUEUED_LINES` are queued, and if they cannot be written, such as on a full disk;
@@ -195,5 +195,5 @@ def set_up_logging(level: str, style: Literal["auto", "text", "json"], worker: i
         logging.getLogger(name).setLevel(logging.WARNING)
     # grpc logs client disconnections as errors with a traceback; the interceptor logs the errors that matter.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    # Its C core writes to stderr itself: a line per failed TLS handshake, in a different format.
+    # Its C core writes to stderr directly: one line per failed TLS handshake, in a different format.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,7 +1,7 @@
 """Quotas across workers: each worker publishes the tokens that it has charged, and reads what the others have charged.
 
-There is no lock, because its holder could be killed. Each worker writes to an area of its own in memory of the
-supervisor. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the bucket
+There is no lock, because its holder could be killed. Each worker writes to its own area of the supervisor's
+memory. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the bucket
 level, from which a replacement worker starts.
 """
 

@@ -177,7 +177,7 @@ class SharedValue:
 
 
 class Aggregate(Collector):
-    """The metrics of all slots as those of one process: sums, except gauges whose mode is `livemin` or `livemax`."""
+    """The metrics of all slots as if from one process: sums, except gauges whose mode is `livemin` or `livemax`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots

@@ -240,7 +240,7 @@ class PortSockets:
                 copy.shutdown(socket.SHUT_RDWR)
 
     def _describe(self, descriptor: int) -> tuple[int, Peer] | None:
-        """Return the descriptor and the client of a connection of the port; None for any other socket."""
+        """Return the descriptor and client of one of the port's connections; None for any other socket."""
         if (copy := _open_copy(descriptor)) is None:
             return None
         with copy as opened:

@@ -45,7 +45,7 @@ class Tracing:
         provider.add_span_processor(self._processor)
 
     def record(self, record: "RequestRecord", code: str, http_status: int, *, is_slow: bool) -> None:
-        """Export a finished request as a span. The stages are events, or spans of their own for a slow request.
+        """Export a finished request as a span. The stages are events, or separate spans for a slow request.
 
         An event is the start of its stage, and each stage ends with the start of the next one.
         """

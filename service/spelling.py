@@ -20,7 +20,7 @@ Change = Mapping[str, str | int | None]
 
 
 def named(field: str, value: str) -> str:
-    """Return the placeholder of a value of an enumeration."""
+    """Return the placeholder of an enum value."""
     return f"{{{field}.{value}}}"
 
 
@@ -86,7 +86,7 @@ class Spelling:
         return self.names.get(match[1], match[1]) + match[2]
 
     def value(self, field: str, value: str) -> str:
-        """Return a value of an enumeration."""
+        """Return how the API spells an enum value."""
         spelled = (self.values or {}).get(field)
         if isinstance(spelled, str):
             return spelled

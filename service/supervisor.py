@@ -46,7 +46,7 @@ HUNG_S = 30.0
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 STABLE_S = 60.0
-"""A worker that was ready and ran for this long starts a new count of failures."""
+"""If a worker was ready and ran for this long, its next exit counts as the first failure."""
 MAX_FAILURES = 5
 """The server is no longer live when every worker has ended this often in a row."""
 EXIT_GRACE_S = 1.0
@@ -461,7 +461,7 @@ class Supervisor:
 
         def on_hangup() -> None:
             for worker in self._workers:
-                if worker.is_listening:  # others have no handler yet, and have still to read the files
+                if worker.is_listening:  # others have no handler yet, and still have to read the files
                     worker.kill(signal.SIGHUP)
 
         handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
@@ -474,7 +474,7 @@ class Supervisor:
             loop.add_signal_handler(number, handler, *arguments)
 
     def _drain(self, number: int) -> None:
-        """Let every worker drain. The time limit is that of the whole server."""
+        """Let every worker drain. The time limit applies to the whole server."""
         self._deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000 + EXIT_GRACE_S
         log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
         for worker in self._workers:

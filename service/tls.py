@@ -219,7 +219,7 @@ def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLConte
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = Connection
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2; like gRPC, none with CBC
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, none with CBC
     context.set_alpn_protocols(ALPN_PROTOCOLS)
     try:
         context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt

@@ -288,7 +288,7 @@ class VectorSource(ABC):
         return [encoded[index] for index in range(len(texts))]
 
     async def _encode_titled(self, item: TitledText) -> Encoded:
-        """Return the embedding of one text, because a request has one prompt."""
+        """Return the embedding of one text, because a request takes a single prompt."""
         info = self.info
         prompt = info.prompts.get(self._options.prompt_name or info.default_prompt_name or "", "")
         try:

@@ -170,7 +170,7 @@ class Engine:
 
     @property
     def explain(self) -> ExplainLane:
-        """The explain lane, for operations that have checked that the manifest has its graph."""
+        """The explain lane, for operations that have checked that the manifest lists its graph."""
         assert self.explain_lane is not None
         return self.explain_lane
 

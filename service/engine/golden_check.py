@@ -72,7 +72,7 @@ def cosine(actual: Floats, expected: Floats) -> float:
 
 @dataclass(frozen=True)
 class _Check:
-    """The texts of a check in the forms that the heads read: alone, in pairs, as queries and as documents."""
+    """The texts of a check in the forms that the heads read: single, in pairs, as queries and as documents."""
 
     golden: GoldenVectors
     manifest: Manifest

@@ -41,7 +41,7 @@ from service.request_log import current_caller, current_record
 STALL_FACTOR = 20.0
 """A batch or preparation that takes this many times its expected time has stalled."""
 MIN_STALL_S = 10.0
-"""Minimum time in seconds until a batch has stalled: the first batch of a session also opens it."""
+"""Minimum time until a batch counts as stalled, in seconds: the first batch of a session also opens it."""
 
 
 class Watchdog:
@@ -383,7 +383,7 @@ class Lane(Generic[TaskT, Result]):
     def admit(
         self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int = 0
     ) -> AdmittedRequest[TaskT, Result]:
-        """Admit a request of the current caller; arguments and errors are those of `reserve`."""
+        """Admit a request of the current caller; arguments and errors are as in `reserve`."""
         return AdmittedRequest(self, self.reserve(sizes, deadline, preparation, more_tokens), deadline)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:

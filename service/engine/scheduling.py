@@ -674,7 +674,7 @@ class Speed:
 
 
 INLINE_COST = 4096
-"""Work of at most this cost runs on the event loop; operations/inputs.py has the unit of costs."""
+"""Work of at most this cost runs on the event loop; operations/inputs.py defines the unit of costs."""
 UNIT_S = 5e-7
 """Upper bound on the time of a unit, in seconds."""
 LOOP_TURNS = 4

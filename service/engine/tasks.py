@@ -117,7 +117,7 @@ class ExplainTask(Protocol):
 class TextVectors(NamedTuple):
     """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
 
-    `logits` (C) are those of the classifier, `token_logits` (T, C) those of the token classifier, and `multi_vector`
+    `logits` (C) come from the classifier, `token_logits` (T, C) from the token classifier, and `multi_vector`
     (K, dimensions) contains one normalized vector per token.
     """
 

@@ -299,7 +299,7 @@ def describe_outputs(info: ModelInfo) -> list[tuple[str, str, list[int]]]:
 
 
 def supported(info: ModelInfo) -> list[str]:
-    """Return the names of the outputs of a model."""
+    """Return the output names of a model."""
     return [name for name, *_ in describe_outputs(info)]
 
 

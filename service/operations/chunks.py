@@ -303,7 +303,7 @@ def split(
     (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
 
     def excess(first: Range, last: Range) -> int:
-        """Return by how many tokens a chunk or window is too long for the model if it is tokenized alone."""
+        """Return by how many tokens a chunk or window is too long for the model if it is tokenized separately."""
         if last.last - first.first <= room // 2:
             return 0
         (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)

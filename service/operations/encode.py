@@ -65,7 +65,7 @@ HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 LAST_LAYER = (-1,)
 """The layers of a request that needs only the last layer, which the fast lane computes."""
 SPARSE_ENTRY_BYTES = 16
-"""Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""
+"""Upper bound on the size of a sparse vector's entry in JSON, without its text and weight."""
 
 
 class PooledResults(Sequence[EncodeResult]):
@@ -326,7 +326,7 @@ def prepare_input(
 
 
 def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
-    """Return the tokens that have a vector in the output `multi_vector`."""
+    """Return the tokens that get a vector in the output `multi_vector`."""
     assert manifest.multi_vector is not None  # checked with the request
     first = int(manifest.multi_vector.skips_first)
     return [token for token in described[first:] if token.id not in tokens.skipped_ids]

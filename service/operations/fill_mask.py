@@ -53,7 +53,7 @@ PREDICTION = 8
 """The cost of a prediction in a response; see inputs.py."""
 PREDICTION_BYTES = 96
 TOKEN_CHARACTERS = 64
-"""Length of the longest vocabulary entry that bounds on response sizes allow for."""
+"""Length of a vocabulary entry that upper bounds on response sizes assume."""
 
 
 async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> FillMaskResponse:

@@ -150,7 +150,7 @@ NO_PROMPT = AppliedPrompt(None, "")
 
 
 def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
-    """Return the greatest number of items of each list in a request to one of these models."""
+    """Return the maximum number of items of each list in a request to one of these models."""
     limits = infos[0].limits
     return {
         "inputs": limits.max_inputs,

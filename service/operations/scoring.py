@@ -157,7 +157,7 @@ class Embedder:
         return scaled
 
     def terms(self, unit_terms: Vectors) -> Vectors:
-        """Return the terms of an embedding: those of the rows (N, D) of a pooled vector, and the bias as the last row.
+        """Return the terms of an embedding: one per row (N, D) of a pooled vector, and the bias as the last row.
 
         Their sum (N + 1 rows) is the embedding. Requires linear dense layers.
         """

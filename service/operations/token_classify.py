@@ -160,7 +160,7 @@ def _word_of(tokens: Sequence[Token], place: int) -> int:
 def _label(
     group: Sequence[int], tokens: Sequence[Token], scores: Scores, labels: Sequence[str], aggregation: Aggregation
 ) -> _LabeledSpan:
-    """Return the label of the tokens of a group."""
+    """Return the label of a group of tokens."""
     own = scores[list(group)]
     if aggregation == "average":
         row = own.mean(axis=0)

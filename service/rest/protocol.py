@@ -383,7 +383,7 @@ class HttpProtocol(HttpToolsProtocol):
 class ResponseTransport:
     """The transport of one response, which writes its head together with the start of its body.
 
-    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client in vain.
+    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client needlessly.
     """
 
     __slots__ = ("_head", "_transport")

@@ -55,7 +55,7 @@ class _Call:
 class Receiver:
     """Receives the messages of all calls. `budget` counts received messages until their call ends.
 
-    Turns go to the connection with the fewest calls that have one or had to lend it. A call whose connection receives
+    Turns go to the connection with the fewest calls that hold one or had to lend it. A call whose connection receives
     nothing lends its turn, so that calls without a message hold up none.
     """
 

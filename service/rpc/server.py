@@ -102,7 +102,7 @@ class RpcServer:
                 ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.worker_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 # Ended calls that are not yet freed. With the default of 100, calls of a client that keeps to the limit
-                # of concurrent calls are refused: 500 of 1,000 that grpc-go started at once.
+                # of concurrent calls are rejected: 500 of 1,000 that grpc-go started at once.
                 ("grpc.http2.max_deallocating_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", int(shares_port)),

@@ -317,7 +317,7 @@ def _is_empty_list(error: ServiceError) -> bool:
 
 
 class TeiRestSpelling(CutSpelling):
-    """The paths of fields in JSON; a request of /similarity has one query."""
+    """The paths of fields in JSON; a request of /similarity contains one query."""
 
     def path(self, path: str) -> str:
         return "inputs.source_sentence" if path.startswith("queries") else super().path(path)
@@ -397,7 +397,7 @@ async def predict(exchange: Exchange, body: PredictBody) -> Any:
 
 
 def _to_pairs(inputs: str | Sequence[str | list[str]]) -> tuple[list[list[str]], bool]:
-    """Return the one or two texts of each input of a classifier, and whether the request has a list of inputs.
+    """Return the one or two texts of each input of a classifier, and whether the request contains a list of inputs.
 
     Raises `InvalidArgument` for another number of texts.
     """
