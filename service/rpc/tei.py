@@ -38,7 +38,7 @@ TRUNCATIONS: tuple[Truncation, ...] = ("right", "left")
 
 
 class TeiRpcSpelling(CutSpelling):
-    """The fields of messages, which contain one input."""
+    """The fields of messages, which have one input."""
 
     def path(self, path: str) -> str:
         path = path.replace("token_ids", "ids", 1) if path.startswith("token_ids") else path

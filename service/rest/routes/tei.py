@@ -317,7 +317,7 @@ def _is_empty_list(error: ServiceError) -> bool:
 
 
 class TeiRestSpelling(CutSpelling):
-    """The paths of fields in JSON; a request of /similarity contains one query."""
+    """The paths of fields in JSON; a request of /similarity has one query."""
 
     def path(self, path: str) -> str:
         return "inputs.source_sentence" if path.startswith("queries") else super().path(path)
