@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     status = run_command("attendant-model", lambda: _run(arguments))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
         # A Gloo thread that releases its last tensor while the interpreter shuts down aborts the process, and torchrun
-        # then ends the others, e.g. the one that exports (https://github.com/pytorch/pytorch/pull/179291).
+        # then kills the others, e.g. the one that exports (https://github.com/pytorch/pytorch/pull/179291).
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -85,7 +85,7 @@ def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None
 
 @dataclass(frozen=True)
 class _Weights:
-    """What the heads of a checkpoint are read from; `tensors` have their names without the prefix of the encoder."""
+    """What the heads of a checkpoint are read from; `tensors` are named without the prefix of the encoder."""
 
     files: Published
     family: Family
@@ -184,7 +184,7 @@ class Checkpoint:
     tokenizer: bytes
     embedding_config: EmbeddingConfig
     tasks: tuple[str, ...] = ()
-    """The tasks that the files have adapters for."""
+    """The tasks that the files contain adapters for."""
     task: str | None = None
     """The task whose adapters were merged."""
     training: TrainingRecord | None = None
@@ -212,7 +212,7 @@ class Checkpoint:
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scratch: Path | None = None) -> Checkpoint:
     """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
 
-    With `scratch`, a directory, the float32 values of 16-bit weights are in files there without a name, not in memory.
+    With `scratch`, a directory, the float32 values of 16-bit weights are kept in unnamed files there, not in memory.
 
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.

@@ -127,14 +127,14 @@ def _serve(settings: Settings, source: str | None) -> int:
 
 
 def prepare_source(settings: Settings, source: str) -> Path:
-    """Return the directory of the artifact of a source. Raises `ExportError` or `SourceError`."""
+    """Return the artifact directory of a source. Raises `ExportError` or `SourceError`."""
     from service.model_cache import cache_directory, prepare_artifact
 
     return prepare_artifact(source, cache_directory(settings.cache_dir), lambda: check_ports(settings))
 
 
 def _prepare_in_process(settings: Settings, source: str) -> Path:
-    """Call `prepare_source` in a process of its own: a supervisor needs neither NumPy nor the pages of the weights."""
+    """Call `prepare_source` in a child process, so that the supervisor loads neither NumPy nor the weights."""
     options = settings.model_dump_json(exclude_unset=True)
     command = [sys.executable, "-P", "-m", "service", "prepare", options, source]
     environment = os.environ | {"PYTHONPATH": python_path()}
@@ -150,7 +150,7 @@ def _prepare_in_process(settings: Settings, source: str) -> Path:
 
 
 def _prepare(settings: Settings, source: str) -> int:
-    """Print the directory of the artifact of a source. Not a command for users."""
+    """Print the artifact directory of a source. Not a command for users."""
     set_up_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     print(prepare_source(settings, source), end="")
@@ -173,7 +173,7 @@ def _serve_worker(descriptor: int) -> int:
 
 
 def _run_app(settings: Settings, link: "WorkerLink | None" = None) -> int:
-    # Imported here, because the supervisor of workers needs neither.
+    # Imported here, because the supervisor needs neither.
     import uvloop
 
     from service.app import App

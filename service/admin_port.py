@@ -1,4 +1,4 @@
-"""The admin port of several workers: probes and metrics of all; a worker answers every other request."""
+"""The admin port of a server with several workers: probes, combined metrics, and a relay for all other requests."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 256
 COPY_BYTES = 64 * 1024
 REASONS = {200: "OK", 503: "Service Unavailable"}
-"""Of the responses of the supervisor itself."""
+"""Reason phrases of the supervisor's responses."""
 HOP_HEADERS = (b"connection", b"keep-alive")
 CALLERS = "/admin/callers"
 CALLER_TERMS = ("name", "weight", "tokens_per_second", "retry_after_s")
@@ -36,7 +36,7 @@ WORKER_TIMEOUT_S = 10.0
 
 
 class AdminPort:
-    """A small HTTP server. It relays a connection to a worker from the first request on that it does not answer."""
+    """A small HTTP server. From the first request that it does not answer itself, it relays to a worker."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class AdminPort:
                 return
 
     def _is_allowed(self, host: str | None) -> bool:
-        """Return whether a header Host passes the check of the port. A worker describes the error."""
+        """Return whether a Host header passes the port's check. A worker sends the error response."""
         from service.errors import ServiceError
 
         try:
@@ -139,7 +139,7 @@ class AdminPort:
         return _response(200, body, content_type, extra, closes)
 
     async def _relay(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let a worker answer this request, and close the connection then."""
+        """Let a worker answer this request, then close the connection."""
         connection = self._connect()
         if connection is None:
             writer.write(_response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True))
@@ -183,7 +183,7 @@ async def _fetch(connection: socket.socket, head: bytes) -> bytes:
 
 
 def _closing(head: bytes) -> bytes:
-    """Return the head of a request, after whose response the connection ends."""
+    """Return the request head with `Connection: close`."""
     lines = head[:-4].split(b"\r\n")
     kept = [line for line in lines if line.partition(b":")[0].strip().lower() not in HOP_HEADERS]
     return b"\r\n".join([*kept, b"Connection: close"]) + b"\r\n\r\n"
@@ -226,7 +226,7 @@ class Processes(Collector):
                 combine = min if metric.name in ("process_start_time_seconds", "process_max_fds") else sum
                 total.samples[0] = before._replace(value=combine((before.value, sample.value)))
         with contextlib.suppress(KeyError):
-            ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # so that the counter never falls
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # so that the counter never decreases
             cpu = families["process_cpu_seconds"].samples
             cpu[0] = cpu[0]._replace(value=cpu[0].value + ended.ru_utime + ended.ru_stime)
         return families.values()

@@ -1,6 +1,6 @@
 """A server process: settings -> engine -> servers. Start, serve, drain and stop, in that order.
 
-It is the whole server, or one of its workers. The supervisor of workers has the listening sockets then.
+It is the whole server, or one of several workers, whose supervisor owns the listening sockets.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ CONNECTION_GRACE_S = 2.0
 This time is for finishing responses and for closing idle connections and incomplete requests.
 """
 HEALTHY_RATIO = 0.9
-"""Part of the drain delay in which gRPC health is still SERVING. The maximum age of connections should be shorter."""
+"""Fraction of the drain delay during which gRPC health is still SERVING. Keep the maximum connection age shorter."""
 
 log = logging.getLogger("attendant")
 
@@ -74,7 +74,7 @@ def _models_state(link: "WorkerLink | None") -> ModelsState | None:
 
 
 def example_request(info: "ModelInfo") -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of a request for what a model was made for."""
+    """Return the path and body of an example request that suits the model."""
     if info.token_labels:
         return "/v1/token-classify", {"inputs": "Ada Lovelace lived in London."}
     if info.labels and "rerank" not in info.operations:
@@ -124,7 +124,7 @@ class App:
             rest_socket = bind(settings.host, settings.rest_port, "REST")
             admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
             if settings.grpc_port:
-                bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's own error has several lines
+                bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's error spans several lines
         with (
             background_task(self._monitor_event_loop()),
             contextlib.ExitStack() as watches,
@@ -222,7 +222,7 @@ class App:
         return rest, admin, rpc
 
     def _watch_files(self) -> "list[FileWatch[Any]]":
-        """Return the watches of the files of keys and of TLS."""
+        """Return the watches of the key files and TLS files."""
         watches: list[FileWatch[Any]] = [
             keys.watch(self.metrics) for keys in (self._access.keys, self._access.admin_keys) if keys is not None
         ]
@@ -269,8 +269,8 @@ class App:
         was_serving = self._lifecycle.loaded
         if was_serving:
             log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
-            # A client that checks the health of a connection through a TCP proxy has no other connection: it fails all
-            # calls until this one reaches its maximum age. So the health changes later than that.
+            # A client that checks health through a TCP proxy has no other connection: it would fail all calls until
+            # this connection reaches its maximum age. So change the health status only after that.
             await asyncio.sleep(HEALTHY_RATIO * self._settings.drain_delay_ms / 1000)
         await self._rpc.set_not_serving()
         if was_serving:
@@ -308,7 +308,7 @@ class App:
             key += " --cacert CA.pem"
             key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
         path, body = example_request(self._lifecycle.models.find(None).info)
-        sys.stdout.write(  # at once, so that no log line comes between the text and its end
+        sys.stdout.write(  # in one write, so that no log line splits the text
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
             f"admin {scheme}://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
             f"curl -s {rest}{path} -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
@@ -396,7 +396,7 @@ class App:
         self._tell_supervisor("prepared", error=error)
 
     def _measure_models(self) -> "Message":
-        """Return what the supervisor selects an automatic number of workers by."""
+        """Return the measurements from which the supervisor selects an automatic number of workers."""
         models, copies = self._lifecycle.models, None
         if any(info.gpu_memory_bytes for info in models.infos):
             from service.engine.backends.cuda_memory import count_copies

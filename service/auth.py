@@ -77,7 +77,7 @@ class ApiKeys:
         return self._table.callers
 
     def find(self, headers: Mapping[bytes, bytes]) -> Caller | None:
-        """Return the caller whose key a request has, in `Authorization: Bearer KEY`, `x-api-key` or `api-key`."""
+        """Return the caller whose key a request carries in `Authorization: Bearer KEY`, `x-api-key` or `api-key`."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             other = headers.get(API_KEY_HEADER.encode()) or headers.get(AZURE_KEY_HEADER.encode()) or b""
@@ -155,7 +155,7 @@ PUBLIC = Access()
 def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
-    A file that was cut must not make a key of what is left of a line with a name. Such a line has a colon, or no
+    In a truncated file, the rest of a line with a name must not become a key. Such a line contains a colon, or lacks a
     newline in a file with names.
     A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
     whose message contains no key.
@@ -194,7 +194,7 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
 
 
 def _check_terms(caller: Caller, first: Caller, place: str) -> None:
-    """Raise `ConfigError` if a caller has another weight or quota than in its first line."""
+    """Raise `ConfigError` if a caller's weight or quota differs from its first line."""
     if caller.terms != first.terms:
         terms, others = (
             f"weight {each.weight} and {f'quota {each.quota.tokens_per_second}' if each.quota else 'no quota'}"

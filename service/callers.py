@@ -7,7 +7,7 @@ from service.errors import QuotaExceeded
 
 ANONYMOUS_NAME = "anonymous"
 MAX_PAUSE_S = 1.0
-"""The longest time for which a connection of a caller over its share or quota is not read."""
+"""Maximum time without reads from a connection whose caller is over its share or quota."""
 BURST_S = 10.0
 """A caller that was idle may use the tokens of this many seconds at once."""
 

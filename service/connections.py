@@ -1,4 +1,4 @@
-"""Which connections of a server stay when there are too many: a policy for REST and gRPC."""
+"""Policy for REST and gRPC: which connections a server closes when there are too many."""
 
 import ipaddress
 import math
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 UNKNOWN_IDLE_S = 30.0
-"""Time after which an idle connection is closed that has sent no request of a caller."""
+"""Idle connections on which no caller has sent a request are closed after this time."""
 
 CROWDED = 0.75
 MIN_READ_BYTES_PER_S = 64 * 1024
@@ -35,7 +35,7 @@ def parse_networks(value: str) -> tuple[Network, ...]:
 
 
 def normal_address(address: str) -> str:
-    """Return an IP address, that of IPv4 for an IPv4 client of an IPv6 socket; other text unchanged."""
+    """Return an IP address, as IPv4 for an IPv4 client of an IPv6 socket; return other text unchanged."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -127,7 +127,7 @@ class ConnectionTable(Generic[Key]):
         return (key for key in keys if not self._is_busy(key))
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether an address is one of a trusted proxy."""
+        """Return whether an address belongs to a trusted proxy."""
         if not self._proxies:
             return False
         try:

@@ -23,8 +23,8 @@ class ServiceError(Exception):
 
     Attributes:
         field: The path of the field in the request, such as `inputs[3]`; None if the error is not about one field.
-        minimum: The least value allowed, if that is what `actual` violates or a range applies.
-        maximum: The greatest value allowed, likewise.
+        minimum: The minimum value allowed, if that is what `actual` violates or a range applies.
+        maximum: The maximum value allowed, likewise.
         actual: The rejected number or size, the JSON type if the type is wrong, or the rejected value of a closed set,
             such as a model name.
         reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.
@@ -146,7 +146,7 @@ class MissingField(InvalidArgument):  # absent, or required by another field
     reason = "MISSING_FIELD"
 
 
-class UnknownField(InvalidArgument):  # a field that the operation does not have
+class UnknownField(InvalidArgument):  # a field that the operation does not define
     reason = "UNKNOWN_FIELD"
 
 
@@ -158,7 +158,7 @@ class WrongType(InvalidArgument):  # another JSON type
     reason = "WRONG_TYPE"
 
 
-class WrongShape(InvalidArgument):  # another length of an array than its shape or another array requires
+class WrongShape(InvalidArgument):  # the length of an array does not match its shape or another array
     reason = "WRONG_SHAPE"
 
 
@@ -198,7 +198,7 @@ class TooLong(InvalidArgument):  # more tokens or characters than `maximum`
     reason = "TOO_LONG"
 
 
-class UnsupportedByModel(InvalidArgument):  # the model does not have what the value or the operation needs
+class UnsupportedByModel(InvalidArgument):  # the model lacks what the value or the operation needs
     reason = "UNSUPPORTED_BY_MODEL"
 
 

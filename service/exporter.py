@@ -83,16 +83,16 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
 
 
 def stop_exporters() -> None:
-    """End the exports of other threads: a signal ends a server while it exports a model, but not its child."""
+    """Terminate the exports of other threads: a signal that stops the server does not reach its child processes."""
     for process in list(_running):
         _stop(process)
 
 
 def _limit_memory(pid: int, limit: int | None) -> None:
-    """Let allocations beyond the available memory fail in the exporter instead of ending other processes.
+    """Let allocations beyond the available memory fail in the exporter, before the kernel kills other processes.
 
     The limit counts private writable memory, not address space: PyTorch reserves 10 GB and uses 0.7 GB for the default
-    model. The exporter raises it by the files that it maps.
+    model. The exporter raises the limit by the size of the files that it maps.
     """
     if limit is None or not hasattr(resource, "prlimit"):
         return

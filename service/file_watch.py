@@ -14,9 +14,9 @@ PERIOD_S = 1.0
 """Time between two reads. Reading finds every kind of change: a mounted Secret is replaced by changing a symbolic link
 to its directory, which a watch of the file would miss, and network file systems report no changes."""
 SETTLE_S = 1.0
-"""Time after which changed content must be the same: until then, a program may be writing it."""
+"""Time for which changed content must stay the same: until then, a program may still be writing it."""
 MAX_RETRY_S = 60.0
-"""Longest time between two attempts to apply the same content. It doubles from `PERIOD_S`."""
+"""Maximum backoff between attempts to apply the same content. It doubles from `PERIOD_S`."""
 
 log = logging.getLogger("attendant.reload")
 
@@ -27,7 +27,8 @@ Content = TypeVar("Content")
 async def read_settled(read: Callable[[], Content], known: Callable[[Content], bool]) -> Content:
     """Return the content of files: what is `known`, or what two reads in a row return. `read` runs in a thread.
 
-    A half-written file may be valid: without its last lines, it has fewer keys, models or intermediate certificates.
+    A half-written file may be valid: without its last lines, it contains fewer keys, models or intermediate
+    certificates.
     """
     content = await asyncio.to_thread(read)
     while not known(content):
@@ -39,7 +40,7 @@ async def read_settled(read: Callable[[], Content], known: Callable[[Content], b
 
 
 class FileWatch(Generic[Content]):
-    """Applies changes of files. An error keeps what is in use; it is counted and logged once, and retried."""
+    """Applies changes of files. On an error, counted and logged once, it keeps the content in use and retries."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ log = logging.getLogger("attendant.tls")
 
 
 class Connection(ssl.SSLObject):
-    """A connection, which counts as a handshake of `owner` until the handshake ends, or until it is closed."""
+    """A connection that counts as a handshake of `owner` until the handshake ends or the connection is closed."""
 
     owner: "CurrentContext"
 

@@ -17,12 +17,12 @@ FLUSH_TIMEOUT_S = 1.0
 MAX_KINDS = 4096
 STDERR = 2
 MAX_LINE_BYTES = 4096
-"""PIPE_BUF of Linux: parts of longer writes of several processes may alternate in a pipe."""
+"""PIPE_BUF of Linux: longer writes of several processes may interleave in a pipe."""
 OMITTED = " ... "
 
 
 class LineLimit:
-    """A limit of log lines per kind, so that a flood of requests does not become one of lines."""
+    """A rate limit for log lines per kind, so that a flood of requests does not flood the log."""
 
     def __init__(self, per_s: float = 10.0, burst: int = 100) -> None:
         self._per_s = per_s
@@ -74,9 +74,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def shorten(text: str, excess: int) -> str:
-    """Return the text without its middle, so that its JSON has `excess` bytes less.
+    """Return the text without its middle, so that its JSON is `excess` bytes shorter.
 
-    A character has at most six bytes in JSON.
+    A character takes at most six bytes in JSON.
     """
     kept = max(0, len(text) - excess - len(OMITTED)) if text.isascii() else max(0, MAX_LINE_BYTES // 8)
     return text[: kept // 4] + OMITTED + text[len(text) - (kept - kept // 4) :]
@@ -98,7 +98,7 @@ class TextFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes lines to stderr in a thread.
+    """Writes log lines to stderr in a thread.
 
     Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
     are dropped and counted while `MAX_QUEUED_LINES` are queued, and if they cannot be written, such as on a full disk;
@@ -153,7 +153,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
-    """Return the lines in as few parts as possible that the kernel writes to a pipe at once: others may write to it."""
+    """Join lines into as few chunks as possible that the kernel writes to a pipe at once: others may write to it."""
     chunk = b""
     for line in lines:
         data = line.encode()
@@ -195,5 +195,5 @@ def set_up_logging(level: str, style: Literal["auto", "text", "json"], worker: i
         logging.getLogger(name).setLevel(logging.WARNING)
     # grpc logs client disconnections as errors with a traceback; the interceptor logs the errors that matter.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    # Its C core writes to stderr itself: a line per failed TLS handshake, in a format of its own.
+    # Its C core writes to stderr directly: one line per failed TLS handshake, in a different format.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -11,8 +11,8 @@ RETRY_AFTER_S = 1.0
 class MemoryBudget:
     """Bytes in transit, counted by holder: the caller of a request, or its address for a caller without a name.
 
-    A holder may use as many bytes as are free, so that none locks out others: alone at most half of the limit. While
-    nothing is in use, a request or response of any size is accepted.
+    A holder may use as many bytes as are still free, so that none locks out others: a single holder gets at most half
+    of the limit. While nothing is in use, a request or response of any size is accepted.
     """
 
     def __init__(self, limit: int, noun: str) -> None:
@@ -44,7 +44,7 @@ class MemoryBudget:
                 del self._by_holder[holder]
 
     def _check(self, own: int, used: int, size: int) -> None:
-        """Raise an error if a holder that has `own` bytes, of `used` in all, may not have `size` more."""
+        """Raise an error if a holder of `own` bytes, out of `used` in total, may not acquire `size` more."""
         if used + size > self._limit:
             raise Overloaded(
                 f"Too much memory in use for {self._noun}", "Retry later.",
@@ -86,7 +86,7 @@ class Reservation:
                 self.size = size
 
     def set(self, size: int) -> None:
-        """Count a response that exists in place of the estimate."""
+        """Replace the estimate with the size of the response that exists."""
         with self._budget.lock:
             if not self._closed:
                 self._budget.change(self.holder, self.size, size, exists=True)

@@ -2,9 +2,9 @@
 
 Base units (seconds, bytes). Known label sets are created at startup.
 
-A model has at most `SERIES_PER_MODEL` series however it is used, and the process `PROCESS_SERIES` besides
+A model creates at most `SERIES_PER_MODEL` series however it is used, and the process at most `PROCESS_SERIES` more
 (tests/service/test_metrics.py). The sample limit of the PodMonitor follows from them: check a new label or bucket
-against these numbers. So histograms have no label for the endpoint, and count successful requests only.
+against these numbers. So histograms lack an endpoint label and count successful requests only.
 """
 
 import time
@@ -232,7 +232,7 @@ class Metrics:
         self._observers.cache_clear()
 
     def read_functions(self) -> None:
-        """Store the values of gauges that have a function: another process cannot call it."""
+        """Store the values of gauges that call a function: another process cannot call it."""
         for metric in vars(self).values():
             if isinstance(metric, Gauge):
                 children: Iterable[Any] = list(metric._metrics.values()) if metric._labelnames else [metric]

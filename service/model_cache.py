@@ -111,7 +111,7 @@ def cached_artifacts(cache: Path) -> list[CachedArtifact]:
 
 
 def remove_artifact(cache: Path, name: str) -> bool:
-    """Remove an artifact, and what killed exports of it left; False while it is being exported. Raises `OSError`."""
+    """Remove an artifact and leftovers of killed exports; return False while it is being exported. Raises `OSError`."""
     with _locked(cache, name, wait=False) as lock:
         if lock is None:
             return False
@@ -137,7 +137,7 @@ def source_state(source: str) -> str:
 
 
 def cache_directory(option: Path | None) -> Path:
-    """Return the cache directory: the option, or that of the XDG Base Directory Specification.
+    """Return the cache directory: the option, or the default of the XDG Base Directory Specification.
 
     Raises:
         ExportError: there is no home directory.
@@ -258,7 +258,7 @@ def _remove_scratch(cache: Path, key: CacheKey) -> None:
 
 @contextlib.contextmanager
 def _locked(cache: Path, name: str, source: str = "", *, wait: bool = True) -> Iterator[int | None]:
-    """Hold the lock of a cached artifact, and yield its descriptor; None if it is held and the call does not wait.
+    """Hold the lock of a cached artifact and yield its descriptor, or None if it is already held and `wait` is False.
 
     The kernel releases the lock when the last process with this descriptor exits, however it ends. A third-party lock
     would not let the exporter inherit the descriptor.

@@ -1,4 +1,4 @@
-"""Parts of a server process that belong to no server: background tasks, the loading thread, memory, the end."""
+"""Parts of a server process that belong to no server: background tasks, the loading thread, memory, exit."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ log = logging.getLogger("attendant")
 
 
 def exit_after(seconds: float) -> None:
-    """End the process after this time, even if the event loop or a thread hangs."""
+    """Exit the process after this time, even if the event loop or a thread hangs."""
 
     def force_exit() -> None:
         log.error("drain timeout exceeded, exiting")
@@ -95,9 +95,9 @@ def lower_thread_priority() -> None:
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Clear the local variables of the functions that an error has left.
+    """Clear the local variables in the traceback of an error and of its context.
 
-    Whoever keeps the error would keep them too, such as the session of a model that was refused.
+    A reference to the error would keep them alive, such as the session of a rejected model.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -123,7 +123,7 @@ def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
             result = work()
         except Exception as raised:  # noqa: BLE001  # the future raises it
             error = raised
-        except BaseException as raised:  # noqa: BLE001  # a panic of the tokenizer; else nobody learns of it
+        except BaseException as raised:  # noqa: BLE001  # such as a tokenizer panic, which would go unnoticed
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
             error.__cause__ = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing awaits the future

@@ -1,8 +1,8 @@
 """Quotas across workers: each worker publishes the tokens that it has charged, and reads what the others have charged.
 
-There is no lock, because its holder could be killed. Each worker writes to an area of its own in memory of the
-supervisor. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the level of
-the bucket, with which a worker starts that replaces another one.
+There is no lock, because its holder could be killed. Each worker writes to its own area of the supervisor's
+memory. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the bucket
+level, from which a replacement worker starts.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ AREA_BYTES = 3 * 8 * ROWS
 
 
 def create_board(workers: int) -> int:
-    """Return the descriptor of the memory of this many workers."""
+    """Return the descriptor of shared memory for this many workers."""
     descriptor = os.memfd_create("attendant-quotas", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, workers * AREA_BYTES)
     return descriptor

@@ -1,6 +1,6 @@
 """One record per request, from which metrics are counted and a line of the access log is written.
 
-It has the client's own request ID and trace context if they are valid, so that the logs of both sides can be joined.
+It keeps the client's request ID and trace context if they are valid, so that the logs of both sides can be joined.
 """
 
 import logging
@@ -47,7 +47,7 @@ log = logging.getLogger("attendant.access")
 
 
 def request_id(value: str) -> str:
-    """Return the ID of a request whose header has this value, a random one if the header has no harmless value."""
+    """Return the request ID from this header value, or a random ID unless the value is safe to log."""
     return value if _HARMLESS.fullmatch(value) else f"{_IDS.getrandbits(64):016x}"
 
 
@@ -275,7 +275,7 @@ class RequestLog:
         if not log.isEnabledFor(level):
             return
         suppressed = 0
-        if self._lowest_status and http_status >= 400:  # every line of "all" was asked for
+        if self._lowest_status and http_status >= 400:  # "all" promises every line
             admitted = self._lines.admit((code, record.reason, record.caller.name))
             if admitted is None:
                 return

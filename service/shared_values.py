@@ -24,7 +24,7 @@ HEADER_BYTES = 4096
 VALUES_END = HEADER_BYTES + 8 * MAX_SERIES
 KEYS_START = VALUES_END + MAX_SERIES
 SIZE = KEYS_START + MAX_KEY_BYTES
-"""Bytes of a slot. Memory that was never written takes none."""
+"""Size of a slot in bytes. Pages that were never written take no memory."""
 GAUGE = "gauge"
 
 Key = tuple[str, str, str, str, tuple[tuple[str, str], ...], str]
@@ -60,7 +60,7 @@ class Slot:
         self._owned: set[int] = set()
         self._lock = threading.Lock()
         self.sealed = False
-        """True from `seal` on: values that are deleted stay."""
+        """True from `seal` on: deleted series keep their values."""
 
     @classmethod
     def create(cls) -> "Slot":
@@ -83,7 +83,7 @@ class Slot:
         self.sealed = True
 
     def reset(self) -> None:
-        """Remove what a process that has ended left behind, except counters and histograms."""
+        """Remove the values of an exited process, except counters and histograms."""
         for index, key in enumerate(self.keys()):
             if key[0] == GAUGE:
                 self.live[index] = 0
@@ -104,13 +104,13 @@ class Slot:
     def claim(self, key: Key) -> int | None:
         """Return the index of a value of this process; None if the slot is full.
 
-        That of a counter of a previous process continues from its value.
+        A counter continues from the value that the previous process left.
         """
         with self._lock:
             if not self._indices:
                 self._indices = {known: index for index, known in enumerate(self.keys())}
             index = self._indices.get(key)
-            if index is None or index in self._owned:  # a value that was removed may still be referred to
+            if index is None or index in self._owned:  # a removed value may still be referenced
                 index = self._append(key)
                 if index is None:
                     return None
@@ -144,7 +144,7 @@ def _parse(line: bytes) -> Key:
 
 
 class SharedValue:
-    """A float in a slot, in place of prometheus_client's `MutexValue`. It has no exemplars."""
+    """A float in a slot, in place of prometheus_client's `MutexValue`. It does not support exemplars."""
 
     _multiprocess = False
 
@@ -177,7 +177,7 @@ class SharedValue:
 
 
 class Aggregate(Collector):
-    """The metrics of all slots as those of one process: sums, except gauges whose mode is `livemin` or `livemax`."""
+    """The metrics of all slots as if from one process: sums, except gauges whose mode is `livemin` or `livemax`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots

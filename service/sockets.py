@@ -62,9 +62,9 @@ def bind(host: str, port: int, name: str) -> socket.socket:
 
 
 def reserve(host: str, port: int, name: str) -> socket.socket:
-    """Return a bound socket that does not listen: processes of this user can, with SO_REUSEPORT, on its port.
+    """Return a bound socket that does not listen, so that processes of this user can share its port by SO_REUSEPORT.
 
-    Other servers, which bind without this option, cannot. Raises `ConfigError` as `bind` does.
+    Servers that bind without this option cannot. Raises `ConfigError` as `bind` does.
     """
     with bind(host, port, name) as probe:  # fails if another server listens, whatever its options are
         address = probe.getsockname()
@@ -147,7 +147,7 @@ class Acceptor:
     """
 
     def __init__(self, bound: socket.socket, take: Callable[[socket.socket], bool]) -> None:
-        """`take` owns the connection, or returns False: then it and all others wait, in the backlog of the socket."""
+        """`take` takes over the connection, or returns False: then it and all later ones wait."""
         self._bound = bound
         self._take = take
         self._waiting: socket.socket | None = None
@@ -196,7 +196,7 @@ class Acceptor:
 
 
 class PortSockets:
-    """The connections of a port, found among the open files of the process. Elsewhere than on Linux, there are none.
+    """The connections of a port, found among the open files of the process. Empty except on Linux.
 
     It serves servers that have no hook for connections.
     """
@@ -240,7 +240,7 @@ class PortSockets:
                 copy.shutdown(socket.SHUT_RDWR)
 
     def _describe(self, descriptor: int) -> tuple[int, Peer] | None:
-        """Return the descriptor and the client of a connection of the port; None for any other socket."""
+        """Return the descriptor and client of one of the port's connections; None for any other socket."""
         if (copy := _open_copy(descriptor)) is None:
             return None
         with copy as opened:

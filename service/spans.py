@@ -1,8 +1,8 @@
 """Spans of requests. Requires the extra `otel`.
 
 A span is created when its request has finished, from the facts in its record, so that a request whose trace is not
-sampled costs little. It is a finished span, as span processors get it. A span of the tracer, which code can change
-while it is open, takes five times as long.
+sampled costs little. It is a finished span, as span processors get it. A tracer's span, which stays mutable while
+it is open, takes five times as long.
 """
 
 import time
@@ -45,7 +45,7 @@ class Tracing:
         provider.add_span_processor(self._processor)
 
     def record(self, record: "RequestRecord", code: str, http_status: int, *, is_slow: bool) -> None:
-        """Export a finished request as a span. The stages are events, or spans of their own for a slow request.
+        """Export a finished request as a span. The stages are events, or separate spans for a slow request.
 
         An event is the start of its stage, and each stage ends with the start of the next one.
         """

@@ -2,7 +2,7 @@
 
 Operations name the fields of their requests. Messages contain values of enumerations as `{field.value}`, and fields
 that APIs name differently as `{field}`. Each API replaces them with the names that its clients use, and leaves out
-suggestions to change options that it does not have.
+suggestions to change options that it does not support.
 """
 
 import re
@@ -16,11 +16,11 @@ IDS_SUFFIX = ".token_ids"
 """The end of paths to token ids, which are items of an array themselves in most APIs."""
 
 Change = Mapping[str, str | int | None]
-"""Fields of a request with other values, at least one; None leaves a field out."""
+"""Request fields to change, at least one, and their new values; None leaves a field out."""
 
 
 def named(field: str, value: str) -> str:
-    """Return the placeholder of a value of an enumeration."""
+    """Return the placeholder of an enum value."""
     return f"{{{field}.{value}}}"
 
 
@@ -90,7 +90,7 @@ class Spelling:
         return self.names.get(match[1], match[1]) + match[2]
 
     def value(self, field: str, value: str) -> str:
-        """Return a value of an enumeration."""
+        """Return how the API spells an enum value."""
         spelled = (self.values or {}).get(field)
         if isinstance(spelled, str):
             return spelled

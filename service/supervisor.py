@@ -1,8 +1,8 @@
-"""The supervisor of several workers: it has the ports, and starts, watches and replaces complete servers.
+"""The supervisor of several workers: it owns the ports, and starts, watches and replaces complete servers.
 
 It accepts REST connections and passes each to the worker with the fewest, because workers that share a listening socket
 do not share its connections: one accepted 64 of 64. gRPC cannot adopt a connection, so the workers share its port by
-SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and has no data of requests.
+SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and sees no request data.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ HUNG_S = 30.0
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 STABLE_S = 60.0
-"""Time that a worker must be ready for until its next end counts as its first."""
+"""If a worker was ready and ran for this long, its next exit counts as the first failure."""
 MAX_FAILURES = 5
 """The server is no longer live when every worker has ended this often in a row."""
 EXIT_GRACE_S = 1.0
 LOOP_TEXTS_PER_S = 12_000
 """Texts of requests with 32 sentences that one event loop serves per second (measured beside an H200)."""
 LOADING_FACTOR = 2
-"""Memory of a worker while it loads its models, in that of a ready one."""
+"""Memory of a worker while it loads its models, relative to a ready one."""
 MAX_AUTO_WORKERS = 8
 CORES_PER_WORKER = 2
 """Automatic: at least one for the event loop, and one for tokenization."""
@@ -65,7 +65,7 @@ log = logging.getLogger("attendant.supervisor")
 
 @dataclass
 class Worker:
-    """A worker, and the process that it is now, if any. It keeps its slot when a process replaces another one.
+    """A worker and its current process, if any. The slot stays when the process is replaced.
 
     Attributes:
         passed: the number of REST connections that this process got.
@@ -111,7 +111,7 @@ class Worker:
         return True
 
     def kill(self, number: int) -> None:
-        """Send a signal to the process, if any. It is not reaped before its end is known, so the ID is its own."""
+        """Send a signal to the process, if any. Reaping clears `pid`, so it never refers to another process."""
         if self.pid:
             os.kill(self.pid, number)
 
@@ -162,7 +162,7 @@ class Supervisor:
 
     @property
     def status(self) -> Status:
-        """Ready once every worker has been ready, and then while one is. Failed when all end again and again."""
+        """Ready once every worker has been ready, and then while at least one is. Failed when all keep exiting."""
         if self._deadline < math.inf:
             return Status.DRAINING
         started = [worker for worker in self._workers if worker.started_at]
@@ -204,7 +204,7 @@ class Supervisor:
         worker.restart = None
         if self._deadline < math.inf:
             return
-        if self._changing.locked():  # a new process must have all of a change
+        if self._changing.locked():  # a new process must get all of a change
             worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
             return
         worker.slot.reset()
@@ -216,7 +216,7 @@ class Supervisor:
             end.set_inheritable(True)
             command = [sys.executable, "-P", "-m", self.module, "worker", str(end.fileno())]
             environment = os.environ | {"PYTHONPATH": python_path(), PARENT: str(os.getpid())}
-            # A process group of its own: Ctrl-C reaches the supervisor, which forwards it once.
+            # A separate process group: Ctrl-C reaches only the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
         settings = share(self._settings, worker.number) | self._ports
         start = Start(worker.number, self._quota_cells, settings, self._models)
@@ -225,7 +225,7 @@ class Supervisor:
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
 
     def _reap(self) -> None:
-        """Learn which children have ended. As the first process of a container, it also has children of others."""
+        """Reap children that have exited. As PID 1 of a container, the supervisor also inherits orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -238,7 +238,7 @@ class Supervisor:
                     self._handle_end(worker, os.waitstatus_to_exitcode(status))
 
     def _handle_end(self, worker: Worker, status: int) -> None:
-        """Replace a worker that has ended, unless the server ends, or could not even start."""
+        """Replace a worker that has exited, unless the server is shutting down or has failed to start."""
         uptime_s = time.monotonic() - worker.started_at
         if worker.channel is not None:
             asyncio.get_running_loop().remove_reader(worker.channel.end)
@@ -382,7 +382,7 @@ class Supervisor:
     # Models.
 
     async def _change_models(self, requester: Worker, request: Message) -> None:
-        """Change the models of all workers or of none. Worker after worker, as each checks the free memory."""
+        """Change the models of all workers or none, one worker after another because each checks the free memory."""
         channel, error, prepared = requester.channel, "", []
         async with self._changing:
             while self._is_starting_worker:  # noqa: ASYNC110  # it was told what is in use before the change
@@ -461,7 +461,7 @@ class Supervisor:
 
         def on_hangup() -> None:
             for worker in self._workers:
-                if worker.is_listening:  # others have no handler yet, and have still to read the files
+                if worker.is_listening:  # others have no handler yet, and still have to read the files
                     worker.kill(signal.SIGHUP)
 
         handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
@@ -474,7 +474,7 @@ class Supervisor:
             loop.add_signal_handler(number, handler, *arguments)
 
     def _drain(self, number: int) -> None:
-        """Let every worker drain. The time limit is that of the whole server."""
+        """Let every worker drain. The time limit applies to the whole server."""
         self._deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000 + EXIT_GRACE_S
         log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
         for worker in self._workers:

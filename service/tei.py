@@ -1,6 +1,6 @@
 """The API of text-embeddings-inference (TEI), between its REST and gRPC adapters and the operations.
 
-Prompts and truncation are TEI's, and so are the size and duration of a request in response headers.
+Prompts, truncation, and the response headers with the size and duration of a request follow TEI.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ async def embed_all(engine: Engine, items: Sequence[Item], options: Options) -> 
     prompt = prompt_text(engine.info, options.prompt_name, "prompt_name")
     if options.prompt_name is not None and not all(isinstance(item, str) for item in items):
         raise ConflictingFields("not supported for token ids", "Send texts.", field="prompt_name")
-    # As a part of the text, the prompt has token vectors too; prompts of encode have none.
+    # As a part of the text, the prompt gets token vectors too; prompts of encode do not.
     inputs = to_inputs(items, options.truncation, engine, prompt)
     request = EncodeRequest(inputs, outputs=("tokens",), truncation=options.truncation, prompt="")
     return await encode(engine, request, options.call)

@@ -176,7 +176,7 @@ def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.C
 
 
 def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes) -> None:
-    """Raise `ConfigError` if the certificate cannot serve with this key now."""
+    """Raise `ConfigError` if the certificate cannot be used with this key now."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, SECP384R1, EllipticCurvePrivateKey
@@ -190,7 +190,7 @@ def _check_pair(files: TlsFiles, certificate: "x509.Certificate", content: bytes
         raise ConfigError(f"{KEY_OPTION}: {files.key} is encrypted. Decrypt it.") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(f"{KEY_OPTION}: no valid PEM key in {files.key}. Check the file.") from None
-    # gRPC accepts no other types, its clients no P-521, and OpenSSL loads curves that no handshake can use.
+    # gRPC supports only these key types, its clients reject P-521, and OpenSSL loads curves that TLS cannot negotiate.
     is_supported_curve = isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP256R1 | SECP384R1)
     if not (isinstance(key, RSAPrivateKey) or is_supported_curve):
         raise ConfigError(f"{KEY_OPTION}: the key in {files.key} is not RSA, P-256 or P-384. Use one of these types.")
@@ -219,7 +219,7 @@ def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLConte
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = Connection
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # of TLS 1.2; like gRPC, none with CBC
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, none with CBC
     context.set_alpn_protocols(ALPN_PROTOCOLS)
     try:
         context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt

@@ -1,4 +1,4 @@
-"""Traces: one OpenTelemetry span per request, exported over OTLP as the standard variables `OTEL_*` say."""
+"""Traces: one OpenTelemetry span per request, exported over OTLP as configured by the standard variables `OTEL_*`."""
 
 import logging
 import os

@@ -1,6 +1,6 @@
 """The connection between the supervisor and a worker: messages, and the sockets that travel with them.
 
-It is a pair of Unix sockets that keep the borders of messages. A message is JSON, or one byte with the descriptor of an
+It is a pair of Unix sockets that preserve message boundaries. A message is JSON, or one byte with the descriptor of an
 accepted connection. Either end of the pair closes when its process ends, however that happens.
 """
 
@@ -63,7 +63,7 @@ class Channel:
         return True
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Return the next message and its descriptors; None if there is none yet. Raises EOFError at the end."""
+        """Return the next message and its descriptors; None if there is none yet. Raises EOFError if closed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         except BlockingIOError:
@@ -82,7 +82,7 @@ class Channel:
 class Start:
     """The first message to a worker: its options, with its part of the limits, and its place among the workers.
 
-    Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` are those of the supervisor.
+    Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` belong to the supervisor.
     `workers`: how many workers the memory of the quotas has room for. `models`: the state of the models file in use,
     if any worker has read it.
     """
@@ -104,7 +104,7 @@ class WorkerLink:
     """The worker's end. Attach it to the event loop once the worker has servers."""
 
     def __init__(self, channel: Channel, start: Start, slot: Slot, quotas: int) -> None:
-        """`slot`: the memory of the metrics. `quotas`: the descriptor of that of the quotas."""
+        """`slot`: the memory of the metrics. `quotas`: the descriptor of the memory of the quotas."""
         self.start = start
         self.slot = slot
         self.quotas = quotas

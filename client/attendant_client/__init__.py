@@ -77,7 +77,7 @@ _MODULES = {
     "RetryPolicy": "retries",
     "TlsFiles": "connections",
 }
-"""The module of each name that is not one of `types`."""
+"""The module of each name that `types` does not define."""
 
 __all__ = [
     "AsyncClient",

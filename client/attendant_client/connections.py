@@ -31,7 +31,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     # The default of 120 s would keep ignoring a restarted server.
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # Detect a server that vanished without closing its connections, such as a lost node. The server allows one ping per
-    # 10 s. By default, gRPC waits a minute for an answer to its own bandwidth pings, and sends no keepalive pings until
+    # 10 s. By default, gRPC waits a minute for a response to its bandwidth pings, and sends no keepalive pings until
     # then.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -51,7 +51,7 @@ class TlsFiles:
     A client reads them once. After a renewal, create another client.
 
     Attributes:
-        ca: CAs that the server's certificate may come from. None selects public ones.
+        ca: CAs that may have issued the server's certificate. None selects public ones.
         cert: Client certificate and its intermediates, if the server requires one.
         key: Unencrypted key of the client certificate.
     """
@@ -126,7 +126,7 @@ class Address:
         return {
             "base_url": self.target,
             "headers": authorization(api_key),
-            "timeout": None,  # each request has its own
+            "timeout": None,  # each request sets its own
             # An http:// address needs no CA certificates, which take 20 ms to load.
             "verify": False if self.tls is None else self.tls.make_context(),
         }
@@ -167,7 +167,7 @@ def unreachable(message: str) -> AttendantError:
 
 
 def with_hint(message: str) -> str:
-    """Return the message of a library, with a hint if the address is of another protocol."""
+    """Return the message of a library, with a hint if the server uses another protocol."""
     hint = next((hint for part, hint in WRONG_ADDRESSES.items() if part in message), "")
     return f"{message.rstrip('.')}. {hint}" if hint else message
 

@@ -26,8 +26,8 @@ class AttendantError(Exception):
         reason: Stable name of the error, such as TOO_LONG; docs/api.md lists all.
         message: Message for people.
         field: Path of the field, such as `inputs[3]`; None if the error is not about one field.
-        minimum: The least value allowed, if any.
-        maximum: The greatest value allowed, if any.
+        minimum: The minimum value allowed, if any.
+        maximum: The maximum value allowed, if any.
         actual: The rejected value or size, if any; the type of a value if the type is wrong.
         request_id: ID of the request in the server log.
         retry_after_s: Seconds after which the server suggests a retry.
@@ -92,5 +92,5 @@ def invalid(  # noqa: PLR0913  # the parts of an error
 
 
 def wrong_type(field: str, value: Any, remedy: str) -> AttendantError:
-    """Return the error of a value of the wrong type."""
+    """Return the error for a value of the wrong type."""
     return invalid("WRONG_TYPE", field, "wrong type", remedy, actual=type(value).__name__)

@@ -126,7 +126,7 @@ def to_list(value: Any, path: str) -> list[Any]:
 
 
 def to_json_value(value: Any, path: str = "") -> Any:
-    """Return a value of a body as JSON has it: NumPy's numbers and arrays, sets and decimals as numbers and lists.
+    """Return a value of a body as JSON: NumPy's numbers and arrays, sets and decimals become numbers and lists.
 
     Raises `AttendantError` for a number that is not finite, a string that is not valid Unicode, and any other type.
     """
@@ -163,7 +163,7 @@ def _input_body(item: str | Input, path: str) -> str | Body:
 
 
 def _option_body(value: Any) -> Any:
-    """Return an option as JSON has it: objects such as `ChunkOptions` without the fields that are None."""
+    """Return an option as JSON: objects such as `ChunkOptions` without the fields that are None."""
     return present(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
 
 

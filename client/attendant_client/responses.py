@@ -98,7 +98,7 @@ def http_error(status: int, document: Any, retry_after: str | None) -> Attendant
         code = CODES.get(status, "UNKNOWN")
         reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which gives no reason
         return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
-    if "reason" not in error:  # /v1/models has OpenAI's errors
+    if "reason" not in error:  # /v1/models returns OpenAI's errors
         code, reason = CODES.get(status, "UNKNOWN"), error["code"].upper()
         return AttendantError(code, reason, error["message"], field=error["param"], retry_after_s=retry_after_s)
     details = {name: error.get(name) for name in ("field", "minimum", "maximum", "actual", "request_id")}

@@ -177,7 +177,7 @@ def http_request(
     options: dict[str, Any] = {"headers": headers, "timeout": timeout}
     try:
         return client.build_request("POST", path, json=body, **options)
-    except (TypeError, ValueError):  # what JSON does not have
+    except (TypeError, ValueError):  # what JSON cannot represent
         return client.build_request("POST", path, json=to_json_value(body), **options)
 
 

@@ -64,7 +64,7 @@ class Encoding(NamedTuple):
 
 
 class Nullable(NamedTuple):
-    """In JSON, a response has null for None, although that is the default; a request may send null for the default."""
+    """In JSON, a response contains null for None, although that is the default; a request may send null for it."""
 
 
 class PresentWith(NamedTuple):
@@ -124,7 +124,7 @@ SpecialTokens = Literal["keep", "drop", "renormalize"]
 TruncationSide = Literal["right", "left"]
 Truncation = Literal["error", "right", "left", "auto"]
 VectorSimilarity = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""A function of pooled vectors."""
+"""A similarity function of pooled vectors."""
 UnavailableReason = Literal["max_pooling", "nonlinear_dense_layers", "distance"]
 UnitKind = Literal["token", "word", "span"]
 

@@ -37,7 +37,7 @@ class InvalidEnum(ValueError):
 
 
 class ConflictingLayers(ValueError):
-    """A message has both `layers` and `all_layers`."""
+    """A message sets both `layers` and `all_layers`."""
 
 
 class Base64:
@@ -70,7 +70,7 @@ class Field:
 
     @property
     def description(self) -> str | None:
-        """The description for people, if any."""
+        """The human-readable description, if any."""
         return self.find(str)
 
     @property
@@ -104,7 +104,7 @@ def strip(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
 
 
 def item_type(kind: Any) -> Any:
-    """Return the type of the items of a list type, or None for another type."""
+    """Return the item type of a list type, or None for another type."""
     return get_args(kind)[0] if get_origin(kind) in (list, Sequence) else None
 
 
@@ -118,7 +118,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def _element(kind: Any) -> Any:
-    """Return the dtype of an array type; float32 if it is open."""
+    """Return the dtype of an array type; float32 if it names none."""
     (element,) = get_args(get_args(kind)[1])
     return np.float32 if element is Any else element
 
@@ -233,7 +233,7 @@ def _object_reader(kind: Any) -> Converter:
     table = []
     for field in fields_of(kind):
         alternative = field.find(Alternative)
-        # Of two alternatives, the object has a name that the array, which may be an object too, lacks.
+        # Of two alternatives, the object contains a name that the array, which may be an object too, lacks.
         mark = "" if alternative is None or _is_array(field.kind) else fields_of(field.kind)[-1].name
         excluded = _other_mark(kind, field, alternative) if alternative and not mark else ""
         key = alternative.name if alternative else field.name

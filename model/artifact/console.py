@@ -56,14 +56,14 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help or an error. argparse would ignore that standard output cannot be written."""
+        """Print help or an error. argparse would ignore a failed write to standard output."""
         if message:
             stream = file or sys.stderr
             stream.write(message)
             stream.flush()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse all arguments. The error for others names an option, but no text, which may be confidential."""
+        """Parse all arguments. The error for unknown ones names an option, but no text, which may be confidential."""
         options: argparse.Namespace
         options, extra = self.parse_known_args(args, namespace)
         if extra:

@@ -214,7 +214,7 @@ class Artifact:
                 raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
 
     def _check_tensors(self) -> None:
-        """Raise ArtifactError for a tensor beyond the end of its file: a map of it would be another size or fail."""
+        """Raise ArtifactError for a tensor beyond the end of its file: mapping it would fail or yield another size."""
         for name, tensor in self.manifest.tensors():
             end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
             if end > self.manifest.files[tensor.file].size:

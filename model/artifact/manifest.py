@@ -209,7 +209,7 @@ class Report(Record):
 class GoldenHead(Record):
     """The results of a head in float32 for some of the texts.
 
-    `texts` are the places of these texts, and `sizes` the number of values of each. `values` are the values of all in
+    `texts` are the indices of these texts, and `sizes` the number of values of each. `values` are the values of all in
     turn, and `ids` the entries of the vocabulary that they belong to, if any: little-endian float32 and int32 in
     base64.
     """
@@ -454,7 +454,7 @@ class GraphRecord(Record):
 
 
 class ExplainRecord(Record):
-    """The graph that returns the hidden states of all layers, and the kinds of map that the model has."""
+    """The graph that returns the hidden states of all layers, and the kinds of map that the model supports."""
 
     graph: str
     kinds: tuple[Kind, ...]
@@ -502,7 +502,7 @@ class Manifest(Record):
     `max_input_tokens` includes special tokens. The first of the `heads` is the embedding head, and no two have the same
     type. `truncation_side` is where an input over the limit loses tokens unless a request names a side.
     `role_max_tokens` replaces `max_input_tokens` for queries or documents. `special_tokens_in_text`: a text that spells
-    a special token, such as `[SEP]`, contains that token. `roles` has the name of the prompt for each role that has
+    a special token, such as `[SEP]`, contains that token. `roles` contains the name of the prompt for each role with
     one. `origins` records where each setting comes from: a file of the model, an option of the export, or `ASSUMED`.
     `task` names the adapters that were merged. `training` is None for models that others trained. `static` is the
     embedding table, (V, E). `notices` are the license and notice files of the model. `files` lists every file
@@ -549,7 +549,7 @@ class Manifest(Record):
 
     @property
     def main_graph(self) -> str:
-        """The name of the graph that every artifact has."""
+        """The name of the graph that every artifact contains."""
         return PADDED if PADDED in self.graphs else FAST
 
     @property

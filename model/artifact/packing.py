@@ -109,9 +109,9 @@ MAX_PADDING = 0.25
 
 
 class PaddedFill:
-    """A batch with one sequence per row. It has at most `limit` tokens, of which at most a quarter is padding.
+    """A batch with one sequence per row. It contains at most `limit` tokens, of which at most a quarter is padding.
 
-    A first sequence that is longer than `limit` has a batch of its own.
+    A first sequence that is longer than `limit` gets a separate batch.
     """
 
     @classmethod

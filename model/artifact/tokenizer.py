@@ -18,7 +18,7 @@ Text = str | tuple[str, str]
 
 
 class Encoding(Protocol):
-    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list has one element per token."""
+    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list contains one element per token."""
 
     @property
     def ids(self) -> list[int]: ...
@@ -141,7 +141,7 @@ class TokenizedInput:
 
     Attributes:
         unattended: The number of tokens at the end to which no token attends.
-        skipped_ids: The ids of tokens that have no vector in the output of a multi-vector head.
+        skipped_ids: The ids of tokens that get no vector in the output of a multi-vector head.
         least_tokens: The number of tokens that remain if words are removed.
         side: Whether the text is a query or a document, for a model that distinguishes them.
         has_types: False if all `token_type_ids` are known to be 0.
@@ -315,7 +315,7 @@ def _trim(text: str, start: int, end: int) -> Offsets:
 
 
 RARE_TEXTS = ("a" * 2000, "\U00012000 \U00013000 \U00010380 \ua66e")
-"""Texts of one long word, and of letters that few vocabularies have: a tokenizer with an unknown token produces it."""
+"""Texts of one long word, and of letters that few vocabularies contain: tokenizers with an unknown token return it."""
 MAX_TOKEN_ID = 2**24
 """No vocabulary is larger. The library loops over all ids up to the largest."""
 
@@ -389,8 +389,8 @@ class Tokenizer:
     def find_input_tokens(self) -> dict[int, str]:
         """Return the tokens that texts, pairs and the model's prompts can contain, by id.
 
-        Some tokenizers have special tokens of other tasks, such as images, which no text contains: they may lie beyond
-        the embedding table of the model.
+        Some tokenizers define special tokens of other tasks, such as images, which no text contains: they may lie
+        beyond the embedding table of the model.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         special = {number: token.content for number, token in added.items() if token.special}
@@ -576,7 +576,7 @@ def _mark_as_text(definition: bytes, token_id: int) -> bytes:
 def inserted_tokens(
     late: MultiVectorHead | None, template: PairTemplateRecord | None, mask_token_id: int | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield the ids that heads insert into inputs, each with the field of the manifest that has it."""
+    """Yield the ids that heads insert into inputs, each with the field of the manifest that contains it."""
     if late is not None:
         for side, record in (("query", late.query), ("document", late.document)):
             if record.marker is not None:

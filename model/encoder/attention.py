@@ -25,8 +25,8 @@ class AttentionMask:
         additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
             Exported graphs use other shapes for them, see `model.export.graphs`.
         keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
-        slopes: float32 (H, 1, 1): the distance times this is subtracted from the scores of a head. `additive` contains
-            that already.
+        slopes: float32 (H, 1, 1): the distance times this is subtracted from the scores of a head. `additive` already
+            includes that.
     """
 
     sequence_ids: Tensor

@@ -57,8 +57,8 @@ class RotaryConfig:
 class RelativeConfig:
     """A learned bias of the scores per head and bucket of distances, as in T5 (Raffel et al. 2020, section 2.1).
 
-    Half of the `buckets` are for later keys. Half of those have one distance each, and the others logarithmic bounds up
-    to `max_distance`.
+    Half of the `buckets` are for later keys. Half of those cover one distance each, the others logarithmic ranges up to
+    `max_distance`.
     """
 
     buckets: int = 32

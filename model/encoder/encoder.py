@@ -83,7 +83,7 @@ class PositionInputs(nn.Module):
         )
 
     def forward(self, layer: LayerConfig, sequence_ids: Tensor, position_ids: Tensor) -> AttentionInputs:
-        """Return the inputs of the attention of a layer for two integer tensors (R, T)."""
+        """Return the attention inputs of a layer for two integer tensors (R, T)."""
         rotary = self.find_rotary(layer)
         rotation = None if rotary is None else rotary(position_ids)
         if self.long_rows and holds_one_sequence(sequence_ids):

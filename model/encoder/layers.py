@@ -84,7 +84,7 @@ class RotaryEmbedding(nn.Module):
     def forward(self, position_ids: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T).
 
-        `lengths` (R, T) has the length of each token's sequence. If it is None, each row holds one sequence, or only
+        `lengths` (R, T) are the lengths of each token's sequence. If it is None, each row holds one sequence, or only
         sequences that are too short for scaling.
         """
         if self.config.dynamic is None:
@@ -144,7 +144,7 @@ class AlibiBias(nn.Module):
     """A bias of the scores that falls with the distance of two tokens: attention with linear biases.
 
     Press et al. 2022, section 3: head h of n has the slope `2 ** (-8 (h + 1) / n)` if n is a power of 2. Otherwise the
-    heads after the largest power p have every other slope of 2 p heads. Here the distances of later keys count, too.
+    heads after the largest power p get every other slope of 2 p heads. Here the distances of later keys count, too.
     """
 
     def __init__(self, heads: int) -> None:
@@ -311,7 +311,7 @@ class SelfAttention(nn.Module):
         return output
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor, distances: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Return the masked scores (R, H, Q, T), whose softmax the probabilities are, of queries (R, H, Q, d)."""
+        """Return the masked scores (R, H, Q, T), before the softmax, of queries (R, H, Q, d)."""
         scores = q @ k.transpose(-2, -1) * self.scale + mask
         return scores if distances is None else scores + self.distance_scores(q, k, *distances)
 
@@ -320,7 +320,7 @@ class SelfAttention(nn.Module):
         return sum(self.distance_terms(q, k, embeddings, rows).values(), q.new_zeros(()))
 
     def distance_terms(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Return the terms of disentangled attention that the model has, by name, (R, H, Q, T) each.
+        """Return the terms of disentangled attention that the model uses, by name, (R, H, Q, T) each.
 
         `embeddings` are (2 span, D), and `rows` (R, Q, T) are their indices. He et al. 2021, equation 4, but as in the
         published code, both terms take the distance from the query to the key.

@@ -1,7 +1,7 @@
 """A small language with ambiguous words, in which one known word of the sentence decides the sense.
 
 Each ambiguous noun belongs to two topics. The deciding noun of its sentence belongs to one of them, and stands near or
-far, before or after. All other nouns are neutral, or belong to topics that the ambiguous noun does not have.
+far, before or after. All other nouns are neutral or belong to unrelated topics.
 
 The texts for language modeling are easier: they add nouns of the deciding topic, and adjectives that match their noun's
 topic. From them a language model learns which words belong together.

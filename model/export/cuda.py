@@ -51,7 +51,7 @@ BLOCK_TOKENS = 64
 MAX_BLOCK_REACH = 512
 """Layers with longer windows use a bias of all pairs: the keys of a block would take more memory than the sequence."""
 ALIGNED = 8
-"""Heads are padded to a multiple of this size. For others, ONNX Runtime has only a kernel that writes all scores."""
+"""Heads are padded to a multiple of this size. For others, ONNX Runtime offers only a kernel that writes all scores."""
 UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
 """The bias of masked keys. It is finite, because a row of -inf would become NaN."""
@@ -192,8 +192,8 @@ def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Va
 def hide_keys(parts: Sequence[Tensor], unattended: Tensor) -> list[Tensor]:
     """Return queries, keys and values with one more channel, (T, H, d+1), which hides the keys that are `unattended`.
 
-    The kernels have no mask of keys. The channel is 1 in all queries. In the keys it is 0, or for unattended tokens the
-    lowest float16, so that they get no weight.
+    The kernels do not support a mask of keys. The channel is 1 in all queries. In the keys it is 0, or for unattended
+    tokens the lowest float16, so that they get no weight.
     """
     query, key, value = parts
     last = torch.where(unattended, LOWEST, 0.0).to(key.dtype).view(-1, 1, 1)
@@ -218,7 +218,7 @@ def _attend_in_blocks(
 def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
     """Return the rows of `values` (T, D) that each block of 64 queries can attend to, (T/64, K, D).
 
-    A block has its own rows and those of as many blocks on both sides as `reach` tokens need; `padding` past the ends.
+    A block gets its own rows and those of as many blocks on both sides as `reach` covers; `padding` past the ends.
     T must be a multiple of 64: a number computed from T would be on the CPU, see `token_indices`.
     """
     sides = -(-reach // BLOCK_TOKENS)
@@ -432,7 +432,7 @@ class VarlenEncoder(nn.Module):
 
     @property
     def multiple(self) -> int:
-        """What the number of tokens T must be a multiple of."""
+        """The number that T, the number of tokens, must be a multiple of."""
         return BLOCK_TOKENS if any(Reach.of(self.config, layer).in_blocks for layer in self.config.layers) else 1
 
     def forward(
@@ -717,7 +717,7 @@ WEIGHTS = "cuda.bin"
 TOLERANCE = 3e-2
 """Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter.
 
-Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) by the rounding of float16 alone.
+Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) from float16 rounding alone.
 """
 
 

@@ -65,7 +65,7 @@ def warn_about_assumptions(
 def describe_heads(
     classifier: ClassificationHead | None, tokens: TokenClassificationHead | None, others: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield lines about the heads besides the embedding head; `others` has those without options, None if absent."""
+    """Yield lines about the heads besides the embedding head; `others` are those without options, None if absent."""
     if classifier is not None:
         kind = "cross-encoder" if len(classifier.labels) == 1 else "classifier"
         labels = _count_labels(classifier.labels)

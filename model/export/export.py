@@ -56,7 +56,7 @@ from model.source.sentence_transformers import FROM_FILES, SettingOptions, assum
 from model.source.tokenizer_patterns import find_slow_pattern
 
 GRAPH_BYTES = 32 * 2**20
-"""Size of the graphs, the tokenizer and the other files of an artifact, at most."""
+"""Maximum size of the graphs, the tokenizer and the other files of an artifact."""
 
 
 class OutputError(ArtifactError):
@@ -74,7 +74,7 @@ def check_directory(out: Path) -> None:
 
 
 def check_same_source(out: Path, source: ModelSource) -> None:
-    """Raise OutputError if `out` has another model's artifact, even a damaged one or one of an older format."""
+    """Raise OutputError if `out` contains another model's artifact, even a damaged one or one of an older format."""
     if not (out / MANIFEST).is_file():
         return
     try:
@@ -82,7 +82,7 @@ def check_same_source(out: Path, source: ModelSource) -> None:
         existing = manifest["source"], manifest["revision"]
     except (ValueError, RecursionError, TypeError, KeyError):
         raise OutputError(f"{out}: has a damaged {MANIFEST}. Choose another directory, or set --overwrite.") from None
-    # Directories of two models can have the same name; a Hugging Face model ID has one model in all its revisions.
+    # Directories of two models can have the same name; a Hugging Face model ID names one model in all its revisions.
     is_directory = str(source.revision).startswith("sha256:")
     if existing[0] != source.source or (is_directory and existing[1] != source.revision):
         raise OutputError(
@@ -107,7 +107,7 @@ def check_space(out: Path, source: ModelSource) -> None:
 
 
 def _allow_mapped_files(directory: Path) -> None:
-    """Raise the soft limit of private memory, where there is one, by the files that an export maps privately.
+    """Raise the soft limit of private memory, if any, by the size of the files that an export maps privately.
 
     An export maps the published weights and, while it compares a graph, those of the artifact. RLIMIT_DATA counts
     private mappings in full, even if few of their pages are in memory.

@@ -1,6 +1,6 @@
 """Golden vectors: what the heads of a model compute in float32 for a few texts, to check each backend at every start.
 
-The texts are fixed, so that two exports of one model can be compared. They have 3 to about 60 tokens, in several
+The texts are fixed, so that two exports of one model can be compared. They contain 3 to about 60 tokens, in several
 languages, with digits and rare words, because rounding errors depend on the activations. This module shares no step
 after tokenization with the server, so that the comparison finds an error in any of them.
 """

@@ -44,7 +44,7 @@ CHUNK = 2**20
 def compact_weights(model: onnx_ir.Model) -> None:
     """Store each float32 matrix in bfloat16 or float16 if all its values fit exactly, with a Cast to float32.
 
-    Of a table, only the rows that are looked up are cast, so that no float32 copy of it is in memory. Vectors remain
+    For a table, only the rows that are looked up are cast, so that no float32 copy of it is in memory. Vectors remain
     float32: they are small.
     """
     for value in list(model.graph.initializers.values()):
@@ -416,9 +416,9 @@ OPSET = 20
 class GraphSignature:
     """The inputs and outputs of a graph.
 
-    `example_inputs` has an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
-    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples` has
-    the divisors of dynamic axes that must be a multiple of a number.
+    `example_inputs` contains an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
+    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples`
+    contains the divisors of dynamic axes that must be a multiple of a number.
     """
 
     example_inputs: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Import of a model that is published only as an ONNX graph: its hidden states, without what is inside the encoder.
+"""Import of a model that is published only as an ONNX graph: its hidden states, without the encoder's internals.
 
 The graph is kept as it is. Nodes in front of it compute its inputs from those of the exported graphs, so the server
 runs it like them, but with one text per row: a graph from elsewhere does not keep several texts of a row apart.
@@ -73,7 +73,7 @@ ONLY_GRAPH = Absent(
 )
 PYTORCH = "Use the PyTorch weights of the model."
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-"""Inputs that a graph can have; it needs the first two."""
+"""Inputs that a graph may take; the first two are required."""
 HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
 """Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
 HIDDEN_DIMENSIONS = 3
@@ -81,7 +81,7 @@ FLOAT = onnx_ir.DataType.FLOAT
 SIZE_OPERATORS = ("Shape", "Size")
 LOGITS = "logits"
 MAX_BOTTLENECKS = 64
-"""In front of the logits, among which the hidden states are searched."""
+"""Maximum number of values before the logits that are tried as the hidden states."""
 SAMPLES = ("The bank of the river was steep.", "Bank", "She paid the money into her account, and went home.")
 """Texts, and their pairs, with which a graph is cut."""
 SAMPLE_TOKENS = 16
@@ -89,29 +89,29 @@ UNNAMED_LABELS = 2
 """The labels of a model whose config.json names none."""
 CLASSIFIER_POOLINGS: tuple[ClassifierPooling, ...] = ("cls", "mean", "last")
 MAX_RUN_S = 120.0
-"""For one text, or one batch of the comparison: a graph can have loops without an end."""
+"""For one text, or one batch of the comparison: a graph can contain endless loops."""
 MAX_MESSAGE = 300
 """Characters of a message of ONNX Runtime."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 """Domains of standard operators, and of those that ONNX Runtime contains."""
 QUANTIZED = ("DynamicQuantizeLinear", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm", "QLinearMatMul")
 LEAST_OPSET = 11
-"""Of the operators in front of a graph."""
+"""Minimum opset, which the operators in front of a graph require."""
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(bool)": np.bool_}
 WEIGHT_TYPES = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT8", "UINT8", "INT32", "INT64", "BOOL"}
 TOLERANCES: dict[GraphPrecision, float] = {"float32": TOLERANCE, "float16": 1e-2, "int8": TOLERANCE}
-"""Of the difference between a text alone and in a batch, relative to the largest value."""
+"""Maximum difference between a text run alone and in a batch, relative to the largest value."""
 WEIGHT_COPIES = 5
-"""Memory for the import, in sizes of the graph: two sessions have copies of the weights, and more while they open."""
+"""Memory for the import, in sizes of the graph: two sessions hold copies of the weights, and more while they open."""
 MEMORY_RESERVE = 2 * 2**30
 DEFAULT_POSITIONS = 512
 SIZES = (LAYERS, HEADS, POSITIONS)
-"""Each a key of config.json, and its other names."""
+"""Keys of config.json, each with its alternative names."""
 
 
 @contextlib.contextmanager
 def limited_memory(graph: Path | None) -> Iterator[None]:
-    """Let allocations fail that a graph of this size does not need. Raises CheckpointError for a failed one."""
+    """Let allocations fail beyond what a graph of this size needs. Raises CheckpointError for a failed one."""
     if graph is None:
         yield
         return
@@ -243,7 +243,7 @@ class ImportedEncoder(Encoder):
     def _check_logits(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> tuple[int, bool]:
         """Return the number of logits, and whether each token has them. Raises CheckpointError for other shapes.
 
-        `shapes` has the shape of the logits of each text, and `sizes` its number of tokens. The dimension of the labels
+        `shapes` contains the shape of each text's logits, and `sizes` its number of tokens. The dimension of the labels
         may be missing if there is only one.
         """
         if all(shape == (1,) for shape in shapes):
@@ -378,7 +378,7 @@ def _cast_and_reshape(value: onnx_ir.Value, dtype: onnx_ir.DataType, shape: list
 
 
 def _fix_names(model: onnx_ir.Model, names: Mapping[str, onnx_ir.Value]) -> None:
-    """Give the inputs and outputs of a graph these names, and all other values names that differ from them."""
+    """Give the inputs and outputs of a graph these names, and rename other values that already use them."""
     for value in onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=True).values():
         if value not in names.values() and value.name in names:
             value.name = f"graph.{value.name}"
@@ -440,7 +440,7 @@ def _find_rows(
         sizes: The number of tokens of each text.
         hidden_size: The size of the hidden states.
         tolerance: Maximum difference of a pooled vector, relative to the largest value.
-        per_token: Whether each token has logits. Then the head reads the hidden states themselves, without a pooling.
+        per_token: Whether each token gets logits. Then the head reads the hidden states themselves, without a pooling.
     """
 
     def has_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -660,7 +660,7 @@ def _follow_links(tensor: onnx_ir.ExternalTensor, directory: Path) -> onnx_ir.Ex
 
 
 def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
-    """Raise CheckpointError unless the inputs are those of an encoder, for texts of any number and length."""
+    """Raise CheckpointError unless these are an encoder's inputs, for texts of any number and length."""
     names = [value.name for value in inputs]
     unknown = [name for name in names if name not in MODEL_INPUTS]
     missing = [name for name in MODEL_INPUTS[:2] if name not in names]
@@ -698,7 +698,7 @@ def _find_output(graph: Path, outputs: Sequence[Any], *, is_classifier: bool) ->
 
 
 def _find_key(config: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the first of the names that config.json has, else the first one."""
+    """Return the first of the names that config.json contains, else the first one."""
     return next((name for name in names if name in config), names[0])
 
 

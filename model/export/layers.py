@@ -1,6 +1,6 @@
 """Graphs of single layers, with the weights as inputs, and their records.
 
-For each kind of layer, one graph computes what attention maps are made from, and one every step from the input of the
+For each kind of layer, one graph computes the inputs of attention maps, and one every step from the input of the
 layer to its output.
 """
 
@@ -199,7 +199,7 @@ class LayerSteps(LayerFunction):
         Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
         With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi, and with relative ones, the bias
         of the scores, (H, R, T), and the terms of disentangled attention whose sum it is.
-        `rows` (R) has the indices of the tokens; the other arguments are as in `LayerAttention`.
+        `rows` (R) are the indices of the tokens; the other arguments are as in `LayerAttention`.
         """
         return self.call((hidden_state, position_ids, rows), weights)
 
@@ -259,7 +259,7 @@ def _measure(module: LayerFunction, graph: Path, inputs: dict[str, Tensor]) -> P
 
 
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
-    """Return the kinds of map that a model has.
+    """Return the kinds of map that a model supports.
 
     Causal attention and windows mask scores with the lowest float32, so a map of scores would be meaningless.
     """
@@ -303,7 +303,7 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
 
 
 def describe_structure(encoder: Encoder, store: WeightStore) -> StructureRecord:
-    """Return the record of the structure of the layers."""
+    """Return the structure record of the layers."""
     config, table = encoder.config, encoder.embeddings.position_embeddings
     used: dict[PositionKind, bool] = {
         "table": config.position_table,

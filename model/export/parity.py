@@ -19,7 +19,7 @@ from model.source.model_size import MAX_TESTED_TOKENS
 
 DOMAIN = "attendant.reference"
 PACKED, BLOCKS = "PackedMultiHeadAttention", "MultiHeadAttention"
-"""The operators of CUDA graphs that the CPU execution provider lacks, or has in float32 only."""
+"""The operators of CUDA graphs that the CPU execution provider lacks, or supports in float32 only."""
 
 HEADS = """
     heads = Constant <value_int: int = @num_heads> ()
@@ -133,7 +133,7 @@ BLOCKS_BODY = """
 
 
 def define_operator(node: onnx.NodeProto) -> str:
-    """Turn an operator that only a GPU has into a call of a function; return the function's definition."""
+    """Turn an operator that only a GPU supports into a function call; return the function's definition."""
     given = dict(enumerate(node.input))
     if node.op_type == BLOCKS:
         inputs, body = "query, key, value, bias, key_padding_mask, attention_bias", SEPARATE + BLOCKS_BODY

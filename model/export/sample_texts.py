@@ -38,7 +38,7 @@ def read_texts(path: Path) -> list[str]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not UTF-8 or has no text.
+        ValueError: the file is not UTF-8 or contains no text.
     """
     try:
         texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -29,7 +29,7 @@ UNUSED = r"^classifier\."
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. Fields without a value have their defaults.
+    """Return the configuration. Fields without a value get their defaults.
 
     In earlier versions, `attention_bias` included the output, and `relative_bias` was true or false.
     """

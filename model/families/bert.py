@@ -216,7 +216,7 @@ MPNET = Family(
 )
 
 
-# JinaBERT (Günther et al. 2023), published as `bert` with code of its own: a fixed bias of the scores in place of
+# JinaBERT (Günther et al. 2023), published as `bert` with custom code: a fixed bias of the scores in place of
 # positions, and gated feed-forward networks.
 
 JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}

@@ -56,8 +56,8 @@ def read_classifier(
 ) -> Classifier:
     """Return the classifier of a checkpoint.
 
-    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` have the
-    names of the architecture, without the prefix of the encoder.
+    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` are named
+    as in the architecture, without the prefix of the encoder.
 
     Raises:
         CheckpointError: a tensor or a value of config.json is missing or invalid.

@@ -67,7 +67,7 @@ class LateInteraction:
     max_tokens: int | None
 
     def limit_sides(self, max_input_tokens: int) -> "LateInteraction":
-        """Return it with the limit of the tokenizer for a side without a limit, if the other side has a larger one."""
+        """Return it with the tokenizer's limit for a side without a limit, if the other side's limit is larger."""
         if self.max_tokens is None or self.max_tokens <= max_input_tokens:
             return self
         record = self.head.record

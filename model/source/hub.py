@@ -371,12 +371,12 @@ def digest_weights(directory: Path) -> str | None:
 
 
 def is_model(directory: Path) -> bool:
-    """Return whether a directory has the files of a published model."""
+    """Return whether a directory contains the files of a published model."""
     return any((directory / name).is_file() for name in ("config.json", "modules.json"))
 
 
 def _advise(directory: Path) -> str:
-    """Return what to do with a directory that has no model."""
+    """Return what to do with a directory that contains no model."""
     if (directory / ADAPTER).is_file():
         return MERGE
     models = [path for path in directory.iterdir() if path.is_dir() and is_model(path)]

@@ -1,7 +1,7 @@
 """Well-known models per architecture, for `attendant-model list` and docs/models.md.
 
-`config` has the keys of the published config.json that decide the architecture. The tests build each encoder from them
-and compare its number of parameters with the published one.
+`config` contains the keys of the published config.json that determine the architecture. The tests build each encoder
+from them and compare its number of parameters with the published one.
 """
 
 from collections.abc import Iterator, Mapping

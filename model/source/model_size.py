@@ -118,7 +118,7 @@ def read_model_size(source: str) -> ModelSize:
     """Return the size of a directory of published files, or of a Hugging Face model, whose config.json is read.
 
     Raises:
-        SourceError: there is no such model, or its config.json is not that of an encoder.
+        SourceError: there is no such model, or its config.json does not describe an encoder.
     """
     known = next((model for model in KNOWN_MODELS if model.hub_id == source), None)
     if known is not None:

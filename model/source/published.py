@@ -37,7 +37,7 @@ def model_weight_files(directory: Path) -> list[Path]:
 def half_bytes(path: Path) -> int:
     """Return the size of the 16-bit tensors of a file of weights: of a pickled one, whose types are unknown, its size.
 
-    A damaged file has 0, and is reported when it is read.
+    A damaged file counts as 0, and is reported when it is read.
     """
     if path.suffix != ".safetensors":
         return path.stat().st_size if PICKLED_FILE.fullmatch(path.name) else 0
@@ -71,7 +71,7 @@ def find_graph(directory: Path) -> Path | None:
 def select_graph(paths: Iterable[str]) -> list[str]:
     """Return the ONNX graph of a repository whose encoder has no other weights, with its files of weights; or none."""
     files = [PurePosixPath(path) for path in paths]
-    # Modules after the encoder, such as "2_Dense", have weights of their own.
+    # Modules after the encoder, such as "2_Dense", contain weights, too.
     encoder = [file for file in files if not re.match(r"[1-9]\d*_", str(file))]
     if any(file.suffix == ".safetensors" or PICKLED_FILE.fullmatch(file.name) for file in encoder):
         return []
@@ -100,7 +100,7 @@ def describe_missing_weights(paths: Iterable[str]) -> str:
 
 
 def select_pickled(paths: Iterable[str]) -> list[str]:
-    """Return the pickled weights, and indexes of them, in folders of a repository that have no safetensors file."""
+    """Return the pickled weights, and indexes of them, in folders of a repository that contain no safetensors file."""
     files = [PurePosixPath(path) for path in paths]
     safe = {file.parent for file in files if file.suffix == ".safetensors"}
     return [str(file) for file in files if file.parent not in safe and PICKLED_FILE.fullmatch(file.name)]
@@ -381,7 +381,7 @@ class Published:
     """A published model: its directory, modules and configuration files, each of which is read once."""
 
     def __init__(self, directory: Path) -> None:
-        """List the modules. Raises CheckpointError for invalid files, and for models that are no encoders."""
+        """List the modules. Raises CheckpointError for invalid files, and for models that are not encoders."""
         self.directory = directory
         self._files: dict[Path, ConfigFile] = {}
         self._warnings: list[str] = []
@@ -520,7 +520,7 @@ STORED = re.compile(r"\.parametrizations\.weight\.original$")
 
 
 def list_tasks(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tasks that a checkpoint has adapters for."""
+    """Return the names of the tasks that a checkpoint contains adapters for."""
     return [str(task) for task in config.get("lora_adaptations") or []]
 
 

@@ -219,7 +219,7 @@ def read_max_input_tokens(
 ) -> tuple[int, str]:
     """Return the token limit of an input and its origin.
 
-    In the order of sentence-transformers: the arguments of a call, those of the tokenizer, `max_seq_length`, and
+    In the order of sentence-transformers: call arguments, tokenizer arguments, `max_seq_length`, and
     `model_max_length` of tokenizer_config.json. The result is at most `max_position_embeddings`. Raises CheckpointError
     if `option` is larger.
     """

@@ -32,7 +32,7 @@ CONVERSION = (
     "import sys, transformers; transformers.AutoTokenizer.from_pretrained(sys.argv[1])"
     f".backend_tokenizer.save(sys.argv[1] + '/{TOKENIZER}')"
 )
-"""A program for `python -c "..." DIRECTORY`: no character of it is special within the double quotes of a shell."""
+"""A program for `python -c "..." DIRECTORY`: none of its characters is special in a shell's double quotes."""
 VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
 """Patterns of the files that hold a vocabulary. Without one, transformers makes a tokenizer of special tokens only."""
 SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
@@ -242,7 +242,7 @@ class TokenizerSettings:
         """Yield the tokens that the settings add to tokenizer.json or change, in id order."""
         named = [token for key in SPECIAL_TOKEN_KEYS if (token := self.get(key))]
         special = [*named, *self._extra_tokens()]
-        for layer in self._layers:  # the tokens of models with roles of their own, such as "image_token"
+        for layer in self._layers:  # tokens with roles that only some models define, such as "image_token"
             special += [layer[key] for key in layer if key.endswith("_token") and isinstance(layer[key], (str, dict))]
         decoder = self.get("added_tokens_decoder") or {}
         for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
@@ -328,8 +328,8 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
 def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Put the tokens around each text that `add_bos_token` and `add_eos_token` name, as transformers 4 does.
 
-    That applies to LlamaTokenizer and to tokenizers with code of their own, as in e5-mistral and gte-Qwen2, whose
-    embeddings are the vector of the end token. transformers 5 ignores both settings if there is a tokenizer.json.
+    That applies to LlamaTokenizer and to tokenizers with custom code, as in e5-mistral and gte-Qwen2, whose embeddings
+    are the vector of the end token. transformers 5 ignores both settings if there is a tokenizer.json.
     """
     keys = {"bos_token": options.class_name == "LlamaTokenizer", "eos_token": False}
     has_code = "AutoTokenizer" in (options.get("auto_map") or {})
@@ -399,7 +399,7 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
-    """Return the types of the parts of a component of tokenizer.json."""
+    """Return the types of a component's parts in tokenizer.json."""
     return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
 
 

@@ -1,7 +1,7 @@
 """Regular expressions of a tokenizer that take exponential time, or more steps than their library allows.
 
 A call of the tokenizer cannot be interrupted, so one such text would stop a server. The export tries texts that make
-such patterns backtrack. It runs this file as a program, in a process that it can end.
+such patterns backtrack. It runs this file as a program, in a process that it can kill.
 """
 
 import json

@@ -45,7 +45,7 @@ def read_texts(path: Path, field: str) -> Iterator[str]:
 
 
 def read_pairs(path: Path) -> Iterator[Example]:
-    """Yield query, positive and negatives of each record of a .jsonl or .parquet file, with its spans if it has some.
+    """Yield query, positive and negatives of each record of a .jsonl or .parquet file, with its spans, if any.
 
     Raises DataError with the line of a bad record.
     """
@@ -58,8 +58,8 @@ def read_pairs(path: Path) -> Iterator[Example]:
 def read_labeled_pairs(path: Path) -> Iterator[Example]:
     """Yield pairs of a query and a document with the relevance of the document, from a .jsonl or .parquet file.
 
-    A record has a document and its label, or a positive (label 1) and negatives (label 0). Raises DataError with the
-    line of a bad record.
+    A record contains a document and its label, or a positive (label 1) and negatives (label 0). Raises DataError with
+    the line of a bad record.
     """
     optional = ("document", "label", "positive", "negatives")
     for place, record in _read_records(path, ("query",), optional, "Use .jsonl or .parquet."):
@@ -183,7 +183,7 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) 
 
 
 class ExampleStream:
-    """Endless examples from files, shuffled through a buffer. Each epoch has every example once, in another order.
+    """Endless examples from files, shuffled through a buffer. Each epoch contains every example once, in another order.
 
     `state_dict` and `load_state_dict` make an interrupted run continue with the same examples. Reading continues by
     skipping the examples already read in the current epoch, without tokenizing them.
@@ -348,7 +348,7 @@ class PackedBatches:
         return self._collate(chosen, self._shape, starts, self._random)
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Item]:
-        """Return the items of the examples, without those that have a text or span without tokens."""
+        """Return the items of the examples, without those that contain a text or span without tokens."""
         sources = [self._sources(example) for example in examples]
         has_spans = any(example.spans for example in examples)
         tokenized = iter(self._tokenizer.encode([source for own in sources for source in own], offsets=has_spans))

@@ -142,7 +142,7 @@ class MetricsFile:
             self._board.close()
 
     def flush(self) -> None:
-        """Write what is buffered, so that a checkpoint never has fewer rows than steps."""
+        """Write buffered rows, so that metrics.csv never lags behind a checkpoint."""
         self._file.flush()
 
 
@@ -256,7 +256,7 @@ LOG_PERIOD_S = 10.0
 
 
 class LogProgress:
-    """Progress for a log: a line every `LOG_PERIOD_S`. It has the methods of tqdm that `train` calls."""
+    """Progress for a log: a line every `LOG_PERIOD_S`. It implements the methods of tqdm that `train` calls."""
 
     def __init__(self, steps: int, step: int) -> None:
         self._steps, self._step, self._first = steps, step, step

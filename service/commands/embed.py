@@ -462,7 +462,7 @@ def _write(
 
 
 def _split_chunks(row: Row, result: Encoded) -> Iterator[tuple[Row, Encoded]]:
-    """Yield a row for each chunk of a text, with the columns of the chunk; a text without chunks is itself."""
+    """Yield one row per chunk of a text, with the columns of the chunk; yield a row without chunks unchanged."""
     if result.chunks is None or result.vector is None:
         yield row, result
         return
@@ -703,7 +703,7 @@ def _chunk_options(parser: Parser, options: argparse.Namespace, target_format: O
 def _check_keep(
     parser: Parser, options: argparse.Namespace, source_format: InputFormat, target_format: OutputFormat
 ) -> None:
-    """Exit with an error if a column cannot be copied or read: IN has none of this name, or OUT has its own."""
+    """Exit with an error if a column cannot be copied or read: IN lacks it, or OUT has another of this name."""
     keep: tuple[str, ...] = options.keep
     if options.title_field is not None and source_format == "text":
         parser.error("--title-field: not supported for lines of text. Use .jsonl or .csv")

@@ -48,7 +48,7 @@ class Workers:
 
 
 class EncodeWorker:
-    """An actor with its own engine. `expected` is the model that all workers must have."""
+    """An actor with its own engine. `expected` is the model that all workers must load."""
 
     def __init__(self, open_source: OpenSource, settings: Settings, options: VectorOptions, expected: ModelInfo):
         self._open = functools.partial(open_source, settings, options)

@@ -1,4 +1,4 @@
-"""Nearest neighbors, and similarity and ranking measures with bootstrap intervals (docs/evaluation.md).
+"""Nearest neighbors, and similarity and ranking measures with bootstrap confidence intervals (docs/evaluation.md).
 
 Similarities are rounded to `DECIMALS`, so that the last bits of a matrix product do not change ranks. Ties are ordered
 by index, so that results are reproducible.
@@ -156,7 +156,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure and its 95% interval. Undefined values are None, as are bounds if no resample has a value."""
+    """A measure and its 95% confidence interval. Undefined values are None, as are bounds if all resamples are."""
 
     value: float | None
     low: float | None

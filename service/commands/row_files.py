@@ -185,7 +185,7 @@ def _decompress(file: io.BufferedReader) -> io.BufferedReader:
     start = file.read(len(ZSTD))
     file.seek(0)
     if start.startswith(GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))  # has the methods of RawIOBase
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))  # implements RawIOBase
     if start.startswith(ZSTD):
         arrow = import_extra("pyarrow", "data", "Zstandard needs pyarrow, which")
         return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd"))
@@ -340,7 +340,7 @@ def _values(arrow: Any, column: Any) -> list[Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether a text has no surrogates, which stand for bytes that are not UTF-8."""
+    """Return whether a text contains no surrogates, which stand for bytes that are not UTF-8."""
     if text.isascii():
         return True
     try:

@@ -288,7 +288,7 @@ class VectorSource(ABC):
         return [encoded[index] for index in range(len(texts))]
 
     async def _encode_titled(self, item: TitledText) -> Encoded:
-        """Return the embedding of one text, because a request has one prompt."""
+        """Return the embedding of one text, because a request takes a single prompt."""
         info = self.info
         prompt = info.prompts.get(self._options.prompt_name or info.default_prompt_name or "", "")
         try:
@@ -365,7 +365,7 @@ async def open_engine_source(settings: Settings, options: VectorOptions) -> Asyn
 async def open_server_source(
     url: str, api_key: str | None, options: VectorOptions, tls: Mapping[str, str | None]
 ) -> AsyncIterator[VectorSource]:
-    """Connect to a server. `tls` has the fields of the client's `TlsFiles`. Raises `CommandError`."""
+    """Connect to a server. `tls` contains the fields of the client's `TlsFiles`. Raises `CommandError`."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # no lines about failed TLS handshakes on stderr
     from attendant_client import AsyncClient, AttendantError, RetryPolicy, TlsFiles
 

@@ -41,7 +41,7 @@ class VectorFormat(ABC):
 
     @abstractmethod
     def encode(self, rows: VectorRows) -> bytes:
-        """Return the bytes to append to the work file for a rows."""
+        """Return the bytes to append to the work file for these rows."""
 
     def finish(self, work: Path, rows: int) -> Path:
         """Complete a work file of `rows` input rows, and return the output file in the same directory."""
@@ -94,7 +94,7 @@ class Numpy(VectorFormat):
 class Parquet(VectorFormat):
     """Columns `row` (int64), `id` if there is an id field, those to keep, and `embedding`, for accepted rows only.
 
-    Embeddings are fixed-size lists. Columns have the types of the input; without types they are strings, JSON if a
+    Embeddings are fixed-size lists. Columns keep the types of the input; without types they are strings, JSON if a
     value is not a string. The work file is an Arrow stream, because Parquet keeps its metadata at the end of the file.
     """
 

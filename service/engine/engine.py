@@ -129,7 +129,7 @@ class Engine:
             self._unused.set()
 
     def share(self, models: int) -> None:
-        """Expect a part of the machine: this many models share it."""
+        """Expect a part of the machine, which this many models share."""
         for lane in self._lanes:
             lane.share(models)
 
@@ -145,7 +145,7 @@ class Engine:
         self.info = replace(self.info, digest=f"sha256:{digest}", evaluations=evaluations, aliases=list(aliases))
 
     def queued_tokens_by_caller(self) -> Counter[str]:
-        """Return how many tokens of callers with a name are queued or in preparation."""
+        """Return the number of queued and in-preparation tokens of each named caller."""
         return sum((Counter(lane.admission.backlog.tokens_by_caller) for lane in self._lanes), Counter[str]())
 
     def watch(self, seconds: float) -> None:
@@ -170,7 +170,7 @@ class Engine:
 
     @property
     def explain(self) -> ExplainLane:
-        """The explain lane, for operations that have checked that the manifest has its graph."""
+        """The explain lane, for operations that have checked that the manifest lists its graph."""
         assert self.explain_lane is not None
         return self.explain_lane
 
@@ -192,7 +192,7 @@ class Engine:
                 return work(*arguments, **options)
             except Exception:
                 raise
-            except BaseException as error:  # a panic of the tokenizer, which is no Exception
+            except BaseException as error:  # a tokenizer panic is not an Exception
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         def call_in_thread() -> T:
@@ -210,9 +210,9 @@ class Engine:
             raise response_too_late() from None
 
     def check_response_size(self, size: int, inputs: int, suggest: Callable[[], Remedy]) -> None:
-        """Reserve memory for a response. `suggest` returns the remedy for one of more bytes than the limit.
+        """Reserve memory for a response. `suggest` returns the remedy for one over the limit.
 
-        Raises `ResponseTooLarge`, and `MemoryShareExceeded` or `Overloaded` while clients have not read other ones.
+        Raises `ResponseTooLarge`, and `MemoryShareExceeded` or `Overloaded` while clients have other responses to read.
         """
         limit = self.limits.max_response_bytes
         if size > limit:
@@ -275,7 +275,7 @@ class Models:
 
     @property
     def texts_per_second(self) -> float:
-        """How many sentences the fastest of the models computes per second on the whole machine."""
+        """The sentences per second of the fastest model on the whole machine."""
         return max(engine.fast_lane.admission.texts_per_second for engine in self._engines)
 
     @property
@@ -300,7 +300,7 @@ class Models:
         return [engine.info for engine in self._engines]
 
     def queued_tokens_by_caller(self) -> Counter[str]:
-        """Return how many tokens of callers with a name are queued or in preparation, in all models."""
+        """Return the number of queued and in-preparation tokens of each named caller, in all models."""
         return sum((engine.queued_tokens_by_caller() for engine in self._all), Counter[str]())
 
     def find(self, name: str | None = None, field: str = "model") -> Engine:

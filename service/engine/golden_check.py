@@ -1,8 +1,8 @@
 """The check of a backend against the golden vectors of the artifact, at every start.
 
 The CPU decides which precision is selected, but the model decides how large its error is: large activations lose
-digits in bfloat16, and pooling one token averages none of them out. The check runs what this backend, precision and
-device compute, through the steps that requests take, for every head.
+digits in bfloat16, and pooling one token averages none of them out. The check runs this backend, precision and device
+through the same steps as requests, for every head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ FLOOR_COSINE: dict[Precision, float] = {"float32": 0.99999, "bfloat16": 0.99, "f
 NOT_FINITE = -1.0
 """The cosine of results with NaN or infinity."""
 LEAST_PROBABILITY = 1e-30
-"""Smaller probabilities of words count as this one, because float32 has none below 1e-45."""
+"""Lower bound on word probabilities: float32 cannot represent values below 1e-45."""
 
 
 def golden_cosines(
@@ -47,9 +47,9 @@ def golden_cosines(
 ) -> dict[GoldenOutput, float]:
     """Return the cosine between the results of a backend and the golden vectors for each head, `NOT_FINITE` for NaN.
 
-    Of embeddings and token vectors, it is the smallest cosine of any text, whose token vectors count as one vector. Of
-    logits, centered logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text
-    whose logits or weights are near 0 has no direction of its own.
+    For embeddings and token vectors, it is the smallest cosine of any text, whose token vectors count as one vector.
+    For logits, centered logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text
+    whose logits or weights are near 0 has no meaningful direction.
     """
     return _Check(golden, manifest, tokenizer, backend, dense_layers).cosines()
 
@@ -72,7 +72,7 @@ def cosine(actual: Floats, expected: Floats) -> float:
 
 @dataclass(frozen=True)
 class _Check:
-    """The texts of a check in the forms that the heads read: alone, in pairs, as queries and as documents."""
+    """The texts of a check in the forms that the heads read: single, in pairs, as queries and as documents."""
 
     golden: GoldenVectors
     manifest: Manifest
@@ -163,7 +163,7 @@ class _Check:
         return _compare_each(head, [*vectors[:, : self.manifest.embedding.truncate_dim]])
 
     def _compare_sparse(self, head: GoldenHead, found: list[TextVectors]) -> float:
-        """Compare the weights of all entries, or of those in the golden vectors if these are cut."""
+        """Compare the weights of all entries, or of those in the golden vectors if these are truncated."""
         size = self.manifest.architecture.vocab_size
         actual, expected = [], []
         for item, ids, weights in zip(found, head.split_ids(), head.split_values(), strict=True):
@@ -177,12 +177,12 @@ class _Check:
 
 
 def _reads_pairs(head: ClassificationHead | None) -> bool:
-    """Return whether a head scores pairs: with one label, it is that of a cross-encoder."""
+    """Return whether a head scores pairs: a head with one label belongs to a cross-encoder."""
     return head is not None and (head.template is not None or len(head.labels) == 1)
 
 
 def _batches(tasks: Sequence[EncodeTask], backend: Backend[EncodeTask, TextVectors]) -> Iterator[list[EncodeTask]]:
-    """Yield batches that the backend accepts, in order; a longer sequence is a batch of its own."""
+    """Yield batches that the backend accepts, in order; a longer sequence is a separate batch."""
     batch: list[EncodeTask] = []
     fill = backend.partial_fill(backend.max_batch_tokens)
     for task in tasks:
@@ -210,7 +210,7 @@ def _compare_together(head: GoldenHead, found: Sequence[Floats | None]) -> float
 
 
 def _compare_words(head: GoldenHead, found: list[TextVectors]) -> float:
-    """Compare the logarithms of probabilities less their mean in each text, which are logits but for a constant."""
+    """Compare the logarithms of probabilities less their mean in each text, which equal the logits up to a constant."""
     actual, expected = [], []
     for item, ids, probabilities in zip(found, head.split_ids(), head.split_values(), strict=True):
         assert item.words is not None

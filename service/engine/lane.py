@@ -1,7 +1,7 @@
 """Lanes: a queue, limits, workers and metrics for one kind of work.
 
-Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request. The labels of
-metrics are bound at construction, because a lookup of labels costs as much as counting.
+Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request. Metric labels
+are bound at construction, because looking them up costs as much as counting.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from service.request_log import current_caller, current_record
 STALL_FACTOR = 20.0
 """A batch or preparation that takes this many times its expected time has stalled."""
 MIN_STALL_S = 10.0
-"""No batch has stalled earlier, in seconds: the first batch of a session also opens it."""
+"""Minimum time until a batch counts as stalled, in seconds: the first batch of a session also opens it."""
 
 
 class Watchdog:
     """The running batches of a lane. A thread that is stuck in the runtime cannot report an error.
 
-    The time of a batch is what `observe` adds up, not a difference of two clock readings: a process that was suspended
-    has no stalled batch.
+    The run time of a batch is what `observe` adds up, not a difference of two clock readings, so that suspending the
+    process does not stall a batch.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Timing:
     queue: float = 0.0
 
     def describe(self) -> str:
-        """Return the value of the header server-timing, in milliseconds; `run` is without `queue`."""
+        """Return the value of the Server-Timing header, in milliseconds; `run` excludes `queue`."""
         return (
             f"tokenize;dur={self.tokenize * 1e3:.2f}, queue;dur={self.queue * 1e3:.2f}, "
             f"run;dur={(self.run - self.queue) * 1e3:.2f}, postprocess;dur={self.postprocess * 1e3:.2f}"
@@ -332,7 +332,7 @@ class Lane(Generic[TaskT, Result]):
         return self.watchdog.stalled > 0
 
     def share(self, models: int) -> None:
-        """Expect a part of the machine: this many models share it."""
+        """Expect a part of the machine, which this many models share."""
         with self._lock:
             self.admission.share(models)
 
@@ -383,7 +383,7 @@ class Lane(Generic[TaskT, Result]):
     def admit(
         self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int = 0
     ) -> AdmittedRequest[TaskT, Result]:
-        """Admit a request of the current caller; arguments and errors are those of `reserve`."""
+        """Admit a request of the current caller; arguments and errors are as in `reserve`."""
         return AdmittedRequest(self, self.reserve(sizes, deadline, preparation, more_tokens), deadline)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
@@ -432,7 +432,7 @@ class Lane(Generic[TaskT, Result]):
             finished: asyncio.Future[None] = self._loop.create_future()
             job.on_done = lambda: None if finished.done() else finished.set_result(None)
             remaining = min(job.deadline - time.monotonic(), MAX_WAIT_S)
-            expiry = self._loop.call_later(max(0.0, remaining), job.expire)  # a fifth of the time of asyncio.timeout
+            expiry = self._loop.call_later(max(0.0, remaining), job.expire)  # five times as fast as asyncio.timeout
             try:
                 await finished
             finally:

@@ -138,7 +138,7 @@ def operations_of(manifest: Manifest) -> list[Operation]:
     """Return the operations that a model supports.
 
     A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
-    others by the similarity of their vectors. A reranker with a template reads pairs alone.
+    others by the similarity of their vectors. A reranker with a template reads only pairs.
     """
     head = manifest.classification
     missing: set[Operation] = set()
@@ -156,7 +156,7 @@ def operations_of(manifest: Manifest) -> list[Operation]:
 
 
 def layer_outputs_of(manifest: Manifest) -> list[LayerOutput]:
-    """Return the steps inside layers that a model has; artifacts of earlier versions lack graphs for some."""
+    """Return the steps inside layers that a model supports; artifacts of earlier versions lack graphs for some."""
     names = {*manifest.step_names}
     if names:
         names.add("input")

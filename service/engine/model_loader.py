@@ -79,7 +79,7 @@ class LoadedModel:
         check_weights(artifact)
         dense_layers = DenseLayers(artifact)
         own = tokenizer
-        if in_text != artifact.manifest.special_tokens_in_text:  # golden vectors have the setting of the artifact
+        if in_text != artifact.manifest.special_tokens_in_text:  # golden vectors use the artifact's setting
             own = ServingTokenizer(definition, special_tokens_in_text=not in_text)
         opener = BackendOpener(artifact, own, dense_layers, settings.min_cosine)
         opened = opener.open(options, Machine.detect())
@@ -125,7 +125,7 @@ class OpenedBackend:
 
     @property
     def least_accurate(self) -> tuple[GoldenOutput, float] | None:
-        """The head with the smallest cosine, and its cosine. Embeddings that nobody trained do not count."""
+        """The head with the smallest cosine, and its cosine. Untrained embeddings do not count."""
         heads = dict(self.cosines)
         if not self.trained_embeddings:
             heads.pop("embedding", None)

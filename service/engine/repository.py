@@ -1,4 +1,4 @@
-"""The models that the server is to serve: loaded at startup, and replaced while requests continue."""
+"""The models to serve: loaded at startup, and replaced while requests continue."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelsState:
-    """The models of a models file that are in use: what a worker serves that replaces another one.
+    """The models of a models file that are in use, for a replacement worker to serve.
 
     Attributes:
         content: the models file.
@@ -382,7 +382,7 @@ class ModelRepository:
         return self._load(entry, directory)
 
     def _find_directory(self, entry: ModelEntry) -> Path:
-        """Return the directory of an entry's artifact. Sources of the models file are exported if need be."""
+        """Return the directory of an entry's artifact. Sources of the models file are exported if necessary."""
         if self._settings.models_file is None:
             return Path(entry.source)
         return prepare_artifact(entry.source, cache_directory(self._settings.cache_dir))

@@ -228,7 +228,7 @@ class _Caller(Generic[Item]):
         self.passed.append(self.requests.pop(id(request)))
 
     def restore(self) -> None:
-        """Return the requests that were passed over to their place, the head."""
+        """Put the requests that were passed over back at the head."""
         self.cut_short = False
         while self.passed:
             request = self.passed.pop()
@@ -239,8 +239,8 @@ class _Caller(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
 
-    `backlog` counts them, and others. The queue has `size` tasks, with `tokens` tokens and `us` microseconds.
-    `arrivals` requests were added so far.
+    `backlog` counts them, and others. The queue contains `size` tasks, with `tokens` tokens and `us` microseconds.
+    `arrivals` is the number of requests added so far.
     """
 
     def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
@@ -261,7 +261,7 @@ class FairQueue(Generic[Item]):
         is_stale: Callable[[], bool] = lambda: False,
         caller: Caller = ANONYMOUS,
     ) -> WaitingRequest[Item]:
-        """Append a request at the tail of its caller's. If it `is_stale` when its turn comes, it is dropped."""
+        """Append a request to the queue of its caller. If it `is_stale` when its turn comes, it is dropped."""
         request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
         name = caller.name
         if name not in self._callers:
@@ -592,7 +592,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         return min(self._full_us, max(SHORT_US, backlog.us_up_to(SHORT_US)))
 
     def _fill(self, quantum: int) -> BatchFill:
-        """Return an empty batch: a full one, or a share of the queue if that is too little for all free streams."""
+        """Return an empty fill: for a full batch, or a smaller one if the queue cannot fill one on each free stream."""
         queue, free_streams = self._queue, max(1, self._streams - self.running)
         short = quantum < self._full_us
         # In a full batch every row is filled; otherwise waiting tasks are passed over only to limit padding.
@@ -674,7 +674,7 @@ class Speed:
 
 
 INLINE_COST = 4096
-"""Work of at most this cost runs on the event loop; operations/inputs.py has the unit of costs."""
+"""Work of at most this cost runs on the event loop; operations/inputs.py defines the unit of costs."""
 UNIT_S = 5e-7
 """Upper bound on the time of a unit, in seconds."""
 LOOP_TURNS = 4
@@ -772,11 +772,11 @@ class Admission:
 
     @property
     def texts_per_second(self) -> float:
-        """How many texts of `SENTENCE_TOKENS` all streams compute per second, as estimated during warm-up."""
+        """The texts of `SENTENCE_TOKENS` that all streams compute per second, as estimated during warm-up."""
         return 1e6 * self._all_streams / (SENTENCE_TOKENS * self._token_us)
 
     def share(self, models: int) -> None:
-        """Estimate with a part of the streams: this many models share the machine."""
+        """Estimate with a part of the streams, because this many models share the machine."""
         streams = self._all_streams / models
         self.speed.scale(streams / self._streams)
         self._streams = streams
@@ -814,14 +814,14 @@ class Admission:
         return self.run_s(self.backlog.us_ahead_for(caller, us, self.quantum))
 
     def own_s(self, cost: Cost, longest_us: int) -> float:
-        """Return the seconds in which an idle lane runs a request, whose longest task occupies one stream."""
+        """Return how many seconds an idle lane takes for a request, whose longest task occupies one stream."""
         return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
 
     def pause_s(self, caller: Caller) -> float:
         """Return for how long not to read a connection of a rejected caller, in seconds.
 
         A thousand connections of one caller would otherwise occupy the event loop with rejections, and delay others.
-        The time is random, so that they do not send their next requests all at once.
+        The time is jittered, so that they do not send their next requests all at once.
         """
         if caller is ANONYMOUS or not self.backlog.shared:
             return 0.0
@@ -894,7 +894,7 @@ class Admission:
 class TokenizerAdmission:
     """The limit of requests that are tokenized but not run: they do not depend on the queue of a lane.
 
-    They have at most `max_tokens` estimated tokens unless there is only one. Not thread-safe.
+    Together they may contain `max_tokens` estimated tokens; a single one may contain more. Not thread-safe.
     """
 
     def __init__(self, max_tokens: int) -> None:

@@ -96,7 +96,7 @@ def side_record(head: MultiVectorHead, side: Role) -> SideRecord:
 
 
 def max_tokens(manifest: Manifest, side: Role | None, role: Role | None = None) -> int:
-    """Return the greatest number of tokens of an input with a role, to which `add_side` adds a marker."""
+    """Return the maximum number of tokens of an input with a role, before `add_side` adds the marker."""
     longest = (
         manifest.max_input_tokens if role is None else manifest.role_max_tokens.get(role, manifest.max_input_tokens)
     )
@@ -109,7 +109,7 @@ def max_tokens(manifest: Manifest, side: Role | None, role: Role | None = None) 
 
 
 def add_side(tokens: TokenizedInput, manifest: Manifest, side: Role | None, place: int) -> TokenizedInput:
-    """Return the input as a multi-vector head that distinguishes sides reads it; `place` is that of the marker."""
+    """Return the input as a multi-vector head that distinguishes sides reads it, with the marker at index `place`."""
     head = manifest.multi_vector
     if side is not None and head is not None and head.has_sides:
         tokens = SidedInput(tokens, head, side, place)

@@ -36,7 +36,7 @@ class ModelInput(Protocol):
 
     @property
     def skipped_ids(self) -> tuple[int, ...]:
-        """The ids of tokens that have no vector in the output of a multi-vector head."""
+        """The ids of tokens that get no vector in the output of a multi-vector head."""
 
     @property
     def side(self) -> Role | None:
@@ -62,7 +62,7 @@ class OccludedSequence:
 
 @dataclass(frozen=True, slots=True)
 class WordQuery:
-    """What a masked-LM head is asked: the `count` likeliest entries at each position, of `targets` or of all."""
+    """A query to a masked-LM head: the `count` likeliest entries at each position, among `targets` or all entries."""
 
     positions: tuple[int, ...]
     count: int
@@ -117,8 +117,8 @@ class ExplainTask(Protocol):
 class TextVectors(NamedTuple):
     """Vectors of one input in N layers, float32: `hidden` (N, T, D) and `pooled` (N, D); None if not requested.
 
-    `logits` (C) are those of the classifier, `token_logits` (T, C) those of the token classifier, and `multi_vector`
-    (K, dimensions) has one vector of length 1 per token.
+    `logits` (C) come from the classifier, `token_logits` (T, C) from the token classifier, and `multi_vector`
+    (K, dimensions) contains one normalized vector per token.
     """
 
     hidden: NDArray[np.float32] | None
@@ -134,7 +134,7 @@ class TextVectors(NamedTuple):
 class PredictedWords:
     """The K likeliest entries of the vocabulary at P positions: `token_ids` and `probabilities` float32, (P, K) each.
 
-    The most probable is first; of equally probable ones, the one with the smaller id.
+    The most probable is first; ties are ordered by id.
     """
 
     token_ids: NDArray[np.int64]

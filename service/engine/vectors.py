@@ -22,7 +22,7 @@ def pool_batch(
 
     P poolings may be combined.
 
-    Each sum is over one sequence alone, so that an embedding does not depend on the batch composition. The first
+    Each sum covers a single sequence, so that an embedding does not depend on the batch composition. The first
     `pool_from` tokens of a sequence are skipped, so that cls takes the first token after them, if there is one.
     """
     if COMBINED in pooling:
@@ -225,7 +225,7 @@ CANCELLED = 1e-6
 def compare_all(queries: Floats, documents: Floats, similarity: Similarity) -> Floats:
     """Return the similarities of queries (Q, D) and documents (N, D), (Q, N).
 
-    For the cosine, vectors must have length 1. Distances are computed in float64.
+    For the cosine, vectors must be normalized. Distances are computed in float64.
     """
     if similarity not in DISTANCES:
         products: Floats = queries @ documents.T

@@ -1,6 +1,6 @@
 """The check of an artifact's weights and token ids before a model is served.
 
-The digests prove that the files are those of the export, not that the export was right: a NaN in one row of the
+The digests prove that the files are what the export wrote, not that the export was right: a NaN in one row of the
 embedding table appears only in texts with that token. Files are read in pieces, so that they take no memory.
 """
 

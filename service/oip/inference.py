@@ -78,7 +78,7 @@ PATH = "parameters"
 LAYERS = re.compile(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_NAME = 64
-"""Longer names are compared with no other name."""
+"""Do not suggest corrections for names longer than this."""
 MICROSECONDS = 1_000_000
 
 
@@ -299,7 +299,7 @@ def describe_outputs(info: ModelInfo) -> list[tuple[str, str, list[int]]]:
 
 
 def supported(info: ModelInfo) -> list[str]:
-    """Return the names of the outputs of a model."""
+    """Return the output names of a model."""
     return [name for name, *_ in describe_outputs(info)]
 
 
@@ -471,7 +471,7 @@ def _plan(engine: Engine, request: InferRequest) -> _Plan:
 
 
 def _needs_encoding(outputs: Sequence[str]) -> bool:
-    """Return whether any output is a result of encoding; attention maps and scores have the token counts too."""
+    """Return whether any output requires encoding; attention maps and scores come with token counts, too."""
     return not ENCODED.keys().isdisjoint(outputs) or {ATTENTION, SCORES}.isdisjoint(outputs)
 
 
@@ -490,7 +490,7 @@ def _outputs(requested: Sequence[RequestedOutput], info: ModelInfo) -> tuple[str
                 "unknown output", f"Use {quote_alternatives(supported(info))}.",
                 field=f"{output.field}.name", actual=echo(output.name),
             )  # fmt: skip
-        if output.name not in (*supported(info), ATTENTION):  # the engine knows why it has no attention maps
+        if output.name not in (*supported(info), ATTENTION):  # the engine's error says why there are no maps
             raise UnsupportedByModel("not supported for this model", f"Use {quote_alternatives(supported(info))}.",
                                      field=f"{output.field}.name", actual=output.name)  # fmt: skip
         if output.name in names:

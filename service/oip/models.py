@@ -127,7 +127,7 @@ def _statistics(model: str, metrics: Metrics) -> Description:
         "inference_count": int(inputs),
         "execution_count": int(batches),
         "inference_stats": {
-            # Counts of the last stage. No metric has the total duration of successful or of failed requests.
+            # Counts of the last stage. No metric records the total duration of successful or of failed requests.
             "success": {"count": stage("postprocess")["count"]},
             "fail": {"count": int(failed)},
             "queue": stage("queue"),

@@ -1,6 +1,6 @@
-"""Tensors of requests and responses. The adapters know their bytes and messages, this module their elements.
+"""Tensors of requests and responses. The adapters handle their bytes and messages, this module their elements.
 
-Shapes are checked first, so that no more elements are converted than a valid request can have.
+Shapes are checked first, so that no more elements are converted than a valid request can contain.
 """
 
 import sys
@@ -43,7 +43,7 @@ class InputTensor:
         shape: The sizes of the axes.
         parameters: Options.
         elements: The path of the elements in the request, or of the tensor if they follow the JSON.
-        raw: The elements as little-endian bytes; None if `items` has them.
+        raw: The elements as little-endian bytes; None if `items` contains them.
         items: The elements in row-major order, flat or nested.
     """
 
@@ -190,7 +190,7 @@ def _decoded(item: bytes, field: str) -> str:
 
 
 def _little_endian(numbers: "array[int]") -> "array[int]":
-    """Return numbers from or for the network."""
+    """Convert numbers from or to little-endian byte order."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

@@ -234,7 +234,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class AttendTask:
-    """One input of an attend request. `request` has the options of the maps, without the inputs."""
+    """One input of an attend request. `request` contains the options of the maps, without the inputs."""
 
     tokens: TokenizedInput
     units: Units

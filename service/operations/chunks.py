@@ -1,9 +1,9 @@
 """Chunks: long texts split into ranges of characters, and one vector per range.
 
-In the mode "separate", the vector of a chunk is that of its text. In the mode "late" (Guenther et al. 2024, "Late
-chunking", arXiv:2409.04701), the model reads as much of the text at once as it accepts, and the vector of a chunk is
-the mean of its tokens. A longer text is read in windows; the start of a window repeats the chunks before it, as many as
-fit in a quarter of the window ("long late chunking" there), and only new chunks get vectors.
+In the mode "separate", the vector of a chunk is the embedding of its text. In the mode "late" (Guenther et al. 2024,
+"Late chunking", arXiv:2409.04701), the model reads as much of the text at once as it accepts, and the vector of a chunk
+is the mean of its tokens. A longer text is read in windows; the start of a window repeats the chunks before it, as many
+as fit in a quarter of the window ("long late chunking" there), and only new chunks get vectors.
 """
 
 import re
@@ -78,7 +78,7 @@ DEFAULT_TOKENS = 256
 BLOCK = 16_384
 """Characters that are tokenized at once, so that the tokens of a long text do not exist at the same time."""
 SENTENCES = 2048
-"""Characters in which sentences are sought at once: the time per call grows with their square in some scripts."""
+"""Characters that are split into sentences at once: the time per call grows with their square in some scripts."""
 CONTEXT = 4
 """A window of late chunking repeats at most this part of itself from the previous one: 1 / 4."""
 SPLIT_CHARACTER = 3
@@ -233,7 +233,7 @@ def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
             raise ConflictingFields(problem, "Leave it out.", field=f"chunks.{name}")
     if options.by == "span":
         return replace(options, max_tokens=room)
-    # Late chunks of this size know the text before them in every window, which repeats as much.
+    # Late chunks of this size see the text before them in every window, which repeats as much.
     largest = max(1, room // CONTEXT) if options.mode == "late" else room
     size = min(DEFAULT_TOKENS, largest) if options.max_tokens is None else options.max_tokens
     if not 1 <= size <= room:
@@ -294,7 +294,7 @@ def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions
 def split(
     text: str, spans: Sequence[tuple[int, int]], options: ChunkOptions, room: int, tokenizer: Tokenizer, path: str
 ) -> Document:
-    """Return the chunks of a text; an input of the model has room for `room` of its tokens."""
+    """Return the chunks of a text; a model input has room for `room` of its tokens."""
     tokens = find_tokens(text, tokenizer)
     if not tokens.starts.size:
         raise Empty("no content after tokenization", "Send text.", field=path)
@@ -303,7 +303,7 @@ def split(
     (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
 
     def excess(first: Range, last: Range) -> int:
-        """Return by how many tokens a chunk or window is too long for the model if it is tokenized alone."""
+        """Return by how many tokens a chunk or window is too long for the model if it is tokenized separately."""
         if last.last - first.first <= room // 2:
             return 0
         (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)
@@ -433,9 +433,9 @@ def pack(
 ) -> list[Window]:
     """Return windows of consecutive items of the same group, each with as many as have at most `limit` tokens.
 
-    An item over the limit is alone. A window begins with the last items before it that have at most `overlap` tokens,
-    of any group, fewer if the next item would not fit. If a window of several items is too long by `excess` tokens,
-    because it has more tokens alone than in the text, the limit is lowered for all.
+    An item over the limit gets a separate window. A window begins with the last items before it that have at most
+    `overlap` tokens, of any group, fewer if the next item would not fit. If a window of several items is too long by
+    `excess` tokens, because it has more tokens when tokenized separately, the limit is lowered for all.
     """
     while True:
         windows = _pack(items, limit, overlap, groups)
@@ -470,7 +470,7 @@ def _pack(items: Sequence[Range], limit: int, overlap: int, groups: Sequence[int
 async def _encode_separately(
     engine: Engine, request: EncodeRequest, call: Call, documents: Sequence[Document], places: Sequence[int]
 ) -> tuple[EncodeResponse, NDArray[Any]]:
-    """Encode each chunk alone; return the response and the vectors of all chunks, (C, ...)."""
+    """Encode each chunk separately; return the response and the vectors of all chunks, (C, ...)."""
     owners = [place for place, document in zip(places, documents, strict=True) for _ in document.chunks]
     inputs = tuple([Input(item.text[chunk.start : chunk.end]) for item in documents for chunk in item.chunks])
     response = await _encode(engine, replace(request, inputs=inputs), call, owners)

@@ -1,6 +1,6 @@
 """Classify: the labels of inputs, and what each word contributes to their scores.
 
-With `labels` in the request, a model of entailment chooses among them, as in the zero-shot classification of
+With `labels` in the request, an entailment model chooses among them, as in the zero-shot classification of
 transformers: a text is a premise, and the template with a label a hypothesis about it (Yin et al. 2019).
 """
 
@@ -197,7 +197,7 @@ def effects(
     """Return the score of each label less its score without each unit, (C, U) per text.
 
     `scores` (N, C) are those of the texts, and `occluded` the results of `occlusion_tasks`. A text without tokens
-    has the score 0.
+    scores 0.
     """
     results, changes = iter(occluded), []
     for text, own in zip(texts, scores, strict=True):
@@ -216,14 +216,14 @@ def effects(
 
 @dataclass(frozen=True)
 class Entailment:
-    """The places of two labels among those of a model of entailment."""
+    """The indices of two labels of an entailment model."""
 
     entailment: int
     contradiction: int
 
     @classmethod
     def find(cls, labels: Sequence[str]) -> "Entailment | None":
-        """Return the places as transformers finds them; None for another classifier."""
+        """Return the indices as transformers finds them; None for another classifier."""
         place = next((place for place, label in enumerate(labels) if label.lower().startswith("entail")), None)
         if place is None or len(labels) == 1:
             return None

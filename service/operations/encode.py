@@ -65,7 +65,7 @@ HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 LAST_LAYER = (-1,)
 """The layers of a request that needs only the last layer, which the fast lane computes."""
 SPARSE_ENTRY_BYTES = 16
-"""Upper bound on the size of an entry of a sparse vector in JSON, without its text and weight."""
+"""Upper bound on the size of a sparse vector's entry in JSON, without its text and weight."""
 
 
 class PooledResults(Sequence[EncodeResult]):
@@ -99,7 +99,7 @@ class PooledResults(Sequence[EncodeResult]):
 
 
 def pooled_vectors(response: EncodeResponse) -> NDArray[Any]:
-    """Return the pooled vectors of a response that has them, (N, ...)."""
+    """Return the pooled vectors of a response that contains them, (N, ...)."""
     if isinstance(response.results, PooledResults):
         return response.results.vectors
     return np.stack([_present(result.pooled) for result in response.results])
@@ -161,7 +161,7 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
 
 
 def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
-    """Check that the model has what other layers and static vectors need."""
+    """Check that the model supports other layers and static vectors, if requested."""
     if request.layers != LAST_LAYER:
         require(manifest.explain, "only the last layer is supported for this model", "layers")
     if "static" in request.outputs:
@@ -187,7 +187,7 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
 
 
 def side_of(request: EncodeRequest, manifest: Manifest) -> Role | None:
-    """Return the side whose marker the inputs get: documents by default; None for models that have no sides."""
+    """Return the side whose marker the inputs get: documents by default; None for models without sides."""
     head = manifest.multi_vector
     if "multi_vector" not in request.outputs or head is None or not head.has_sides:
         return None
@@ -326,7 +326,7 @@ def prepare_input(
 
 
 def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
-    """Return the tokens that have a vector in the output `multi_vector`."""
+    """Return the tokens that get a vector in the output `multi_vector`."""
     assert manifest.multi_vector is not None  # checked with the request
     first = int(manifest.multi_vector.skips_first)
     return [token for token in described[first:] if token.id not in tokens.skipped_ids]

@@ -53,7 +53,7 @@ PREDICTION = 8
 """The cost of a prediction in a response; see inputs.py."""
 PREDICTION_BYTES = 96
 TOKEN_CHARACTERS = 64
-"""The longest entry of a vocabulary that the size of a response accounts for."""
+"""Length of a vocabulary entry that upper bounds on response sizes assume."""
 
 
 async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> FillMaskResponse:
@@ -160,7 +160,7 @@ def prepare(engine: Engine, request: FillMaskRequest, call: Call, layers: Sequen
 
 
 def max_filled(manifest: Manifest) -> int:
-    """Return the greatest number of positions times layers of a request."""
+    """Return the maximum number of positions times layers of a request."""
     return min(MAX_FILLED, MAX_LOGITS // manifest.architecture.vocab_size)
 
 
@@ -191,7 +191,7 @@ def mask_token_id(manifest: Manifest) -> int | None:
 
 
 def find_targets(engine: Engine, targets: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of targets. Raises a `ServiceError` for one that is not one token of its own."""
+    """Return the ids of targets. Raises a `ServiceError` for one that is not a single token."""
     ids: dict[int, None] = {}
     limit = engine.limits.max_input_characters
     assert engine.manifest.masked_lm is not None  # checked with the request

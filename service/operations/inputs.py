@@ -150,7 +150,7 @@ NO_PROMPT = AppliedPrompt(None, "")
 
 
 def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
-    """Return the greatest number of items of each list in a request to one of these models."""
+    """Return the maximum number of items of each list in a request to one of these models."""
     limits = infos[0].limits
     return {
         "inputs": limits.max_inputs,
@@ -179,7 +179,7 @@ def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument 
 
 
 def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
-    """Return at most as many characters of a text that may be truncated as the engine accepts."""
+    """Return a text, cut to the engine's limit of characters if it may be truncated."""
     limit = info.limits.max_input_characters
     if truncation == "error" or len(text) <= limit:
         return text
@@ -196,7 +196,7 @@ def check_inputs(
     *,
     spans: bool = False,
 ) -> None:
-    """Check the number of inputs, and of each one its size, ids and spans.
+    """Check the number of inputs, and the size, ids and spans of each.
 
     `max_inputs` overrides the limit; `split` is as in `check_text`. Without `spans`, inputs with spans are rejected.
     """

@@ -1,6 +1,6 @@
 """Attend with `outputs`: the steps inside layers, from the input of a layer to its output.
 
-Queries, keys, values and heads are of the chosen heads; all but keys and values are of the chosen tokens. docs/maps.md
+Queries, keys, values and heads cover the chosen heads; all but keys and values cover the chosen tokens. docs/maps.md
 defines the steps.
 """
 
@@ -36,7 +36,7 @@ OF_PAIRS: tuple[LayerOutput, ...] = ("scores", "weights", "bias", *DISTANCE_TERM
 PER_HEAD: tuple[LayerOutput, ...] = ("queries", "keys", "values", "heads", *OF_PAIRS)
 OF_ALL_TOKENS: tuple[LayerOutput, ...] = ("keys", "values")
 OF_MAPS = ("kind", "head_reduce", "layer_reduce", "unit", "special_tokens", "segments", "top_p", "top_k")
-"""Options that only maps have."""
+"""Options that apply only to maps."""
 LAYER_BYTES = 512
 
 
@@ -101,7 +101,7 @@ def check_rows(request: AttendRequest, tokens: TokenizedInput, path: str) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class LayerOutputsTask:
-    """One input of an attend request with `outputs`. `rows` has its chosen tokens."""
+    """One input of an attend request with `outputs`. `rows` lists its chosen tokens."""
 
     tokens: TokenizedInput
     units: Units

@@ -1,9 +1,9 @@
 """Attention maps over tokens, from the attention of each layer and the weights around it.
 
 T tokens, D hidden size, H heads of size d, L layers. In `map[i, j]`, i is the query and j the key. Tokens that do not
-attend to each other, because of causality or windows, have the value 0; models with such tokens have no maps of scores.
-No array has T x T x D elements. The dtype follows the hidden states: float32 when serving, float64 in the tests of the
-formulas.
+attend to each other, because of causality or windows, have the value 0; models with such tokens do not support maps of
+scores. No array has T x T x D elements. The dtype follows the hidden states: float32 when serving, float64 in the tests
+of the formulas.
 
 The graph of a layer computes its attention from the hidden state that the layer reads. With the output map Wo_h of each
 head, the contribution of j to the attention output of i is the sum over h of `probs[h, i, j] * values[h, j] Wo_h`.
@@ -15,8 +15,8 @@ Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2
 block_norm and projection decompose the output of the norm that reads the attention output. In post-norm blocks, it is
 the norm after the residual connection, as published. In pre-norm blocks, it is the norm before the feed-forward
 network: the residual stream itself has a few very large channels that would hide all others. In sandwich blocks, the
-norm reads the attention output alone, and the residual stream is decomposed, which includes the
-token's own hidden state.
+norm reads only the attention output, and the residual stream is decomposed, which includes the token's own hidden
+state.
 """
 
 import math
@@ -214,7 +214,7 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class TokenMaps:
-    """Maps over tokens, (N, T, T); `layer` 1..L and `heads` have None where several were combined."""
+    """Maps over tokens, (N, T, T); `layer` 1..L and `heads` are None where several were combined."""
 
     layer: int | None
     heads: Sequence[int | None]
@@ -272,7 +272,7 @@ def _rollout(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) ->
 
     For probs, B is the average of the mean over heads and the identity, which stands for the residual (Abnar and
     Zuidema 2020, section 3). For the other kinds, B holds absolute values, each row divided by its sum: block_norm and
-    projection include the residual, and norm is of the attention alone.
+    projection include the residual, and norm covers only the attention.
     """
     rollout: Floats | None = None
     for layer in range(1, max(spec.layers) + 1):

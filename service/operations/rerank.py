@@ -278,7 +278,7 @@ class Ranker(Protocol):
         """Return the tasks from which `explain` explains the scores of documents."""
 
     def explain(self, documents: Sequence[int], vectors: Sequence[TextVectors]) -> list[RankExplanation]:
-        """Return the effects of the units of the query and of each document, after `scores`."""
+        """Return the unit effects of the query and of each document, after `scores`."""
 
 
 class PairRanker:
@@ -313,7 +313,7 @@ class PairRanker:
 
 
 def _by_segment(text: TokenizedText, changes: NDArray[np.float32]) -> RankExplanation:
-    """Return the effects of the units of a pair: segment 0 is the query, segment 1 the document."""
+    """Return the unit effects of a pair: segment 0 is the query, segment 1 the document."""
     segments = np.array([unit.segment for unit in text.units], dtype=np.intp)
     query, document = ([unit for unit in text.units if unit.segment == segment] for segment in (0, 1))
     own, other = (np.ascontiguousarray(changes[segments == segment]) for segment in (0, 1))

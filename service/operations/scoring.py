@@ -157,7 +157,7 @@ class Embedder:
         return scaled
 
     def terms(self, unit_terms: Vectors) -> Vectors:
-        """Return the terms of an embedding: those of the rows (N, D) of a pooled vector, and the bias as the last row.
+        """Return the terms of an embedding: one per row (N, D) of a pooled vector, and the bias as the last row.
 
         Their sum (N + 1 rows) is the embedding. Requires linear dense layers.
         """
@@ -185,7 +185,7 @@ class TextSimilarity(Protocol):
 
 @dataclass(frozen=True)
 class EmbeddingSimilarity:
-    """A function of embeddings, which have length 1 for the cosine."""
+    """A function of embeddings, which are normalized for the cosine."""
 
     embedder: Embedder
     pooling: CombinedPooling
@@ -240,7 +240,7 @@ class SparseSimilarity:
 
 
 def sparse_rows(query: SparseEntries, document: SparseEntries) -> tuple[Scores, Scores]:
-    """Return the weights of two sparse vectors for the M entries that either of them has, (1, M) each."""
+    """Return the weights of two sparse vectors for the M entries that occur in either of them, (1, M) each."""
     ids, places = np.unique(np.concatenate([query.token_ids, document.token_ids]), return_inverse=True)
     rows = np.zeros((2, len(ids)))
     rows[0, places[: len(query.token_ids)]] = query.weights

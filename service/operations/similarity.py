@@ -2,8 +2,8 @@
 
 With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
 product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
-or last pooling, there is one term, from the first or last token. A distance is no such sum. Only the square of the
-Euclidean distance is one, and it has terms of pairs within each text too.
+or last pooling, there is one term, from the first or last token. Distances are not such sums. The square of the
+Euclidean distance is one, but it also contains terms for pairs within each text.
 """
 
 from collections.abc import Sequence
@@ -493,7 +493,7 @@ class PreparedSimilarity:
         return embeddings
 
     def _embed_present(self, pooled: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Embed pooled vectors; a text without tokens has no embedding, here zeros."""
+        """Embed pooled vectors; a text without tokens gets zeros."""
         embeddings = self.embedder.embed(pooled)
         embeddings[~pooled.any(axis=1)] = 0
         return embeddings

@@ -1,4 +1,4 @@
-"""The operations by name: the types of requests and responses, and the function that runs them."""
+"""The operations by name: their request and response types, and the functions that run them."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Token-classify: the labels of tokens, joined to entities as transformers' pipeline "token-classification" does.
 
-The difference is what a word is: here it is the word of the text that a token overlaps, for every tokenizer.
+Unlike there, a word is the word of the text that a token overlaps, for every tokenizer.
 """
 
 from collections.abc import Sequence
@@ -134,8 +134,8 @@ def find_entities(
         logits: of the tokens, (T, C).
         labels: the C names of the labels.
         texts: the texts of the two segments.
-        aggregation: "none" returns one entity per token; the others join neighbors with one tag, of tokens ("simple")
-            or of words, whose label is that of the first token, of the mean of the scores, or of the highest score.
+        aggregation: "none" returns one entity per token; the others join neighbors with the same tag: tokens ("simple")
+            or words, labeled by their first token, the mean of the scores, or the highest score.
     """
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     scores: Scores = powers / powers.sum(axis=-1, keepdims=True)
@@ -152,7 +152,7 @@ def find_entities(
 
 
 def _word_of(tokens: Sequence[Token], place: int) -> int:
-    """Return the word of a token; a token outside of all words is one of its own."""
+    """Return the word of a token; a token outside of all words is a separate word."""
     word = tokens[place].word_index
     return -1 - place if word is None else word
 
@@ -160,7 +160,7 @@ def _word_of(tokens: Sequence[Token], place: int) -> int:
 def _label(
     group: Sequence[int], tokens: Sequence[Token], scores: Scores, labels: Sequence[str], aggregation: Aggregation
 ) -> _LabeledSpan:
-    """Return the label of the tokens of a group."""
+    """Return the label of a group of tokens."""
     own = scores[list(group)]
     if aggregation == "average":
         row = own.mean(axis=0)
@@ -172,7 +172,7 @@ def _label(
 
 
 def _join(parts: Sequence[_LabeledSpan]) -> list[list[_LabeledSpan]]:
-    """Join neighbors of one segment with one tag, unless the next one begins an entity ("B-")."""
+    """Join neighbors of one segment with the same tag, unless the next one begins an entity ("B-")."""
     groups: list[list[_LabeledSpan]] = []
     for part in parts:
         begins, tag = _split(part.label)

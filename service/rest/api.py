@@ -146,7 +146,7 @@ class Exchange:
         return self.lifecycle.models.find(name)
 
     def truncation(self, body: PromptTokensBody, engine: Engine) -> Truncation:
-        """Return the truncation that a request names, or that of the server if its client cannot name one."""
+        """Return the truncation that a request names, or the server's default if its client cannot name one."""
         return body.chosen_truncation(engine.info.max_input_tokens) or self.services.reader.settings.truncate
 
     def ignore(self, names: Iterable[str], model: type[BaseModel]) -> None:
@@ -181,7 +181,7 @@ class Exchange:
 Handler = Callable[[Exchange, Any], Awaitable[Any]]
 """Returns the document of the response, or a response. Without a body, the second argument is None."""
 Select = Callable[[Request, Lifecycle, Any], type[BaseModel]]
-"""Returns which model a JSON value has."""
+"""Returns the model that validates a JSON value."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Route:
         handler: Returns the document of the response. Its docstring is the description in OpenAPI.
         response: The schema of the response.
         bodies: The models of the body. None: the route is read with GET.
-        select: Returns which of several `bodies` a JSON value has. None: the first.
+        select: Selects one of several `bodies` for a JSON value. None: the first.
         summary: The title in OpenAPI; None: the name of the handler.
         tag: Overrides the tag of the API in OpenAPI.
         statuses: The errors that the route can return.
@@ -208,7 +208,7 @@ class Route:
         requires_body: False if the body may be empty.
         reads_body: False if the handler reads the body.
         is_probe: Whether the route is a health check, which needs no key, and is neither counted nor logged.
-        is_public: Whether OpenAPI has the route.
+        is_public: Whether the route appears in OpenAPI.
     """
 
     path: str
@@ -247,7 +247,7 @@ class Api:
 
     Attributes:
         about: Its description in OpenAPI.
-        prefixes: How paths start that belong to the API, besides those of its routes.
+        prefixes: Prefixes of other paths that belong to the API, besides its routes.
         spelling: The names in its errors; None if its handlers spell them.
         error: The schema of its errors.
         render: Returns the error document for an error and a request ID.

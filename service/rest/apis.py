@@ -22,7 +22,7 @@ _PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in
 
 
 def api_of(method: str, path: str) -> str:
-    """Return the name of the API that a path belongs to; errors have its format."""
+    """Return the name of the API that a path belongs to, which determines the error format."""
     name = _PATHS.get(path)
     if name is not None:
         return name

@@ -61,7 +61,7 @@ STRICT_HEADER = "X-Attendant-Strict"
 IGNORED_HEADER = "x-attendant-ignored"
 MAX_FIELD_NAME = 40
 MAX_COMPARED = 64
-"""Longer names, and objects with more unknown names, are not searched for a similar one."""
+"""Do not suggest corrections for longer names, or for objects with more unknown names."""
 NO_LIMIT = -1
 """The value of `truncate_prompt_tokens` that selects the model's limit."""
 TIMEOUT_PARAMETER = {
@@ -141,7 +141,7 @@ class PromptTokensBody(ForeignModel):
 
 
 def unknown_fields(body: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of the fields of a body that its models do not have."""
+    """Yield the paths of the body fields that its models do not define."""
     if not isinstance(body, ForeignModel):
         return
     for name in body.model_extra or ():
@@ -286,7 +286,7 @@ def _body_type(field: ContractField) -> Any:
 
 
 def _bounds(field: ContractField) -> dict[str, Any]:
-    """Return the bounds of a field in JSON Schema. Operations check them, so that every API has the same errors."""
+    """Return the bounds of a field in JSON Schema. Operations check them, so that every API returns the same errors."""
     if (between := field.find(Range)) is not None:
         bounds = {"minimum": between.minimum, "maximum": between.maximum}
         return {name: bound for name, bound in bounds.items() if bound is not None}
@@ -335,12 +335,12 @@ def _converter(field: ContractField) -> Callable[[Any], Any] | None:
 
 
 def _to_tuple(value: Any) -> Any:
-    """Return a list as a tuple; `all` and null are themselves."""
+    """Return a list as a tuple; `all` and null stay unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _to_texts(value: Any) -> Any:
-    """Return a list of texts as a tuple. One text is a list of it."""
+    """Return a list of texts as a tuple. A single text becomes a tuple of one."""
     return (value,) if isinstance(value, str) else _to_tuple(value)
 
 

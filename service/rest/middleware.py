@@ -161,7 +161,7 @@ class RequestMiddleware:
 
 
 def normalize(path: str, root_path: str) -> str:
-    """Return a path without the prefix that a proxy did not remove, and without slashes too many before a route.
+    """Return a path without the prefix that a proxy did not remove, and without extra slashes before a route.
 
     Pages and probes have one path each: the URLs of pages are relative, and probes need no key.
     """

@@ -42,7 +42,7 @@ SINGLE_HEADERS = {
         "X-Request-Timeout-Ms",
     )
 }
-"""Headers of which a proxy in front and this server might read different ones, with their usual spelling."""
+"""Headers that must not repeat, because a proxy might read another occurrence; with their usual spelling."""
 LINGER_S = 1.0
 """Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
 
@@ -383,7 +383,7 @@ class HttpProtocol(HttpToolsProtocol):
 class ResponseTransport:
     """The transport of one response, which writes its head together with the start of its body.
 
-    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client in vain.
+    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client needlessly.
     """
 
     __slots__ = ("_head", "_transport")

@@ -223,7 +223,7 @@ def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
 
 
 def _not_json(body: bytes | bytearray, error: orjson.JSONDecodeError) -> MalformedRequest:
-    """Return the error of a body that is not UTF-8, or has the parser's message: the position, without input text."""
+    """Return the error of a body that is not UTF-8 or not JSON, with the position but without input text."""
     try:
         body.decode()
     except UnicodeDecodeError as wrong:

@@ -69,7 +69,7 @@ class Base64Rows:
 class Table:
     """An array of objects with the same fields, as columns: each object exists only while it is rendered.
 
-    `weight` is that of a row.
+    `weight` is the weight of a row.
     """
 
     def __init__(self, **columns: Sequence[Any] | Array | Base64Rows) -> None:

@@ -114,7 +114,7 @@ def _write_pooled(results: PooledResults, messages: Any) -> Iterator[None]:
 
 
 def enum_labels() -> dict[str, dict[str, str]]:
-    """Return the labels of the values of each enum, by the name of the enum and of the fields that have it."""
+    """Return the labels of the values of each enum, by the names of the enum and of the fields of its type."""
     by_enum = {
         enum.name: {value: enum.values_by_number[number].name for value, number in enum_numbers(enum).items()}
         for enum in pb.DESCRIPTOR.enum_types_by_name.values()

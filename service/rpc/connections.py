@@ -12,14 +12,14 @@ from service.sockets import Peer, WatchedPort
 HEADROOM = 1.5
 """grpc accepts this many times the limit: it rejects connections above that, whoever opens them."""
 KEPT_PEERS = 4096
-"""Peers whose addresses stay parsed: that takes 15 microseconds, and a connection has many calls."""
+"""Cached addresses of peers: parsing one takes 15 microseconds, and a connection carries many calls."""
 MAX_RESETS = 500
 """Calls of one connection between two scans that may end before their message arrives. Clients that time out do this,
 but rarely."""
 
 
 class RpcConnections:
-    """Closes connections that lock out others, and knows which connections have calls of callers."""
+    """Closes connections that lock out others, and knows which connections carry calls of callers."""
 
     def __init__(self, settings: Settings, requests: RequestLog) -> None:
         self._limit = settings.worker_connections
@@ -88,7 +88,7 @@ class RpcConnections:
         return None if self._port is None else self._port.sockets.bytes_received(peer)
 
     def close(self, peer: Peer, reason: str) -> None:
-        """Close a connection. Its calls end, so one of a proxy, which carries the calls of many clients, stays."""
+        """Close a connection and end its calls, unless it belongs to a proxy: that may carry calls of many clients."""
         if self._port is not None and not self._table.is_proxy(peer[0]):
             self._port.close(peer, reason)
 

@@ -326,7 +326,7 @@ def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
 
 
 def key_headers(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
-    """Return the metadata that may have a key, as headers of REST. Raises `MalformedRequest` for a repeated one."""
+    """Return the metadata that may contain a key, as headers of REST. Raises `MalformedRequest` for a repeated one."""
     headers: dict[bytes, bytes] = {}
     for name, value in metadata or ():
         if name not in KEY_HEADERS:

@@ -18,7 +18,7 @@ MAX_FIELDS = 32 * 1024
 class Layout:
     """The fields of a message that take long to parse: `nested` messages by number, and `packed` numbers.
 
-    Other fields with these numbers, such as strings, would be scanned in vain, and must not exist.
+    Other fields with these numbers, such as strings, would be scanned needlessly, and must not exist.
     """
 
     nested: "Mapping[int, Layout]" = field(default_factory=dict)

@@ -55,7 +55,7 @@ class _Call:
 class Receiver:
     """Receives the messages of all calls. `budget` counts received messages until their call ends.
 
-    Turns go to the connection with the fewest calls that have one or had to lend it. A call whose connection receives
+    Turns go to the connection with the fewest calls that hold one or had to lend it. A call whose connection receives
     nothing lends its turn, so that calls without a message hold up none.
     """
 
@@ -76,7 +76,7 @@ class Receiver:
 
     @property
     def free_turns(self) -> int:
-        """The number of turns that no call has."""
+        """The number of turns that no call holds."""
         return self._free
 
     async def receive(self, requests: AsyncIterator[bytes], peer: Peer) -> bytes:

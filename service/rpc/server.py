@@ -88,8 +88,8 @@ class RpcServer:
         metrics.grpc_connections.set_function(lambda: len(self._connections))
         budget = budget or MemoryBudget(settings.max_pending_request_bytes, "request bodies")
         receiver = Receiver(settings, budget, self._connections.bytes_received)
-        # gRPC shortens or prolongs the age of each connection by up to 10%. Without a limit of its own, the grace for
-        # calls in progress is unlimited.
+        # gRPC adds +/-10% jitter to the age of each connection. Unless a grace period is set, calls in progress may
+        # run forever.
         age = settings.max_grpc_connection_age_ms
         self._server = grpc.aio.server(
             interceptors=[Interceptor(requests, access, receiver, METHODS, self._connections)],
@@ -102,7 +102,7 @@ class RpcServer:
                 ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.worker_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 # Ended calls that are not yet freed. With the default of 100, calls of a client that keeps to the limit
-                # of concurrent calls are refused: 500 of 1,000 that grpc-go started at once.
+                # of concurrent calls are rejected: 500 of 1,000 that grpc-go started at once.
                 ("grpc.http2.max_deallocating_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", int(shares_port)),
@@ -208,8 +208,8 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
 def _describe_reflection_v1() -> None:
     """Add the descriptor of v1 to the default pool, from which the servicer reads.
 
-    grpcio-reflection has only that of v1alpha, whose messages differ in the package. Clients such as grpc-requests ask
-    for the descriptor of every listed service.
+    grpcio-reflection ships only the descriptor of v1alpha, whose messages belong to another package. Clients such as
+    grpc-requests ask for the descriptor of every listed service.
     """
     old, new = (name.rpartition(".")[0] for name in (reflection.SERVICE_NAME, REFLECTION_V1))
     file = FileDescriptorProto()

@@ -80,7 +80,7 @@ class Failed:
 
 
 class StreamWork:
-    """The requests of one stream that are in progress. They do not make the queue full for one another."""
+    """The requests of one stream that are in progress. If the queue is full, they wait for one another."""
 
     def __init__(self) -> None:
         self._running = 0

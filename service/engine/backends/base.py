@@ -87,7 +87,7 @@ class Backend(Protocol[Task_contra, Result]):
 
     @property
     def max_batch_tokens(self) -> int:
-        """Maximum number of tokens in a batch of several tasks; a longer task has its own batch."""
+        """Maximum number of tokens in a batch of several tasks; a longer task gets its own batch."""
 
     @property
     def max_batch_size(self) -> int:
@@ -102,13 +102,13 @@ class Backend(Protocol[Task_contra, Result]):
         """GPU memory that the model takes."""
 
     def full_batch_fill(self, max_seconds: float, /) -> BatchFill:
-        """Return an empty batch of `max_batch_tokens` that runs for at most `max_seconds`.
+        """Return an empty fill with room for `max_batch_tokens`, limited to `max_seconds` of run time.
 
-        A longer task has its own batch.
+        A longer task gets its own batch.
         """
 
     def partial_fill(self, tokens: int, /) -> BatchFill:
-        """Return an empty batch for a share of the queue: at most `tokens`, and the padding that the backend allows.
+        """Return an empty fill for a share of the queue: at most `tokens`, and the padding that the backend allows.
 
         `tokens` is at most `max_batch_tokens`.
         """

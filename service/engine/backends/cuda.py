@@ -172,12 +172,12 @@ class _Device:
         )
 
     def _read(self, value: onnxruntime.OrtValue, count: int) -> Floats:
-        """Return the first rows as an array of its own: from a GPU they come as a copy, on a CPU as a view."""
+        """Return a copy of the first rows: `numpy` copies them from a GPU, but returns a view on a CPU."""
         rows: Floats = value.numpy()[:count]
         return rows if self._device == "cuda" else rows.copy()
 
     def _bind(self, shape: Shape) -> "_Bound":
-        """Bind inputs and outputs at fixed addresses, as a captured graph needs them."""
+        """Bind inputs and outputs at fixed addresses, as a captured graph requires."""
         binding = self._session.io_binding()
         rows = {HIDDEN: shape.tokens, POOLED: shape.slots}
         outputs = {name: self._place(name, (rows[name], self._width), dtype) for name, dtype in self._outputs.items()}

@@ -73,7 +73,7 @@ class GpuMemory:
             self.bytes = max(self.bytes, self._before.free - now.free)
 
     def release(self) -> None:
-        """Count the model no more."""
+        """Stop counting the model."""
         models.discard(self)
 
     def exceeded(self, *, by_batches: bool = False) -> ConfigError:
@@ -102,7 +102,7 @@ models: WeakSet[GpuMemory] = WeakSet()
 def count_copies() -> int | None:
     """Return how many processes with the models of this one, at least one, fit in its limit, or on its GPU.
 
-    None if the driver does not say.
+    None if the driver does not report its memory.
     """
     used, first = sum(model.bytes for model in models), next(iter(models))
     if first.limit:

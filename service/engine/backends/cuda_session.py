@@ -19,7 +19,7 @@ CUDA = "CUDAExecutionProvider"
 CUDA_LIBRARY = "capi/libonnxruntime_providers_cuda.so"
 DRIVER = "libcuda.so.1"
 WITHOUT_TENSORRT = ("ORT_DISABLE_FUSED_ATTENTION", "ORT_DISABLE_TRT_FLASH_ATTENTION")
-"""Variables with which ONNX Runtime does not use TensorRT's attention kernels.
+"""Variables that disable TensorRT's attention kernels in ONNX Runtime.
 
 It would use them on GPUs before Hopper if projections are joined. They sum in float16, which can overflow; the others
 sum in float32.
@@ -33,7 +33,7 @@ log = logging.getLogger("attendant.gpu")
 
 
 def built_for_cuda() -> bool:
-    """Return whether the installed onnxruntime has the CUDA provider, without importing it."""
+    """Return whether the installed onnxruntime includes the CUDA provider, without importing it."""
     spec = importlib.util.find_spec("onnxruntime")
     return spec is not None and spec.origin is not None and (Path(spec.origin).parent / CUDA_LIBRARY).is_file()
 

@@ -34,7 +34,7 @@ class Projection:
     """Logits (N, V) of features (N, E), computed in blocks of entries."""
 
     def __init__(self, artifact: Artifact, decoder: TensorRecord, bias: TensorRecord | None) -> None:
-        threadpool_limits(1, user_api="blas")  # a batch has one thread; see ExplainBackend
+        threadpool_limits(1, user_api="blas")  # a batch runs on one thread; see ExplainBackend
         self._decoder = artifact.map(decoder)
         self._bias = None if bias is None else np.array(artifact.map(bias)[:])
         self.size = decoder.shape[0]
@@ -157,7 +157,7 @@ class SparseWeights:
         return self._keep(ids, weights)
 
     def _keep(self, ids: Floats, weights: Floats) -> SparseEntries:
-        """Return the entries with a positive weight, of these the ones with the largest, as the head defines."""
+        """Return the entries with a positive weight, and only the largest of these if the head limits their number."""
         most = self._head.max_active
         kept = np.flatnonzero((weights > 0) & ~np.isin(ids, self._skipped))
         if most is not None and len(kept) > most:
@@ -229,7 +229,7 @@ class Heads:
 
         Operations check that the model has the heads. Raises `NonFiniteOutput`.
         """
-        # A NaN or an infinity anywhere stays in the sum. Padding is computed like any sequence, so it is finite too.
+        # Any NaN or infinity propagates to the sum. Padding is computed like any sequence, so it is finite too.
         if not all(np.isfinite(values.sum()) for values in (hidden, *pooled.values())):
             raise NonFiniteOutput
         missing = {task.pooling for task in tasks if task.pooling is not None} - pooled.keys()
@@ -298,7 +298,7 @@ class Classifier:
 
 
 class TokenVectors:
-    """One vector of length 1 per token, in float32."""
+    """One normalized vector per token, in float32."""
 
     def __init__(self, artifact: Artifact, head: MultiVectorHead) -> None:
         self._first = int(head.skips_first)

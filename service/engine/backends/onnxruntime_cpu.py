@@ -23,7 +23,7 @@ EXPLAIN_TOKENS_PER_SECOND = 3000.0
 
 
 class OnnxRuntimeCpuBackend(PackedBackend):
-    """One session, which `workers` threads call at the same time; each run has one thread.
+    """One session, which `workers` threads call at the same time; each run uses one thread.
 
     A session with two intra-op threads reaches 0.92 of this throughput (Intel with AVX-512, 128 tokens).
     """
@@ -104,7 +104,7 @@ class ExplainBackend:
         return BatchShape(1, sum(sizes))
 
     def run(self, tasks: Sequence[ExplainTask], fitted: BatchShape | None = None) -> list[Any]:
-        del fitted  # each task is a run of its own
+        del fitted  # each task is a separate run
         return [task.compute(self._hidden_states(task.tokens), self._model) for task in tasks]
 
     def seconds(self, size: int) -> float:

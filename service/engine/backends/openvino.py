@@ -29,7 +29,7 @@ FUSED = "fused_attention"
 def import_openvino() -> Any:
     """Import the package without its telemetry, which would send usage data to a third party.
 
-    It does so from a forked child, and a fork of a process with running threads can also hang the server.
+    Telemetry also forks a child, which can hang a server with running threads.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None makes its import fail
     import openvino

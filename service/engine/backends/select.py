@@ -82,7 +82,7 @@ def select_backend(options: BackendOptions, graphs: Collection[str], machine: Ma
 
 
 def _select_padded(options: BackendOptions, machine: Machine) -> BackendChoice:
-    """Return the backend of an imported graph: only ONNX Runtime is sure to have its operators."""
+    """Return the backend of an imported graph: only ONNX Runtime is sure to support its operators."""
     for name, value, supported in (
         ("PROVIDER", options.provider, "cpu"),
         ("PRECISION", options.precision, "float32"),

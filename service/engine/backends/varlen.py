@@ -33,9 +33,9 @@ TOKENS_PER_SEQUENCE = (8, 16, 32)
 Empty slots cost little.
 """
 PADDED_TOKENS = 4096
-"""The most tokens of a batch whose attention computes a bias of B S x S scores per head and layer."""
+"""Maximum tokens of a batch whose attention computes a bias of B S x S scores per head and layer."""
 SHORTEST_ROWS = 16
-"""Batches with such a bias have sequences of similar lengths, in buckets of powers of two from this one on."""
+"""Batches with such a bias contain sequences of similar lengths, in buckets of powers of two from this one on."""
 MANY_TOKENS = 1024
 """Up to this length, one number of slots per length is enough, because empty slots are cheap."""
 

@@ -69,7 +69,7 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
 def check_request(request: Request, access: Access, operation: str) -> str:
     """Return the name of the admin who sent a request.
 
-    Raises a `ServiceError` without an admin key, or without a header Host, as DNS rebinding checks need it.
+    Raises a `ServiceError` without an admin key, or without a Host header, which DNS rebinding checks need.
     """
     if not request.headers.get("host"):
         raise HostNotAllowed("missing", "Send the header Host.", field="Host")

@@ -55,7 +55,7 @@ def make_router(lifecycle: Lifecycle) -> APIRouter:
 
 
 def make_metrics_router(metrics: Metrics) -> APIRouter:
-    """Return the route of /metrics, in the text format of Prometheus or in OpenMetrics, which has exemplars."""
+    """Return the route of /metrics, in the text format of Prometheus or in OpenMetrics, which supports exemplars."""
     router = APIRouter()
 
     @router.get("/metrics")

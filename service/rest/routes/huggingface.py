@@ -110,7 +110,7 @@ async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
 
 
 def sequence_bytes(texts: list[str], mask_token: str | None, words: int) -> int:
-    """Return the greatest size of all `sequence` values, each of which repeats its text."""
+    """Return the maximum size of all `sequence` values, each of which repeats its text."""
     return sum(text.count(mask_token or "") * words * returned_bytes([text]) for text in texts)
 
 
@@ -151,7 +151,7 @@ async def token_classification(exchange: Exchange, body: HuggingFaceTokenClassif
 
 
 def describe_entity(entity: Entity, label: str) -> dict[str, Any]:
-    """Return an entity whose label has the name `label`."""
+    """Return an entity, with its label in the field named `label`."""
     return {
         label: entity.label, "score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end,
     }  # fmt: skip

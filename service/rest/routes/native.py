@@ -40,7 +40,7 @@ from service.spelling import ENGINE, route_name
 SEPARATOR = "\n"
 """Separates the fields of a document that `rank_fields` selects."""
 DOCUMENT_BYTES = 32
-"""The bytes around a document: its name, and that of the text."""
+"""The bytes around a document: the field names of the document and its text."""
 DESCRIPTIONS = {field.name: field.description for field in fields_of(RerankRequest)}
 TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `auto`."
 COHERE_VERSION = "1"
@@ -51,7 +51,7 @@ OWNER = "attendant"
 
 
 def run(operation: Operation) -> Handler:
-    """Return the handler of an operation, whose request and response are those of the contract."""
+    """Return the handler of an operation, which uses the request and response types of the contract."""
     kind = OPERATIONS[operation].request
 
     async def handler(exchange: Exchange, body: Any) -> Any:
@@ -261,7 +261,7 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
 
 
 def select_rerank(default: str) -> Any:
-    """Return the function that selects the body of a rerank request by the field that it has.
+    """Return the function that selects the body of a rerank request by the field that it contains.
 
     `default`, one of `DOCUMENTS` and `TEXTS`, decides for a body with both fields or neither. Later errors are in the
     format of the selected API.

@@ -374,7 +374,7 @@ async def infer_response(
 
 
 def _output(output: OutputTensor, as_bytes: bool, binary: list[bytes]) -> dict[str, Any]:
-    """Return an output as JSON; its bytes, if it is to have some, are appended to `binary`."""
+    """Return an output as JSON; with `as_bytes`, append its elements to `binary` instead."""
     described: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
     if as_bytes:
         binary.append(output.to_bytes())

@@ -35,7 +35,7 @@ class OllamaEmbedBody(ForeignModel):
 
 
 class OllamaEmbeddingsBody(ForeignModel):
-    """The body of POST /api/embeddings, which has one text."""
+    """The body of POST /api/embeddings, which contains one text."""
 
     model: str = Field(description=MODEL_DESCRIPTION)
     prompt: str = Field(description="The text.")

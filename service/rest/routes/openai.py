@@ -169,7 +169,7 @@ def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -
 
 
 async def deployment_embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
-    """Return one embedding per input, as Azure OpenAI does: the path has the name or an alias of the model."""
+    """Return one embedding per input, as Azure OpenAI does: the path contains the name or an alias of the model."""
     return await embeddings(exchange, body.model_copy(update={"model": exchange.request.path_params["name"]}))
 
 

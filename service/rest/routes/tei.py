@@ -398,7 +398,7 @@ async def predict(exchange: Exchange, body: PredictBody) -> Any:
 
 
 def _to_pairs(inputs: str | Sequence[str | list[str]]) -> tuple[list[list[str]], bool]:
-    """Return the one or two texts of each input of a classifier, and whether the request has a list of inputs.
+    """Return the one or two texts of each input of a classifier, and whether the request contains a list of inputs.
 
     Raises `InvalidArgument` for another number of texts.
     """

@@ -47,7 +47,7 @@ from service.steps import convert
 
 NAME = "vllm"
 RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
-"""Fields of which false selects raw values."""
+"""Fields in which false selects raw values."""
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
 Task = Literal["embed", "token_embed", "classify"]
@@ -242,7 +242,7 @@ async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[flo
         request = RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation)
         ranked = await exchange.run("rerank", engine, request)
         return ranked, [item.relevance_score for item in sorted(ranked.results, key=lambda item: item.index)]
-    if "classify" not in info.operations:  # rerank has one query per request
+    if "classify" not in info.operations:  # rerank takes one query per request
         raise UnsupportedByModel("several texts are not supported for this model", "Send one.", field="text_1")
     inputs = tuple(Input(text, pair) for text, pair in zip(first, second, strict=True))
     labeled = await exchange.run(
