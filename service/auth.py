@@ -26,7 +26,7 @@ NAMED = re.compile(
     r"(?::(?P<weight>[0-9]{1,3}))?(?::(?P<quota>[0-9]{1,12}))?"
 )
 API_KEY_HEADER = "x-api-key"
-"""Another header for the key. For others than the header Authorization, browsers ask with a preflight request."""
+"""Another header for the key."""
 AZURE_KEY_HEADER = "api-key"
 """The header of Azure OpenAI's clients, over REST only."""
 FORMAT = "name:sha256[:weight[:tokens_per_second]]"

@@ -38,7 +38,7 @@ class ConfigReader:
         return self._values.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Return whether a key is present but null, where null does not select its default."""
+        """Return whether a key is present with the value null."""
         return key in self._values and self._values[key] is None
 
     def value(self, key: str, default: Any = None) -> Any:
