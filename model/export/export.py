@@ -337,6 +337,7 @@ def _write(
     )
     write_manifest(root, manifest)
     (root / REPORT).write_text(Report(graphs=graphs.reports).model_dump_json(indent=1))
+    progress("computing the golden vectors")
     golden = compute_golden_vectors(checkpoint, manifest)
     (root / GOLDEN).write_text(golden.model_dump_json(indent=1))
     return manifest
