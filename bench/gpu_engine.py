@@ -25,7 +25,7 @@ SEED = 20_264
 def open_on(artifact: Artifact, provider: Provider) -> BatchBackend:
     """Open the graph in float16 on a GPU, or in float32 on the CPU."""
     options = BackendOptions(provider, "float16" if provider == "cuda" else "float32")
-    return open_backend(artifact, select_backend(options, artifact.manifest.graphs, Machine.detect()))
+    return open_backend(artifact, select_backend(options, artifact.manifest.graph_precisions, Machine.detect()))
 
 
 def full_texts(tokenizer: Tokenizer, vocabulary: int, size: int, count: int) -> list[EncodeTask]:

@@ -209,6 +209,18 @@ class Checkpoint:
         )
 
 
+CODE = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
+"""The classes of transformers for which `auto_map` in config.json names code that changes what a model computes."""
+
+
+def read_code_classes(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes of code in the model's files, as `file.Class`, that transformers would execute."""
+    names = config.get("auto_map") or {}
+    if not isinstance(names, dict):
+        raise CheckpointError("config.json: auto_map is not an object. Correct it.")
+    return sorted({str(names[key]).rpartition("--")[2] for key in CODE if names.get(key)})
+
+
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scratch: Path | None = None) -> Checkpoint:
     """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
 
@@ -223,12 +235,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     if not isinstance(config.get("architectures") or [], list):
         raise CheckpointError("config.json: architectures is not a list. Correct it.")
     tensors = read_tensors(files.transformer)
-    family = find_family(config, tensors)
-    if family is None:
-        error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
-        if config.get("auto_map"):
-            raise CheckpointError(f"{error} Code in the model's files is not executed.")
-        raise error
+    family = _select_family(files, config, tensors)
     published = read_tokenizer(files, config, transformer)
     tokenizer = published.definition
     tensors = merge_adapters(tensors, config, settings.task)
@@ -248,7 +255,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     if settings.task is not None:
         embedding_config.origins["task"] = "--task"
     if encoder.config.causal and "cls" in split_pooling(embedding_config.pooling):
-        raise CheckpointError(f"{embedding_config.origins['pooling']}: cls pooling of a causal model. Use mean.")
+        raise CheckpointError(f"{embedding_config.origins['pooling']}: cls pooling of a causal model. Use last.")
     prefix = family.find_prefix(tensors)
     assert prefix is not None  # checked by `build_encoder`
     weights = _Weights(files, family, config, dict(family.parts(tensors, prefix)), encoder, tokenizer)
@@ -292,6 +299,26 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         warnings=tuple(files.warnings()),
         unexported=weights.unexported(*(name for name, head in exported.items() if head)),
     )
+
+
+def _select_family(files: Published, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Family:
+    """Return the family of a checkpoint. Raises CheckpointError, and warns of code that computes something else."""
+    family = find_family(config, tensors)
+    code = read_code_classes(config)
+    if family is None:
+        error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
+        if code:
+            raise CheckpointError(
+                f"{error} The code of {', '.join(code)} in the model's files is not executed. If the model is also "
+                "published as an ONNX graph, export a directory without its other weights."
+            )
+        raise error
+    if foreign := [name for name in code if not family.implements(name, config)]:
+        files.warn(
+            f"config.json: auto_map names {', '.join(foreign)}. Code in the model's files is not executed: this is an "
+            f'export of "{family.name}" as in transformers. Compare some vectors with the library that wrote the files.'
+        )
+    return family
 
 
 def warn_about_reranker(

@@ -156,7 +156,8 @@ def _cache_key(source: str) -> CacheKey:
         return CacheKey(DEFAULT, DEFAULT, DEFAULT)
     directory = Path(source)
     if directory.is_dir():
-        if not (directory / "config.json").is_file():
+        # The exporter explains why it cannot read GGUF files.
+        if not (directory / "config.json").is_file() and not any(directory.glob("*.gguf")):
             raise SourceError(
                 f"{directory}: neither an artifact (no {MANIFEST}) nor a model (no config.json). Check the path."
             )

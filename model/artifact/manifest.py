@@ -557,6 +557,10 @@ class Manifest(Record):
         return max((self.max_input_tokens, *self.role_max_tokens.values()))
 
     @property
+    def graph_precisions(self) -> dict[str, GraphPrecision]:
+        return {name: graph.precision for name, graph in self.graphs.items()}
+
+    @property
     def embedding(self) -> EmbeddingHead:
         head = self.heads[0]
         assert isinstance(head, EmbeddingHead)  # checked by `check_heads`

@@ -209,6 +209,7 @@ def export(  # noqa: PLR0913  # the options of the command
     if not overwrite:
         check_same_source(out, located)
     check_space(out, located)
+    settings = replace(settings, source=located.source)
     progress(f"reading {located.source}")
     graph = find_graph(Published(located.directory).transformer)
     with contextlib.suppress(SourceError):  # errors in config.json are reported where it is read

@@ -134,7 +134,13 @@ def read_eurobert_head(config: ConfigReader) -> VocabularyLayout:
 
 
 EUROBERT = Family(
-    "eurobert", read_eurobert, NAMES, ("", "model."), classifier=read_eurobert_classifier, masked_lm=read_eurobert_head
+    "eurobert",
+    read_eurobert,
+    NAMES,
+    ("", "model."),
+    classifier=read_eurobert_classifier,
+    masked_lm=read_eurobert_head,
+    code="EuroBert",
 )
 
 
@@ -187,7 +193,8 @@ def read_qwen2(config: ConfigReader) -> EncoderConfig:
     )
 
 
-QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), **CAUSAL_HEADS)
+# The code of gte-Qwen2 is bidirectional unless the caller says otherwise.
+QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), code="Qwen2", code_keys=("is_causal",), **CAUSAL_HEADS)
 
 
 # Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys.

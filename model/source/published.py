@@ -279,13 +279,13 @@ TOKENIZER = frozenset({
     "add_bos_token", "add_eos_token", "added_tokens_file", "additional_chat_templates", "auto_map", "backend",
     "chat_control_tokens", "chat_template", "clean_up_tokenization_spaces",
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "do_basic_tokenize", "errors",
-    "files_loaded", "from_slow", "is_local", "legacy", "local_files_only", "max_length", "merges_file",
+    "extra_ids", "files_loaded", "from_slow", "is_local", "legacy", "local_files_only", "max_length", "merges_file",
     "model_specific_special_tokens", "name_or_path", "never_split", "pad_to_multiple_of", "pad_token",
     "pad_token_type_id", "padding", "padding_side", "processor", "processor_class", "response_schema",
     "response_template", "sp_model_kwargs", "spaces_between_special_tokens", "special_tokens_map_file",
     "split_special_tokens", "stride", "suppress_tokens", "tokenizer_file", "trim_offsets", "truncation",
     "truncation_strategy", "unk_id", "use_default_system_prompt", "use_fast", "verbose", "vocab_file", "vocab_size",
-    "wordpieces_prefix",
+    "vocab_type", "wordpieces_prefix",
 })  # fmt: skip
 """Settings of tokenizers about names, decoding, padding, and calls with other arguments than those of
 sentence-transformers.

@@ -82,16 +82,23 @@ TASKS = {
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters."""
+    """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters.
+
+    `source` is the Hugging Face model ID, if any.
+    """
 
     pooling: Pooling | None = None
     normalize: bool | None = None
     max_input_tokens: int | None = None
     task: str | None = None
     special_tokens_in_text: bool = False
+    source: str = ""
 
 
 FROM_FILES = SettingOptions()
+
+INSTRUCTORS = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
+"""Models for which sentence-transformers excludes the prompt from pooling, although their files do not say so."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,13 @@ def read_embedding_config(files: Published, hidden_size: int, options: SettingOp
     if options.normalize is not None:
         embedding.origins["normalize"] = "--normalize" if options.normalize else "--no-normalize"
         embedding = replace(embedding, normalize=options.normalize)
+    if options.source in INSTRUCTORS:
+        return replace(embedding, include_prompt=False)
+    if embedding.include_prompt and "instructor" in options.source.partition("/")[2].lower():
+        files.warn(
+            "the pooling includes the instruction, which Instructor models exclude. If this is one, set include_prompt "
+            "to false in the file of the Pooling module."
+        )
     return embedding
 
 

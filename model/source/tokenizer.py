@@ -358,8 +358,10 @@ def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
     kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
     values["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
     if Tokenizer.from_str(json.dumps(values)).encode("").ids != before:
+        places = {"bos_token": "before", "eos_token": "after"}
+        ends = [f"{token} {places[key]}" for key, token in tokens.items()]
         options.files.warn(
-            f"{TOKENIZER_CONFIG}: {', '.join(tokens.values()) or 'no token'} around each text, as transformers 4 reads "
+            f"{TOKENIZER_CONFIG}: {' and '.join(ends) or 'no token around'} each text, as transformers 4 reads "
             f"add_bos_token and add_eos_token. transformers 5 uses the tokens of {TOKENIZER}."
         )
 

@@ -11,6 +11,7 @@ from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.export.export import export
 from model.source.hub import ModelSource, SourceError, locate
+from model.source.sentence_transformers import SettingOptions
 from model.train.config import TrainConfig, TrainError, load_config
 from model.train.loop import CURVES, Processes, check_same_options, draw_curves, options_of, select_precision, train
 from model.train.objectives import make_objective, make_reader
@@ -120,7 +121,7 @@ def load_init(config: TrainConfig) -> tuple[ModelSource, Checkpoint] | tuple[Non
         source = locate(config.model.init)
     except SourceError as error:
         raise TrainError(f"model.init: {error} Paths are relative to the configuration.") from None
-    return source, load_checkpoint(source.directory)
+    return source, load_checkpoint(source.directory, SettingOptions(source=source.source))
 
 
 def write_tokenizer(config: TrainConfig, path: Path) -> None:

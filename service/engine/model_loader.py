@@ -159,7 +159,7 @@ class BackendOpener:
         Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
         """
         artifact = self.artifact
-        choice = select_backend(options, artifact.manifest.graphs, machine)
+        choice = select_backend(options, artifact.manifest.graph_precisions, machine)
         backend = open_backend(artifact, replace(choice, reason=reason or choice.reason))
         backend.warm_up()
         golden = artifact.read_golden_vectors()

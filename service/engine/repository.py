@@ -157,7 +157,7 @@ class ModelRepository:
         def load(entry: ModelEntry) -> LoadedModel:
             try:
                 return self._load(entry, self._find_directory(entry))
-            except (ArtifactError, ExportError, SourceError) as error:
+            except (ArtifactError, ConfigError, ExportError, SourceError) as error:
                 raise ArtifactError(f'{option}: "{entry.name}": {error}' if entry.name else str(error)) from None
 
         return [(entry, load(entry)) for entry in entries if entry.name not in self._unloaded]

@@ -147,7 +147,11 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
     [
         ({"model_type": "gpt2"}, "model_type: unsupported \\('gpt2'\\). Supported: attendant, bert, camembert"),
         ({"model_type": None}, "model_type: unsupported \\(None\\)"),
-        ({"model_type": "new2", "auto_map": {"AutoModel": "m.M"}}, "Code in the model's files is not executed"),
+        (
+            {"model_type": "new2", "auto_map": {"AutoModel": "a/b--m.M"}},
+            "The code of m.M in the model's files is not exec",
+        ),
+        ({"auto_map": "m.M"}, "auto_map is not an object"),
         ({"hidden_act": "mish"}, "hidden_act: unsupported \\('mish'\\). Supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"hidden_size": None}, "hidden_size is missing"),

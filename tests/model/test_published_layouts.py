@@ -21,6 +21,7 @@ from model.export.export import export
 from model.export.heads import without_frame
 from model.source.hub import locate
 from model.source.published import CheckpointError
+from model.source.sentence_transformers import SettingOptions
 from tests.model.classifier_cases import bert_classifier
 from tests.model.colbert_cases import BERT, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
@@ -131,6 +132,58 @@ def test_code_of_a_model_is_named(source: Path) -> None:
     path = source / "modules.json"
     path.write_text(path.read_text().replace("sentence_transformers.", "custom_st."))
     assert "is code of the model, which is not run" in "".join(load_checkpoint(source).warnings)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "foreign"),
+    [
+        ("mpnet", {"AutoModel": "modeling_my.MPNetModel"}, "modeling_my.MPNetModel"),
+        ("mpnet", {"AutoModelForCausalLM": "modeling_my.MPNetForCausalLM", "AutoConfig": "c.C"}, None),
+        ("nomic_bert", {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}, None),
+        ("nomic_bert", {"AutoModelForMaskedLM": "m.BertForMaskedLM"}, "m.BertForMaskedLM"),
+        ("new", {"AutoModel": "modeling.NewModel"}, None),
+        ("jina_bert", {"AutoModel": "modeling_bert.JinaBertModel"}, None),
+        ("jina_embeddings_v3", {"AutoModel": "modeling_lora.XLMRobertaLoRA"}, None),
+        ("eurobert", {"AutoModel": "modeling_eurobert.EuroBertModel"}, None),
+        ("qwen2", {"AutoModel": "modeling_qwen.Qwen2Model"}, "modeling_qwen.Qwen2Model"),
+        ("qwen2", {"AutoModel": "modeling_qwen.Qwen2Model", "is_causal": False}, None),
+        (
+            "llama",
+            {"AutoModel": "modeling_llama_encoder.LlamaEncoderModel"},
+            "modeling_llama_encoder.LlamaEncoderModel",
+        ),
+    ],
+)
+def test_code_that_is_not_executed_is_named(
+    tmp_path: Path, family: str, changes: dict[str, Any], foreign: str | None
+) -> None:
+    case = FAMILY_CASES[family]
+    case.publish(tmp_path, BUILDERS[case.tokenizer]().to_str().encode())
+    config = read_json(tmp_path / "config.json")
+    config.pop("is_causal", None)
+    names = {key: value for key, value in changes.items() if key.startswith("Auto")}
+    write_json(tmp_path / "config.json", config | changes | {"auto_map": names})
+    warnings = [warning for warning in load_checkpoint(tmp_path).warnings if "auto_map" in warning]
+    assert bool(warnings) == (foreign is not None)
+    assert foreign is None or f"names {foreign}. Code" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "includes_prompt", "warns"),
+    [
+        ("hkunlp/instructor-large", False, False),
+        ("me/Instructor-large-finetuned", True, True),
+        ("instructor/model", True, False),
+        ("hkunlp/other", True, False),
+    ],
+)
+def test_instructor_excludes_the_prompt_as_sentence_transformers_does(
+    source: Path, name: str, includes_prompt: bool, warns: bool
+) -> None:
+    write_modules(source, "Pooling")
+    checkpoint = load_checkpoint(source, SettingOptions(source=name))
+    assert checkpoint.embedding_config.include_prompt == includes_prompt
+    assert any("Instructor" in warning for warning in checkpoint.warnings) == warns
 
 
 def test_settings_without_modules_apply(source: Path) -> None:

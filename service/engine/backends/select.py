@@ -1,11 +1,12 @@
 """Selection of a backend at startup, from settings, artifact and machine."""
 
 import importlib.util
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from model.artifact.files import Artifact
+from model.artifact.manifest import GraphPrecision
 from model.artifact.names import FAST, PADDED
 from service.config import ConfigError
 from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
@@ -56,11 +57,14 @@ class BackendOptions:
     gpu: Gpu = DEFAULT_GPU
 
 
-def select_backend(options: BackendOptions, graphs: Collection[str], machine: Machine) -> BackendChoice:
-    """Return the backend for these options; raises `ConfigError` if the requested one is not available."""
+def select_backend(options: BackendOptions, graphs: Mapping[str, GraphPrecision], machine: Machine) -> BackendChoice:
+    """Return the backend for these options and the precisions of the artifact's graphs.
+
+    Raises `ConfigError` if the requested one is not available.
+    """
     provider, precision = options.provider, options.precision
     if PADDED in graphs:
-        return _select_padded(options, machine)
+        return _select_padded(options, graphs[PADDED], machine)
     if provider in ("auto", "cuda") and precision in ("auto", "float16"):
         missing = _missing_for_cuda(options, graphs, machine)
         if missing is None:
@@ -81,11 +85,11 @@ def select_backend(options: BackendOptions, graphs: Collection[str], machine: Ma
     return BackendChoice("openvino" if openvino else "cpu", chosen, graph, threads, 1, tokens, reason)
 
 
-def _select_padded(options: BackendOptions, machine: Machine) -> BackendChoice:
+def _select_padded(options: BackendOptions, precision: GraphPrecision, machine: Machine) -> BackendChoice:
     """Return the backend of an imported graph: only ONNX Runtime is sure to support its operators."""
     for name, value, supported in (
         ("PROVIDER", options.provider, "cpu"),
-        ("PRECISION", options.precision, "float32"),
+        ("PRECISION", options.precision, precision),
     ):
         if value not in ("auto", supported):
             raise ConfigError(
@@ -93,7 +97,7 @@ def _select_padded(options: BackendOptions, machine: Machine) -> BackendChoice:
                 "export its PyTorch weights."
             )
     tokens, threads = options.max_batch_tokens or ONNXRUNTIME_BATCH_TOKENS, options.threads or machine.cpus
-    return BackendChoice("cpu", "float32", PADDED, threads, 1, tokens, "imported from an ONNX graph")
+    return BackendChoice("cpu", precision, PADDED, threads, 1, tokens, "imported from an ONNX graph")
 
 
 def _missing_for_cuda(options: BackendOptions, graphs: Collection[str], machine: Machine) -> str | None:

@@ -26,7 +26,7 @@ def machine(flags: str, **facts: Any) -> Machine:
 
 
 def select(flags: str, graphs: tuple[str, ...] = FAST, facts: dict[str, Any] | None = None, **options: Any) -> Any:
-    return select_backend(BackendOptions(**options), graphs, machine(flags, **facts or {}))
+    return select_backend(BackendOptions(**options), dict.fromkeys(graphs, "float32"), machine(flags, **facts or {}))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,13 @@ def test_imported_graph_runs_in_onnxruntime() -> None:
     assert (choice.provider, choice.precision, choice.graph, choice.streams) == ("cpu", "float32", PADDED, 2)
 
 
+@pytest.mark.parametrize("precision", ["auto", "float16"])
+def test_imported_graph_runs_in_its_own_precision(precision: Any) -> None:
+    facts = machine(ZEN_5)
+    choice = select_backend(BackendOptions(precision=precision), {PADDED: "float16"}, facts)
+    assert (choice.provider, choice.precision, choice.graph) == ("cpu", "float16", PADDED)
+
+
 def test_explain_lane_uses_half_of_the_threads() -> None:
     assert explain_choice("explain", 8).threads_per_stream == 4
     assert explain_choice("explain", 1).threads_per_stream == 1
@@ -151,7 +158,10 @@ def test_explain_lane_uses_half_of_the_threads() -> None:
 
 
 def test_choice_matches_the_features_of_this_machine() -> None:
-    choice, detected = select_backend(BackendOptions(), FAST, Machine.detect()), Machine.detect()
+    choice, detected = (
+        select_backend(BackendOptions(), dict.fromkeys(FAST, "float32"), Machine.detect()),
+        Machine.detect(),
+    )
     assert detected.cpus >= 1
     assert choice.provider == ("openvino" if detected.openvino else "cpu")
     assert choice.precision == ("bfloat16" if detected.openvino and detected.cpu.fast_bfloat16 else "float32")
