@@ -175,7 +175,7 @@ def client_send(client: Client, text: str = TEXT) -> Send:
 
 
 TOLERANCE = 1e-4
-"""Of float32 vectors, whose rounding depends on the other texts of their batch."""
+"""Tolerance for float32 vectors, whose rounding depends on the other texts in the batch."""
 
 
 @dataclass
