@@ -47,7 +47,7 @@ class Outcome:
 
 
 class SteadyLoad:
-    """Sends requests from one thread per `Send` until the `with` block ends. `outcomes` has one item per request."""
+    """Sends requests from one thread per `Send` until the `with` block ends. `outcomes` gets one item per request."""
 
     def __init__(self, **senders: list[Send]) -> None:
         self.outcomes: list[Outcome] = []
