@@ -116,7 +116,7 @@ class System:
     grpc: str = ""
     admin: str = ""
     model: str = ""
-    """Model name for peers with OpenAI-style requests, empty for requests that only have `inputs`."""
+    """Model name for peers with OpenAI-style requests, empty for requests that contain only `inputs`."""
 
     @classmethod
     def attendant(cls, server: RunningServer) -> "System":

@@ -1,4 +1,4 @@
-"""What costs throughput: other APIs and a flooded second model (C15), TLS and traces (C20)."""
+"""Throughput with other APIs and with a flooded second model (C15), with TLS and with traces (C20)."""
 
 import os
 import tempfile
@@ -108,7 +108,7 @@ class OptionFigures:
 def measure_option(
     name: str, server: RunningServer, other: RunningServer, sentences: Sequence[str], seconds: float, rounds: int
 ) -> OptionFigures:
-    """Send the same texts to `server` and to `other`, which has the option; the one that is first alternates."""
+    """Send the same texts to `server` and to `other`, which sets the option, in alternating order."""
     without: list[float] = []
     with_option: list[float] = []
     failed = 0

@@ -1,4 +1,4 @@
-"""The event loop (C21): what a server delivers when its device is fast, with a simulated device."""
+"""The event loop (C21): what a server with a fast, simulated device delivers."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ from tests.conftest import RunningServer, serving
 CONNECTIONS = (1, 16, 64, 256, 512)
 TEXTS = 32
 REQUESTS = 256
-"""Different requests of a workload."""
+"""Number of distinct requests per workload."""
 WORKLOADS = ("W1", "W32 JSON", "W32 base64", "W32 gRPC", "W32 OIP binary")
 SINGLE = "W1"
 SHARED, SHARED_CONNECTIONS = "W32 base64", 64
@@ -34,7 +34,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class LoopFigure:
     """A workload over some connections: texts per second, and the server's CPU time per text in microseconds.
 
-    Requests of 32 texts over hundreds of connections exceed the limit of the queue: rejected ones do not count.
+    Requests of 32 texts over hundreds of connections exceed the queue limit; rejected ones do not count.
     """
 
     workload: str

@@ -166,7 +166,7 @@ def measure_workers(directory: Path, seconds: float) -> list[Verdict]:
 
 @contextmanager
 def gpu_utilization() -> Iterator[list[float]]:
-    """Yield a list that has the samples of the GPU's utilization, in percent, at the end of the block."""
+    """Yield a list that contains the GPU utilization samples, in percent, after the block."""
     samples: list[float] = []
     command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -30,7 +30,7 @@ Run = Callable[[Inputs], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to run the graph. `runs` has one function per thread, which may run concurrently."""
+    """A way to run the graph. `runs` contains one function per thread, which may run concurrently."""
 
     name: str
     precision: str

@@ -134,7 +134,7 @@ async def _answer_questions(engine: Engine) -> None:
 
 
 async def _find_sentences(engine: Engine) -> None:
-    """Rank single sentences of short pages, without their titles, for the titles; a page's own are relevant."""
+    """Rank single sentences of short pages, using titles as queries; the titled page's sentences are relevant."""
     pages = [topics[name].partition("\n")[::2] for name in sorted(topics)]
     methods = [part.partition("\n")[::2] for part in re.split(r"\n(?=str\.)", topics["string-methods"])[1:]]
     print("\n| texts | sentences | mode | mean average precision |\n|---|---|---|---|")

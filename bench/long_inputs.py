@@ -173,7 +173,7 @@ def measure_memory(server: RunningServer, client: httpx.Client, text: str) -> bo
 
 
 def measure_beside(server: RunningServer, text: str) -> bool:
-    """Return whether short texts keep their p99 within three times its value beside the longest text."""
+    """Return whether the p99 of short texts at most triples while the longest text runs."""
     alone = short_p99(server, 10.0)
     with repeated(server, text):
         beside = short_p99(server, 30.0)
@@ -203,7 +203,7 @@ def count_started(server: RunningServer) -> float:
 
 @contextmanager
 def repeated(server: RunningServer, text: str) -> Iterator[None]:
-    """Send a text again and again in a thread. The context starts once its first inference runs."""
+    """Send a text repeatedly in a thread. The context starts once its first inference runs."""
     stopped, started = threading.Event(), count_started(server)
 
     def send() -> None:

@@ -1,6 +1,6 @@
 """`python -m bench.model_costs`: the time of a text of 128 tokens with each architecture and size of the model list.
 
-Weights are random, and every model has the vocabulary of all-MiniLM-L6-v2; neither affects the time. The load is REST
+Weights are random, and every model uses the vocabulary of all-MiniLM-L6-v2; neither affects the time. The load is REST
 requests of 16 texts over four connections.
 """
 

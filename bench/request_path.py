@@ -1,4 +1,4 @@
-"""`make path`: the way of one request through the code, for each API: files, Python calls and hand-offs.
+"""`make path`: the path of one request through the code, for each API: files, Python calls and hand-offs.
 
 The server runs in this process under a profile function, which counts calls into the project's files between the first
 and the last byte of one request on a warm connection. Resuming a coroutine or a generator counts as a call. A hand-off
@@ -37,7 +37,7 @@ TEXT = "She sat on the bank of the river and watched the boats go by."
 MODEL = "all-MiniLM-L6-v2"
 WARM_REQUESTS = 20
 RECORDED_REQUESTS = 5
-"""The one with the fewest calls counts: during the others a periodic task of the server may run too."""
+"""The request with the fewest calls counts: a periodic task of the server may run during the others."""
 START_TIMEOUT_S = 120
 TIMEOUT_S = 240
 NOT_LOGIC = ("metrics", "observer", "log", "schema", "errors", "manifest")

@@ -131,7 +131,7 @@ def measure_responsiveness(server: RunningServer) -> Responsiveness:
 
 @contextmanager
 def probing(url: str) -> Any:
-    """Run the probe in a separate process. When the block exits, the list has the latencies in milliseconds."""
+    """Run the probe in a separate process. When the block exits, the list contains the latencies in milliseconds."""
     latencies: list[float] = []
     command = [sys.executable, "-m", "bench.responsiveness", url]
     probe = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -28,7 +28,7 @@ BATCH_S = 0.4e-3
 TOKEN_S = {"minilm": 0.15e-6, "bert-base": 0.5e-6}
 """Time of a batch on an H200: a constant part, and one per token of a model (measured with the engine alone)."""
 ROWS = 4096
-"""Different vectors."""
+"""Number of distinct vectors."""
 
 
 class SimulatedDevice:

@@ -65,7 +65,7 @@ class Identity:
         use: ObjectIdentifier = SERVER_USE,
         key: Key | None = None,
     ) -> "Identity":
-        """Return a certificate signed by this one, valid for `days` from now, since `age_days`."""
+        """Return a certificate signed by this one, valid from `age_days` ago until `days` from now."""
         subject_key = key or ec.generate_private_key(ec.SECP256R1())
         return _sign(self, name, subject_key, days=days, age_days=age_days, use=None if is_ca else use)
 
@@ -79,7 +79,7 @@ class Identity:
 def _sign(
     issuer: Identity | None, name: str, key: Key, *, days: float, age_days: float, use: ObjectIdentifier | None
 ) -> Identity:
-    """Sign a certificate; without an issuer, by itself. `use` None makes it a CA."""
+    """Sign a certificate; without an issuer, it is self-signed. `use` None makes it a CA."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signing_key = key if issuer is None else issuer.key
     now = datetime.now(UTC)

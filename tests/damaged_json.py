@@ -1,4 +1,4 @@
-"""JSON documents with one absurd value, as a damaged or hostile file has them."""
+"""JSON documents with one absurd value, as in a damaged or hostile file."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ Place = tuple[str | int, ...]
 
 
 def paths(document: Any, path: Place = ()) -> Iterator[Place]:
-    """Yield the path of each value; of long lists and dictionaries, those of the first items."""
+    """Yield the path of each value; in long lists and dictionaries, only for the first items."""
     if path:
         yield path
     items = (

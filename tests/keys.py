@@ -1,4 +1,4 @@
-"""API keys for tests, as a key file has them."""
+"""API keys for tests, in key file format."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,7 @@ def make_keys(*lines: str) -> ApiKeys:
 
 
 def named_key(name: str, key: str, *terms: int) -> str:
-    """Return the line of a key of a caller, with a weight and a quota."""
+    """Return the key file line of a caller's key, with weight and quota."""
     return ":".join([name, hashlib.sha256(key.encode()).hexdigest(), *map(str, terms)])
 
 

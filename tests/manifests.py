@@ -10,23 +10,23 @@ from service.engine.model_loader import LoadedModel
 
 
 def with_prompts(manifest: Manifest, prompts: Mapping[str, str], default: str | None = None) -> Manifest:
-    """Return the manifest of a model that has these prompts."""
+    """Return a manifest with these prompts."""
     update = {"prompts": prompts, "default_prompt_name": default, "roles": resolve_roles(prompts)}
     return manifest.model_copy(update=update)
 
 
 def with_head(manifest: Manifest, **fields: Any) -> Manifest:
-    """Return a manifest whose embedding head has other values."""
+    """Return a manifest with other values in the embedding head."""
     return manifest.model_copy(update={"heads": (manifest.embedding.model_copy(update=fields),)})
 
 
 def with_architecture(manifest: Manifest, **fields: Any) -> Manifest:
-    """Return a manifest whose architecture has other values."""
+    """Return a manifest with other values in the architecture."""
     return manifest.model_copy(update={"architecture": manifest.architecture.model_copy(update=fields)})
 
 
 def with_kinds(manifest: Manifest, *kinds: Kind) -> Manifest:
-    """Return the manifest of a model whose attention maps have these kinds."""
+    """Return a manifest with these kinds of attention map."""
     return manifest.model_copy(update={"explain": ExplainRecord(graph="explain", kinds=kinds)})
 
 

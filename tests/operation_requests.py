@@ -307,7 +307,7 @@ CHOICES = ("river", "money", "a very long label about banks", "", "déjà vu", "
 
 @st.composite
 def classify_bodies(draw: st.DrawFn, facts: ModelFacts) -> Body:
-    """Draw classify requests, for a model of entailment most often with labels to choose from."""
+    """Draw classify requests; for an entailment model, most contain labels to choose from."""
     own = body(inputs=inputs(facts, spans=False), top_k=optional(st.integers(0, 4)), **OPTIONS)
     if not any(label.lower().startswith("entail") for label in facts.labels) or draw(st.integers(0, 3)) == 0:
         return draw(own)
@@ -435,7 +435,7 @@ def to_message(operation: str, request: Body) -> Any:
 
 
 def _to_proto(field: Any, value: Any) -> Any:
-    """Return the value of a field as protobuf's JSON has it."""
+    """Return the value of a field as protobuf's JSON represents it."""
     kind = field.message_type.name if field.message_type is not None else ""
     if kind == "TokenIds":
         return {"ids": value}

@@ -1,4 +1,4 @@
-"""Rank correlation, area under the curve, and bootstrap intervals for tests of explanations."""
+"""Rank correlation, area under the curve, and bootstrap confidence intervals for tests of explanations."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def area_under_curve(higher: Floats, lower: Floats) -> float:
 
 
 def interval_of_mean(values: Floats) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of the mean, with a fixed seed."""
+    """Return the 95% bootstrap confidence interval of the mean, with a fixed seed."""
     chosen = np.random.default_rng(11).integers(len(values), size=(2000, len(values)))
     low, high = np.quantile(values[chosen].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

@@ -131,7 +131,7 @@ def prompted(kind: Callable[..., Any], request: Body, **options: Any) -> list[An
 
 
 def stream_messages(request: pb.RerankRequest) -> Iterator[pb.RerankStreamRequest]:
-    """Yield one message per text; only the first one has the options of the response."""
+    """Yield one message per text; only the first one contains the options of the response."""
     for index, text in enumerate(request.texts):
         first = {"raw_scores": request.raw_scores, "return_text": request.return_text} if index == 0 else {}
         yield pb.RerankStreamRequest(

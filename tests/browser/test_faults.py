@@ -123,7 +123,7 @@ def test_every_request_of_the_opening_page_is_repeated(new_driver: NewDriver) ->
 
 
 def test_truncation_is_repeated_if_the_server_is_busy(driver: PageDriver) -> None:
-    """The tab that is open then does not matter, and a tab's own errors go when it is closed."""
+    """It does not matter which tab is open then. A tab's errors disappear when it is closed."""
     driver.type(1, "bank " * 400)
     busy = {"status": 429, "headers": {"retry-after": "1"}, "json": {"error": {"message": "Queue full."}}}
     driver.page.route("**/v1/encode", lambda route: route.fulfill(**busy), times=1)

@@ -29,7 +29,7 @@ def link(driver: PageDriver) -> str:
 
 
 def test_link_restores_everything(driver: PageDriver, new_driver: NewDriver) -> None:
-    """The state has texts with special characters, a pair, senses, a selected word, all controls, and the unfolded
+    """The state includes texts with special characters, a pair, senses, a selected word, all controls, and the unfolded
     section.
     """
     driver.type(1, TEXTS[0]).type(2, TEXTS[1]).add(TEXTS[2])

@@ -352,7 +352,7 @@ def test_word_is_followed_through_edits(window: PageDriver) -> None:
 
 
 def test_vectors_of_the_positions_are_those_of_the_model(window: PageDriver, rest: httpx.Client) -> None:
-    """Each row has the cosine to the position of the followed token, and the note that to the second sentence."""
+    """Each row shows the cosine to the followed token's position; the note shows it for the second sentence."""
     body = {"inputs": [CHECK, RIVER], "outputs": ["position"], "layers": [1], "encoding_format": "base64"}
     results = rest.post("/v1/attend", json=body).json()["results"]
     first, second = (array(result["layer_outputs"][0]["position"]) for result in results)
@@ -367,7 +367,7 @@ def test_vectors_of_the_positions_are_those_of_the_model(window: PageDriver, res
 
 
 def test_special_tokens_can_be_followed(window: PageDriver, rest: httpx.Client) -> None:
-    """The link names the token, also after an edit of the text before it."""
+    """The link still names the token after an edit of the text before it."""
     driver = show(window.reset(), step=7)
     driver.page.get_by_role("button", name="[SEP]", exact=True).click()
     driver.page.wait_for_url("**walkstart=-2**")

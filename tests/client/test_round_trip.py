@@ -93,7 +93,7 @@ def instances(draw: st.DrawFn, kind: Any, *, encoded: bool) -> Any:
 
 
 def presence(field: Field, drawn: dict[str, Any], kind: Any) -> st.SearchStrategy[bool]:
-    """Return whether a field can have a value besides those drawn before."""
+    """Return whether a field may be set, given the fields drawn before."""
     if (companion := field.find(PresentWith)) is not None:
         return st.just(drawn[companion.field] is not None)
     if (alternative := field.find(Alternative)) is not None:
@@ -148,7 +148,7 @@ NEW_VALUE = 987_654_321
 
 
 def set_enums(message: Message) -> int:
-    """Give each enum field that is set a new value, and return their number. Dtypes of tensors stay."""
+    """Set each present enum field to `NEW_VALUE`, except tensor dtypes; return the number of changed values."""
     changed = 0
     for field, value in message.ListFields():
         if field.enum_type is not None:

@@ -13,10 +13,10 @@ from typing_extensions import TypeAliasType
 
 OTHER_NAMES = {"Model": types.ModelInfo}
 STREAMED = ("AttendResponse", "AttendHeader", "AttendInputInfo")
-"""A response of attend is a stream of messages."""
+"""An attend response is a stream of messages."""
 ONLY_JSON = {"encoding_format", "decimals"}
 ONLY_PROTO = {"all_layers", "input_index"}
-"""JSON has `layers: "all"`; the index of the input is the place in a list."""
+"""JSON uses `layers: "all"`, and an input's index is its position in a list."""
 SCALARS = {
     str: {FieldDescriptor.CPPTYPE_STRING},
     bool: {FieldDescriptor.CPPTYPE_BOOL},
@@ -50,7 +50,7 @@ def test_fields_have_the_same_names_and_types(name: str) -> None:
 
 
 def check_type(kind: Any, target: FieldDescriptor) -> None:
-    """Check that messages can have the values of a type."""
+    """Check that messages can represent the values of a type."""
     described: Descriptor | None = target.message_type
     part: Any = strip(item_type(kind) or kind)[0]
     if target.enum_type is not None:
@@ -73,7 +73,7 @@ def test_arrays_name_their_dtype(dtype: str, name: str) -> None:
 
 
 def test_type_aliases_are_resolved() -> None:
-    """NDArray is one in numpy 2.5."""
+    """In numpy 2.5, NDArray is a type alias."""
     make_alias: Any = TypeAliasType
     alias = make_alias("alias", np.ndarray[Any, np.dtype[Element]], type_params=(Element,))  # type: ignore[valid-type]
     kind, optional, markers = strip(Annotated[alias[np.float32] | None, "A vector."])

@@ -1,6 +1,6 @@
 """The gRPC programs of docs/grpc.md, compiled and run.
 
-Debian's Go library is from before `grpc.NewClient`, and its Java library of Google's messages from before `ErrorInfo`.
+Debian's Go library predates `grpc.NewClient`, and its Java library of Google's messages predates `ErrorInfo`.
 """
 
 import json

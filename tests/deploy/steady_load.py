@@ -47,7 +47,7 @@ class Outcome:
 
 
 class SteadyLoad:
-    """Sends requests from one thread per `Send` until the `with` block ends. `outcomes` has one item per request."""
+    """Sends requests from one thread per `Send` until the `with` block ends. `outcomes` gets one item per request."""
 
     def __init__(self, **senders: list[Send]) -> None:
         self.outcomes: list[Outcome] = []
@@ -175,7 +175,7 @@ def client_send(client: Client, text: str = TEXT) -> Send:
 
 
 TOLERANCE = 1e-4
-"""Of float32 vectors, whose rounding depends on the other texts of their batch."""
+"""Tolerance for float32 vectors, whose rounding depends on the other texts in the batch."""
 
 
 @dataclass

@@ -46,7 +46,7 @@ def render(chart: Path, values: Object, namespace: str = "search") -> tuple[str,
 
 
 def values_of(overlay: str, components: tuple[str, ...]) -> Object:
-    """Return the values for what the manifests have."""
+    """Return the chart values that match an overlay with these components."""
     values: Object = {
         "variant": overlay,
         "image": {"repository": "attendant"},

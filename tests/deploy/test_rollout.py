@@ -105,7 +105,7 @@ def digest_of(artifact: Path) -> str:
 
 
 def reference(artifact: Path, text: str) -> np.ndarray:
-    """Return the vector of a text, from an engine of its own."""
+    """Return the vector of a text, computed by a separate engine."""
 
     async def run() -> np.ndarray:
         model = LoadedModel.load(Settings(model_dir=artifact, provider="cpu", precision="float32"))
@@ -123,7 +123,7 @@ def artifacts(default_artifact: Path, tmp_path_factory: pytest.TempPathFactory) 
     other = tmp_path_factory.mktemp("other") / "artifact"
     shutil.copytree(default_artifact, other)
     write_manifest(other, with_head(Artifact.open(other).manifest, pooling="cls"))
-    (other / GOLDEN).unlink()  # it has the vectors of the other pooling
+    (other / GOLDEN).unlink()  # its vectors use the other pooling
     return [default_artifact, other]
 
 

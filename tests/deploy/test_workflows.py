@@ -1,4 +1,4 @@
-"""The workflows for GitHub pass actionlint, and exceptions of the audit end."""
+"""The workflows for GitHub pass actionlint, and exceptions of the audit expire."""
 
 import datetime
 import json

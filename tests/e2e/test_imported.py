@@ -1,4 +1,4 @@
-"""Import of models published only as an ONNX graph: equal to their libraries, and what is refused."""
+"""Import of models published only as an ONNX graph: results match their libraries; others are rejected."""
 
 import os
 import shutil

@@ -45,7 +45,7 @@ POOLINGS = POOLING | st.lists(POOLING, min_size=1, max_size=3)
 
 
 def keeps_prompts(files: dict[str, Any]) -> bool:
-    """Whether the library keeps prompts, and all token limits leave room for a text after them."""
+    """Return whether the library keeps prompts, and all token limits leave room for a text after them."""
     text = json.dumps(files)
     return '"truncation_side": "left"' not in text and re.search(r'_length": [5-9]\b', text) is None
 

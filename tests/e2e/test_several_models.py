@@ -121,7 +121,7 @@ def check_rpc(clients: Clients, operation: str, request: Body, expected: Any) ->
 
 
 def without_request_id(document: Any) -> Any:
-    """Return a response without its request ID: in an error, and in Jina's and Cohere's field of rerank."""
+    """Return a response without its request ID, which errors and rerank responses (for Jina and Cohere) contain."""
     if "error" in document:
         return {**document, "error": {**document["error"], "request_id": ""}}
     return {name: value for name, value in document.items() if name != "id"}

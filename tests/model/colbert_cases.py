@@ -44,7 +44,7 @@ class ColbertCase:
 
 
 def with_unused_tokens() -> bytes:
-    """Return a WordPiece tokenizer with [unused0] and [unused1], as BERT's has."""
+    """Return a WordPiece tokenizer with [unused0] and [unused1], as in BERT."""
     values = json.loads(BUILDERS["wordpiece"]().to_str())
     vocabulary = values["model"]["vocab"]
     for name in ("[unused0]", "[unused1]"):

@@ -33,7 +33,7 @@ HIDDEN_SIZE = 24
 SIZES = {"hidden_size": HIDDEN_SIZE, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 37}
 GROUPED = SIZES | {"num_attention_heads": 6, "num_key_value_heads": 2}
 LONG = 1300
-"""More positions than rows with masks of size T x T have."""
+"""More positions than fit in a row with a T x T mask."""
 
 
 def rope(theta: float, **options: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class FamilyCase:
     native_names: bool = True
 
     def publish(self, directory: Path, tokenizer: bytes) -> None:
-        """Write config.json, weights and tokenizer. The directory `directory/oracle` has what transformers loads."""
+        """Write config.json, weights and tokenizer. `directory/oracle` contains what transformers loads."""
         vocab_size = tokenizers.Tokenizer.from_str(tokenizer.decode()).get_vocab_size()
         config = getattr(transformers, self.config)(vocab_size=vocab_size, **self.options)
         model = getattr(transformers, self.architecture)(config).eval()

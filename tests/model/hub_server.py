@@ -61,7 +61,7 @@ class Repository:
 
 
 class HubServer(ThreadingHTTPServer):
-    """A hub of `repositories`. `requests` has the method and path of each request, and the Range if there is one."""
+    """A hub of `repositories`. `requests` records the method and path of each request, and any Range."""
 
     daemon_threads = True
 

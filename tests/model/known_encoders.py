@@ -46,7 +46,7 @@ def supported_heads() -> list[tuple[str, dict[str, bool]]]:
 
 
 def describe_models(heads: Sequence[tuple[str, Mapping[str, bool]]]) -> str:
-    """Return docs/models.md; `heads` says which ones each architecture has."""
+    """Return docs/models.md; `heads` lists the heads of each architecture."""
     lines = [INTRODUCTION]
     for model in KNOWN_MODELS:
         layers, size = model.shape

@@ -111,7 +111,7 @@ def publish_jina_code(config: dict[str, Any], tensors: dict[str, Tensor]) -> tup
 
 
 def add_jina_code(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Add to a GTE of transformers what the blocks of jina-embeddings-v2-base-code have in addition."""
+    """Add the extra parts of jina-embeddings-v2-base-code blocks to a GTE of transformers."""
 
     def norm(name: str) -> torch.nn.LayerNorm:
         weight, bias = (next(tensors[key] for key in tensors if key.endswith(f"{name}.{leaf}")) for leaf in NORM_LEAVES)

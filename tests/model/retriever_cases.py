@@ -48,7 +48,7 @@ UNTIED_CASES = {
     f"{kind}, untied": replace(case, options={**case.options, "tie_word_embeddings": False})
     for kind, case in SPLADE_CASES.items()
 }
-"""The same with a projection and a bias of their own, which differ from the tensors that they could share."""
+"""The same, but with an untied projection and bias, which differ from the tensors that they could share."""
 
 
 def publish_splade(
@@ -81,7 +81,7 @@ def publish_bge_m3(directory: Path, tokenizer: bytes) -> None:
 
 
 def publish_inference_free(directory: Path, tokenizer: bytes) -> None:
-    """Write a SPLADE model for documents, with weights of their own for queries, as sentence-transformers does."""
+    """Write a SPLADE model for documents with separate query weights, as sentence-transformers does."""
     document, query = "document_0_MLMTransformer", "query_0_SparseStaticEmbedding"
     publish_splade(SPLADE_CASES["bert"], directory, tokenizer)
     (directory / document).mkdir()

@@ -118,7 +118,7 @@ def test_artifact_rejects_anything_but_a_file(
 
 
 def test_artifact_accepts_hard_links(artifact: Path, tmp_path: Path) -> None:
-    """As `cp -al` and deduplication make them. A change through the other name is found like any other."""
+    """`cp -al` and deduplication create hard links. A change through the other name is detected like any other."""
     (tmp_path / "backup").mkdir()
     for path in artifact.iterdir():
         os.link(path, tmp_path / "backup" / path.name)

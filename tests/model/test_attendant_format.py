@@ -1,4 +1,4 @@
-"""The published format of encoders that no published architecture has: its keys, their checks, and its tensors."""
+"""The published format of encoders that match no published architecture: its keys, their checks, and its tensors."""
 
 import json
 from dataclasses import fields, replace

@@ -130,7 +130,7 @@ def test_activation(
 ) -> None:
     classifier = load_changed(publish_classifier(kind), tmp_path / "model", **changes)
     assert classifier.record.activation == activation
-    if len(classifier.record.labels) == 1:  # the score of a pair, which only one label has
+    if len(classifier.record.labels) == 1:  # only models with one label score pairs
         oracle = CrossEncoder(str(tmp_path / "model"), device="cpu").activation_fn
         assert (classifier.record.pair_activation or classifier.record.activation) == type(oracle).__name__.lower()
 

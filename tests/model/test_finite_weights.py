@@ -17,7 +17,7 @@ from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 
 
 def publish_untied(kind: str) -> Path:
-    """Return a SPLADE model whose projection has a weight of its own."""
+    """Return a SPLADE model whose projection weight is not tied."""
     directory = publish_retriever(SPLADE).parent / "untied"
     if not directory.exists():
         publish_splade(UNTIED_CASES[kind], directory, BUILDERS["wordpiece"]().to_str().encode())

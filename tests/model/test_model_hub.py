@@ -194,7 +194,7 @@ def test_next_run_keeps_complete_files_after_interruption(hub: HubServer, monkey
 
 
 def test_failure_of_xet_storage_is_an_interruption(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hf_xet raises exceptions of its own."""
+    """hf_xet raises its own exception types."""
     monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_DURATION", "1s")
     hub.repositories[MODEL].xet = True

@@ -1,4 +1,4 @@
-"""Every setting of sentence-transformers is obeyed or refused: tokens and attributes compared with the library."""
+"""Every setting of sentence-transformers is applied or rejected: tokens and attributes compared with the library."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""Layouts that libraries save: each loads with the results of the library, or is refused with its name."""
+"""Layouts that libraries save: each loads with the results of the library, or is rejected with its name."""
 
 import json
 import shutil
@@ -110,7 +110,7 @@ def test_chat_template_for_every_text_is_refused(source: Path) -> None:
 
 
 def test_transformer_in_a_directory_of_its_own(source: Path, tmp_path: Path) -> None:
-    """sentence-transformers 0 and 1 save the encoder so."""
+    """sentence-transformers 0 and 1 save the encoder this way."""
     expected = load_checkpoint(source)
     write_modules(source, "Pooling")
     modules = read_json(source / "modules.json")

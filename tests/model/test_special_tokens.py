@@ -1,4 +1,4 @@
-"""Special tokens in texts and in the model's own prompts, compared with the tokenizers library."""
+"""Special tokens in texts and in the model's prompts, compared with the tokenizers library."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Patterns of tokenizers that backtrack for ever are found; usual ones pass."""
+"""Tokenizer patterns that backtrack forever are detected; usual ones pass."""
 
 import json
 from pathlib import Path

@@ -27,7 +27,7 @@ TEXTS = (
 
 
 def build_unigram() -> tokenizers.Tokenizer:
-    """Return a tokenizer with the parts that transformers gives those of XLM-R."""
+    """Return a tokenizer with the parts that transformers gives XLM-R tokenizers."""
     tokenizer = tokenizers.Tokenizer.from_str(BUILDERS["metaspace"]().to_str())
     pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
     tokenizer.model = models.Unigram([tuple(piece) for piece in pieces], 3)

@@ -53,7 +53,7 @@ def client(request: pytest.FixtureRequest, service: ServiceThread) -> Iterator[C
     capacity=st.integers(1, 40),
 )
 def test_windows_cover_each_item_once(sizes: list[int], limit: int, overlap: int, period: int, capacity: int) -> None:
-    """`capacity` stands for windows whose tokens alone are more than their tokens in the text."""
+    """`capacity` simulates windows that produce more tokens when encoded separately than within the whole text."""
     ends = np.cumsum(sizes).tolist()
     items = [Range(end - size, end, end - size, end) for size, end in zip(sizes, ends, strict=True)]
     groups = [number // period for number in range(len(items))]

@@ -1,4 +1,4 @@
-"""Names of models: every place where one enters accepts and rejects the same names."""
+"""Model names: every place that takes one accepts and rejects the same names."""
 
 import shutil
 from collections.abc import Callable

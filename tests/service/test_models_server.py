@@ -19,7 +19,7 @@ from tests.manifests import with_head, with_prompts
 
 SWAPS = 10
 MEMORY_GROWTH = 1.1
-"""Of resident memory from the second swap, when both models were loaded once, to the last. It varies by 5 %."""
+"""Allowed growth of resident memory from the second swap (both models loaded) to the last. It varies by 5%."""
 SENDERS = 3
 
 
@@ -108,7 +108,7 @@ def test_ten_swaps_under_load_lose_no_request_and_keep_memory(default_artifact: 
     other = tmp_path / "other"
     shutil.copytree(default_artifact, other)
     write_manifest(other, with_head(Artifact.open(other).manifest, pooling="cls"))
-    (other / GOLDEN).unlink()  # it has the vectors of the other pooling
+    (other / GOLDEN).unlink()  # its vectors use the other pooling
     path, link = tmp_path / "models.toml", tmp_path / "current"
     link.symlink_to(default_artifact)
     write_models(path, search=link)

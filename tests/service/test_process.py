@@ -10,7 +10,7 @@ from service.steps import Steps, convert
 
 
 async def test_panic_in_the_loading_thread_is_raised() -> None:
-    """The panic of a Rust library is no Exception. The server would wait for its models for ever."""
+    """The panic of a Rust library is no Exception. The server would wait for its models forever."""
     tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
     tokenizer.normalizer = normalizers.Replace(Regex("(a+)+$"), "b")
     with pytest.raises(RuntimeError, match="PanicException: "):

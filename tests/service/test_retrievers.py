@@ -65,7 +65,7 @@ async def test_splade_equals_sentence_transformers(splade: ServiceHarness) -> No
 async def test_active_entries_and_their_function_equal_sentence_transformers(
     tmp_path: Path, kind: str, function: Similarity
 ) -> None:
-    """The oracle keeps the entries with the largest weights of documents, and of queries with weights of their own."""
+    """The oracle keeps the entries with the largest weights of documents, and of queries with separate weights."""
     published = shutil.copytree(publish_retriever(kind), tmp_path / "model")
     settings = {"model_type": "SparseEncoder", "max_active_dims": 3, "similarity_fn_name": function}
     (published / "config_sentence_transformers.json").write_text(json.dumps(settings))
@@ -105,7 +105,7 @@ async def test_active_entries_and_their_function_equal_sentence_transformers(
 
 @pytest.mark.slow
 async def test_queries_without_inference_equal_sentence_transformers() -> None:
-    """The words of a query have weights of their own; documents are those of SPLADE."""
+    """Query words use separate weights; documents are encoded as in SPLADE."""
     oracle = SparseEncoder(str(publish_retriever(INFERENCE_FREE)), device="cpu")
     queries = oracle.encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
     documents = oracle.encode_document(TEXTS, convert_to_sparse_tensor=False).numpy()

@@ -1,4 +1,4 @@
-"""Names of fields and values in error messages: each API has its own, the engine has none of them."""
+"""Names of fields and values in error messages: each API uses its own spelling, and the engine uses none of them."""
 
 import pytest
 

@@ -224,7 +224,7 @@ def check_same_status(response: httpx.Response, native: httpx.Response) -> bool:
 
 
 def test_ranking_of_a_stream(rest: Client) -> None:
-    """Each message may have a query of its own, and the limit of documents applies to the stream."""
+    """Each message may contain a different query, and the limit of documents applies to the stream."""
     stub: Any = RerankStub(rest.channel)
     pairs = [("money", "bank"), ("river", "bank"), ("river", "money bank")]
     if len(rest.rest.get("/v1/model").json()["labels"]) > 1:

@@ -1,4 +1,4 @@
-"""Labels that a model of entailment chooses from, compared with the pipeline of transformers."""
+"""Zero-shot labels with an entailment model, compared with the pipeline of transformers."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -79,7 +79,7 @@ def test_item_larger_than_a_batch_is_an_error(tmp_path: Path, tokenizer: Tokeniz
 
 
 def test_batches_restore_to_the_texts(corpus: Path, tokenizer: Tokenizer) -> None:
-    """Without masking, each sequence has the tokens of a text, with positions from 0."""
+    """Without masking, each sequence contains the tokens of a text, with positions from 0."""
     sources = [TokenizerInput(text) for text in corpus.read_text().splitlines()]
     known = {tuple(item.truncate(24, "right").input_ids) for item in tokenizer.encode(sources)}
     for batch in islice(batches(corpus, tokenizer), 20):

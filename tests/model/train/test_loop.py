@@ -79,7 +79,7 @@ def test_loss_falls(config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path) -
 def test_interrupted_run_ends_with_the_same_weights(
     config: TrainConfig, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """Weights must be equal bit for bit, wherever the run is interrupted, and metrics.csv must have each step once."""
+    """Weights must be equal bit for bit, wherever the run is interrupted, and metrics.csv must list each step once."""
     run(config, tokenizer, tmp_path / "whole")
     interrupt_at(failing_step, monkeypatch)
     with pytest.raises(KeyboardInterrupt):

@@ -40,7 +40,7 @@ def test_empty_queue_admits_any_size() -> None:
 
 
 def test_request_that_would_run_far_beyond_its_deadline_is_rejected_at_once() -> None:
-    """Whatever the limit of the queue time: it concerns the work ahead of a request."""
+    """Whatever the queue time limit, which applies to the work ahead of a request."""
     check(admission(max_queue_ms=1), 30_000, time.monotonic() + 60)
     check(admission(), 30_000, time.monotonic() + 20)  # the estimate may be too high
     with pytest.raises(DeadlineExceeded, match=r"estimated run time 30000 ms, remaining (10000|9\d{3}) ms"):

@@ -113,7 +113,7 @@ def turned(model: LoadedModel, wanted: float) -> NDArray[Any]:
 
 
 def cosines_of(root: Path, backend_class: type[OnnxRuntimeCpuBackend] = OnnxRuntimeCpuBackend) -> dict[str, float]:
-    """Return what the check measures of a backend in float32."""
+    """Return the cosines that the check measures for a float32 backend."""
     artifact = Artifact.open(root)
     golden = artifact.read_golden_vectors()
     assert golden is not None
@@ -216,7 +216,7 @@ def test_an_error_in_the_pooled_row_alone_is_found(
 
 
 def test_truncated_embeddings_are_compared_as_served(artifact: Path, model: LoadedModel) -> None:
-    """Normalization comes first, so that the 32 numbers alone have no length of 1."""
+    """Normalization comes first, so the 32 numbers by themselves do not have length 1."""
     rewrite_manifest(artifact, lambda manifest: manifest["heads"][0].update(truncate_dim=32))
     cut = turned(model, 1)[:, :32]
     replace_embeddings(artifact, cut)

@@ -79,7 +79,7 @@ async def test_requests_during_changes_are_neither_lost_nor_mixed(serving: Servi
 
 
 async def test_half_written_file_removes_no_model(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut after a line, the file is valid. Neither the watch nor a request to load a model uses it."""
+    """A file cut off after a line is valid. Neither the watch nor a request to load a model uses it."""
     monkeypatch.setattr(file_watch, "SETTLE_S", 0.5)
     new = models_file(serving.root, "a=one", "b=two", "c=three")
     for apply in (serving.watch.check, lambda: serving.repository.load("b", "admin")):
@@ -139,7 +139,7 @@ async def test_damaged_copy_of_the_served_artifact_is_rejected(serving: Serving,
 async def test_changed_artifact_is_loaded_and_saved_measures_are_only_shown(
     serving: Serving, artifacts: Path, tmp_path: Path
 ) -> None:
-    """`attendant evaluate --save` changes the manifest alone."""
+    """`attendant evaluate --save` changes only the manifest."""
     root = tmp_path / "own"
     shutil.copytree(artifacts / "one", root / "one")
     serving.root = root

@@ -1,4 +1,4 @@
-"""Sequences of changes of the served models, against the rules of changes."""
+"""Sequences of changes to the served models, compared with a model of the rules."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ operations = st.one_of(
 
 @dataclass
 class Expected:
-    """The rules of changes, without what carries them out: what is written, what applies, and what is unloaded."""
+    """The rules for changes, without their implementation: what is written, what applies, and what is unloaded."""
 
     written: list[tuple[str, str, list[str]]]
     applied: list[tuple[str, str, list[str]]]

@@ -91,7 +91,7 @@ def test_nan_in_the_graph_of_a_head_is_not_served(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", VALUES)
 def test_largest_finite_values_are_accepted_in_every_type(dtype: Any, tiny_artifact: Path, tmp_path: Path) -> None:
-    """A file over several pieces, of values that overflow in a sum."""
+    """A file of several pieces, with values whose sum overflows."""
     root = copy_artifact(tiny_artifact, tmp_path)
     _, exponent = EXPONENTS[dtype]
     largest = np.array(exponent - 1, EXPONENTS[dtype][0]).view(VALUES[dtype]).item()
@@ -163,7 +163,7 @@ def rename_unknown(definition: dict[str, Any], number: int) -> None:
 
 
 def insert_in_pairs(definition: dict[str, Any], number: int) -> None:
-    """Insert the token between the texts of pairs alone."""
+    """Insert the token only between the texts of pairs."""
     add_token(definition, number)
     processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [IMG] $B [SEP]",

@@ -1,4 +1,4 @@
-"""Routes whose clients send a whole list of texts at once take as many as OpenAI's."""
+"""Routes whose clients send a whole list of texts at once accept as many as the OpenAI route."""
 
 from collections.abc import Iterator
 

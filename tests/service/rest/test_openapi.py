@@ -31,7 +31,7 @@ CLASSIFY = {
 }  # fmt: skip
 """Statuses of operations that need another head, which the default model lacks."""
 ADMIN = {"oip_load", "oip_unload"}
-"""Operations that need an admin key, which the server of these tests has none of."""
+"""Operations that need an admin key; the server of these tests has none."""
 EMPTY = {"tei_health", "tei_ping"}
 """Operations without a response body."""
 

@@ -97,7 +97,7 @@ async def test_connection_of_a_client_that_does_not_read_is_closed(model: Loaded
 
 
 async def test_calls_without_a_message_hold_up_nobody(model: LoadedModel) -> None:
-    """With one turn per call, as many as fit into the memory for requests, others would wait for a second or more."""
+    """If each call held one of the turns that request memory allows, others would wait for a second or more."""
     async with serving(model) as (_, port, _):
         clients = [HostileClient(port) for _ in range(2)]
         for client in clients:

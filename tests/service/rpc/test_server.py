@@ -222,7 +222,7 @@ async def test_metadata_have_one_limit(model: LoadedModel, size: int, code: str)
 
 @pytest.mark.parametrize("name", ["authorization", "x-api-key"])
 async def test_repeated_keys_are_rejected(model: LoadedModel, name: str) -> None:
-    """A proxy might check another one than the server."""
+    """A proxy might check a different one than the server does."""
     async with open_harness(model) as harness:
         server = RpcServer(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("a", "b")))
         port = await server.start("127.0.0.1:0")

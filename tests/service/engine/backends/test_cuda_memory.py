@@ -88,7 +88,7 @@ def test_the_error_names_all_figures_and_what_helps(driver: Driver) -> None:
     steps=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400), st.booleans()), max_size=12),
 )
 def test_models_never_take_more_than_the_limit(limit: int, steps: list[tuple[int, int, bool]]) -> None:
-    """Each session may use what its limit allows; an unloaded model counts no more, a refused one never did."""
+    """Each session may use what its limit allows. Unloaded models no longer count, and rejected ones never did."""
     driver = Driver()
     cuda_memory.models.clear()
     with pytest.MonkeyPatch.context() as patch:

@@ -35,7 +35,7 @@ def test_weights_become_constants_and_other_inputs_remain(default_artifact: Path
 
 
 def test_weights_of_a_replaced_file_are_not_read(default_artifact: Path, tmp_path: Path) -> None:
-    """The descriptor stays open: a backend that opens again still has the verified file."""
+    """The descriptor stays open, so a reopened backend still reads the verified file."""
     root = Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
     backend = OpenVinoBackend(Artifact.open(root), CHOICE)
     inputs = pack_batch([([101, 2314, 102], None)], BatchShape(1, 16)).inputs

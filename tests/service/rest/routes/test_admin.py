@@ -101,7 +101,7 @@ async def test_admin_requests_are_logged(server: Server, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize(("method", "path"), ROUTES + REPOSITORY)
 async def test_routes_need_an_admin_key(server: Server, method: str, path: str) -> None:
-    """The key of a caller is known, but not enough."""
+    """A caller's key is valid, but not sufficient."""
     for headers, status in (({}, 401), (bearer("wrong"), 401), (bearer(CALLER), 403), ({"x-api-key": CALLER}, 403)):
         response = await server.send(method, path, headers=JSON | headers)
         assert response.status_code == status, headers

@@ -1,4 +1,4 @@
-"""Cohere's API: embedding types, input types, documents, errors. tests/clients has Cohere's own client."""
+"""Cohere's API: embedding types, input types, documents, errors. tests/clients tests Cohere's client."""
 
 import base64
 from typing import Any

@@ -114,7 +114,7 @@ async def test_spans_of_tokenize_are_rejected(harness: ServiceHarness) -> None:
     ],
 )
 async def test_query_parameters_are_rejected(harness: ServiceHarness, path: str, body: dict[str, Any]) -> None:
-    """They used to be ignored silently, as those of other servers' APIs are, which name them in a header."""
+    """The APIs of other servers ignore query parameters and name them in a header; this API rejects them."""
     response = await harness.client.post(path, json=body, params={"dimensions": "1"})
     assert response.status_code in (400, 413, 422)
     assert "dimensions: unknown query parameter. Send options in the body." in response.text
@@ -146,7 +146,7 @@ async def test_query_parameters_of_the_model_are_rejected(harness: ServiceHarnes
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/infinity/rerank"])
 def test_rerank_accepts_booleans_as_strings(rest: httpx.Client, path: str) -> None:
-    """RAGFlow's client for Xinference sends `return_documents` and `return_len` so."""
+    """RAGFlow's client for Xinference sends `return_documents` and `return_len` as strings."""
     body = {"model": "all-MiniLM-L6-v2", "query": "money", "documents": ["river", "bank"], "return_len": "true"}
     for value, is_returned in (("true", True), ("false", False)):
         results = rest.post(path, json=body | {"return_documents": value}).raise_for_status().json()["results"]
