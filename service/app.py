@@ -68,9 +68,9 @@ log = logging.getLogger("attendant")
 
 
 def _models_state(link: "WorkerLink | None") -> ModelsState | None:
-    """Return what the other workers serve from the models file, which may have changed since."""
+    """Return what the other workers serve; files may have changed since they loaded them."""
     models = None if link is None else link.start.models
-    return None if models is None else ModelsState(models["content"], tuple(models["unloaded"]))
+    return None if models is None else ModelsState(**models)
 
 
 def example_request(info: "ModelInfo") -> tuple[str, dict[str, Any]]:
@@ -163,7 +163,7 @@ class App:
                 if link is None:
                     self._announce()
                 else:
-                    link.tell("ready", models=self._describe_models(), **self._measure_models())
+                    link.tell("ready", models=asdict(self._repository.models_state), **self._measure_models())
                 await self._stop.wait()
             await self._drain()
             await asyncio.to_thread(stop_exporters)
@@ -378,7 +378,7 @@ class App:
                     log.exception("prepared models cannot be served")
                     self._tell_supervisor("failed")
                     return
-                self._tell_supervisor("committed", error="", models=self._describe_models())
+                self._tell_supervisor("committed", error="", models=asdict(self._repository.models_state))
             case "abort":
                 self._repository.abort()
                 self._tell_supervisor("aborted", error="")
@@ -403,10 +403,6 @@ class App:
 
             copies = count_copies()
         return {"texts_per_second": models.texts_per_second, "gpu_copies": copies}
-
-    def _describe_models(self) -> "Message | None":
-        state = self._repository.models_state
-        return None if state is None else asdict(state)
 
     def _tell_supervisor(self, event: str, **values: Any) -> None:
         if self._link is not None:

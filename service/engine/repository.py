@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,15 +59,17 @@ class ModelState:
 
 @dataclass(frozen=True)
 class ModelsState:
-    """The models of a models file that are in use, for a replacement worker to serve.
+    """The models in use, for a replacement worker to serve.
 
     Attributes:
-        content: the models file.
-        unloaded: the names of models that are not served.
+        content: the models file; empty without one.
+        unloaded: the names of its models that are not served.
+        served: the `computation_digest` of each model that is served.
     """
 
-    content: str
-    unloaded: tuple[str, ...] = ()
+    content: str = ""
+    unloaded: Sequence[str] = ()
+    served: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class ModelRepository:
         self._state: FileState = b"" if state is None else state.content.encode(), ()
         self._entries: Mapping[str, ModelEntry] = {}
         self._unloaded: frozenset[str] = frozenset(() if state is None else state.unloaded)
+        self._served_elsewhere = () if state is None else state.served
         self._prepared: Prepared | None = None
         self._errors: dict[str, str] = {}
         self._loading = ""
@@ -160,7 +164,26 @@ class ModelRepository:
             except (ArtifactError, ConfigError, ExportError, SourceError) as error:
                 raise ArtifactError(f'{option}: "{entry.name}": {error}' if entry.name else str(error)) from None
 
-        return [(entry, load(entry)) for entry in entries if entry.name not in self._unloaded]
+        loaded = [(entry, load(entry)) for entry in entries if entry.name not in self._unloaded]
+        self._compare_with_other_workers([model.artifact for _, model in loaded])
+        return loaded
+
+    def _compare_with_other_workers(self, artifacts: Sequence[Artifact]) -> None:
+        """Notice artifacts that were replaced since the other workers loaded them.
+
+        With a models file, its watch then changes the models of all workers. Raises `ArtifactError` without one.
+        """
+        served = self._served_elsewhere
+        replaced = [
+            artifact for artifact in artifacts if served and computation_digest(artifact.manifest) not in served
+        ]
+        if replaced and self._settings.models_file is None:
+            raise ArtifactError(
+                f"{replaced[0].root}: replaced since the other workers loaded it. Restart the server, so that all of "
+                "them serve the same model."
+            )
+        if replaced:
+            self._state = self._state[0], ()
 
     def start(self, loaded: Sequence[tuple[ModelEntry, LoadedModel]]) -> Models:
         """Start an engine for each model. Call it on the event loop."""
@@ -285,11 +308,10 @@ class ModelRepository:
         self.commit()
 
     @property
-    def models_state(self) -> ModelsState | None:
-        """The models file in use, and the unloaded models; None without a models file."""
-        if self._settings.models_file is None:
-            return None
-        return ModelsState(self._state[0].decode(), tuple(sorted(self._unloaded)))
+    def models_state(self) -> ModelsState:
+        """The models that are served."""
+        served = [computation_digest(engine.manifest) for engine in self._models or ()]
+        return ModelsState(self._state[0].decode(), sorted(self._unloaded), served)
 
     async def prepare(self, change: ModelsChange) -> None:
         """Open the models of a change. No other change begins until `commit` or `abort`.
@@ -451,6 +473,11 @@ class ModelRepository:
 def without_measures(manifest: Manifest) -> Manifest:
     """Return the part of a manifest that determines what is computed: `attendant evaluate --save` adds measures."""
     return manifest.model_copy(update={"evaluations": ()})
+
+
+def computation_digest(manifest: Manifest) -> str:
+    """Return the SHA-256 of the part of a manifest that determines what is computed, in hexadecimal."""
+    return hashlib.sha256(without_measures(manifest).model_dump_json().encode()).hexdigest()
 
 
 def _check_name(directory: Path, name: str) -> None:

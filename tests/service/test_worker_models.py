@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from model.artifact.files import GOLDEN, Artifact, write_manifest
 from tests.conftest import RunningServer, serving, wait_until
 from tests.keys import named_key
-from tests.service.test_supervisor import WORKERS, await_workers, worker_ids
+from tests.manifests import with_head
+from tests.service.test_supervisor import WORKERS, await_workers, metric, worker_ids
 
 KEY = {"authorization": "Bearer admin-secret", "content-type": "application/json"}
 
@@ -41,6 +43,53 @@ def server(tiny_artifact: Path, tmp_path: Path) -> Iterator[RunningServer]:
     write_models(tmp_path / "models.toml", a=tiny_artifact, b=tiny_artifact)
     with serving(models_file=tmp_path / "models.toml", admin_keys_file=keys, workers=WORKERS) as running:
         yield running
+
+
+def digests(server: RunningServer) -> list[str]:
+    """The digest of the default model of each worker."""
+    with httpx.Client(base_url=server.rest) as first, httpx.Client(base_url=server.rest) as second:
+        return [client.get("/v1/model").json()["digest"] for client in (first, second)]
+
+
+def replace_artifact(path: Path, old: Path) -> str:
+    """Replace the artifact by one with another pooling. Return its digest."""
+    new = path.with_name("replacement")
+    shutil.copytree(old, new)
+    write_manifest(new, with_head(Artifact.open(new).manifest, pooling="cls"))
+    (new / GOLDEN).unlink()  # it contains the vectors of the other pooling
+    shutil.rmtree(path)
+    new.rename(path)
+    return f"sha256:{Artifact.open(path).digest}"
+
+
+def test_replaced_worker_never_serves_another_model_than_the_others(tiny_artifact: Path, tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    shutil.copytree(tiny_artifact, served)
+    with serving(model_dir=served, workers=WORKERS, log_format="json") as server:
+        before = digests(server)
+        replace_artifact(served, tiny_artifact)
+        os.kill(worker_ids(server)[1], signal.SIGKILL)
+        wait_until(lambda: metric(server, "attendant_worker_restarts_total") >= 2)
+        assert metric(server, "attendant_ready_workers") == 1
+        assert {*digests(server)} == {*before}
+        server.process.terminate()
+        _, log = server.process.communicate(timeout=60)
+    assert f"{served}: replaced since the other workers loaded it. Restart the server" in log
+
+
+@pytest.mark.slow
+def test_replaced_worker_tells_the_others_to_load_a_changed_artifact(tiny_artifact: Path, tmp_path: Path) -> None:
+    """It watches the models file, and has loaded the change before it could be noticed."""
+    served = tmp_path / "served"
+    shutil.copytree(tiny_artifact, served)
+    write_models(tmp_path / "models.toml", a=served)
+    with serving(models_file=tmp_path / "models.toml", workers=WORKERS) as server:
+        first = worker_ids(server)[0]
+        os.kill(first, signal.SIGSTOP)
+        new = replace_artifact(served, tiny_artifact)
+        os.kill(first, signal.SIGKILL)
+        await_workers(server, restarts=1)
+        wait_until(lambda: digests(server) == [new] * WORKERS)
 
 
 def test_unloads_and_loads_reach_every_worker_and_its_replacement(server: RunningServer) -> None:
