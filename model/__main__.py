@@ -16,6 +16,7 @@ from model.artifact.console import (
     EX_INTERRUPTED,
     Parser,
     ReportedError,
+    Subcommand,
     output_path,
     run_command,
 )
@@ -89,7 +90,7 @@ def _run(arguments: list[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser("attendant-model", DESCRIPTION, EXAMPLES_OF[""])
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Subcommand)
 
     def add_command(name: str, description: str) -> argparse.ArgumentParser:
         sentence = f"{description[0].upper()}{description[1:]}."

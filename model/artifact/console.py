@@ -85,6 +85,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(EX_USAGE, f"{self.prog}: {text}. See: {self.prog} --help\n")
 
 
+class Subcommand(Parser):
+    """The parser of a command of another one, whose errors it prints with its name and its options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self.error(self._describe_extra(extra))
+        return options, extra
+
+
 def output_path(text: str) -> Path:
     """Return a path to write; argparse reports the error."""
     if text == "-":

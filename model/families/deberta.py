@@ -22,7 +22,10 @@ TERMS = ("c2p", "p2c")
 def read_config(config: ConfigReader) -> EncoderConfig:
     config.check_heads("hidden_size", "num_attention_heads")
     if config.size("conv_kernel_size", 0, least=0):
-        raise CheckpointError("config.json: conv_kernel_size: convolutions are not supported.")
+        raise CheckpointError(
+            "config.json: conv_kernel_size: convolutions are not supported. Use a model without them, such as "
+            "microsoft/deberta-v3-base."
+        )
     size, heads = config.size("hidden_size"), config.size("num_attention_heads")
     config.require("embedding_size", size)
     types = config.value("pos_att_type", [])

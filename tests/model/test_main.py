@@ -293,6 +293,13 @@ def test_invalid_arguments_exit_with_usage(arguments: list[str], capsys: pytest.
     assert re.fullmatch(r"attendant-model( \w+)?: .+ See: attendant-model( \w+)? --help\n", error)
 
 
+def test_unknown_option_is_compared_with_those_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "x", "-o", "y", "--poling", "mean"])
+    message = "unknown option --poling (did you mean --pooling?). See: attendant-model export --help\n"
+    assert capsys.readouterr().err == f"attendant-model export: {message}"
+
+
 def test_verify_works_without_torch_and_onnx(exported: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'onnx', 'onnx_ir', 'onnxruntime', 'safetensors')));"
