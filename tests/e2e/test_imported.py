@@ -94,7 +94,7 @@ def test_graphs_with_positions_and_in_float16_are_served(publish: Publish, tmp_p
     assert_equal_to_library(tmp_path / "artifact", load_oracle(published))
     publish_graph(published, tmp_path / "half", model=load_oracle(published).half(), folder="")
     export_quietly(tmp_path / "half", tmp_path / "half-artifact", Variants())
-    assert Artifact.open(tmp_path / "half-artifact").manifest.graphs[PADDED].precision == "float16"
+    assert load_anew(Settings(model_dir=tmp_path / "half-artifact")).backend.choice.precision == "float16"
     assert_equal_to_library(tmp_path / "half-artifact", load_oracle(published), tolerance=0.02)
 
 
