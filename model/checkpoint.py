@@ -213,12 +213,13 @@ CODE = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification
 """The classes of transformers for which `auto_map` in config.json names code that changes what a model computes."""
 
 
-def read_code_classes(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes of code in the model's files, as `file.Class`, that transformers would execute."""
+def read_code(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the code in the model's files, as `file.Class`, that transformers executes for each of its classes."""
     names = config.get("auto_map") or {}
     if not isinstance(names, dict):
         raise CheckpointError("config.json: auto_map is not an object. Correct it.")
-    return sorted({str(names[key]).rpartition("--")[2] for key in CODE if names.get(key)})
+    models = {key: name for key, name in names.items() if name and str(key).startswith("AutoModel")}
+    return {key: str(name).rpartition("--")[2] for key, name in models.items()}
 
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scratch: Path | None = None) -> Checkpoint:
@@ -303,20 +304,22 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
 
 def _select_family(files: Published, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Family:
     """Return the family of a checkpoint. Raises CheckpointError, and warns of code that computes something else."""
-    family = find_family(config, tensors)
-    code = read_code_classes(config)
+    family, code = find_family(config, tensors), read_code(config)
     if family is None:
         error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
         if code:
+            names = ", ".join(sorted({*code.values()}))
             raise CheckpointError(
-                f"{error} The code of {', '.join(code)} in the model's files is not executed. If the model is also "
-                "published as an ONNX graph, export a directory without its other weights."
+                f"{error} The code of {names} in the model's files is not executed. If the model is also published as "
+                "an ONNX graph, export a directory without its other weights."
             )
         raise error
-    if foreign := [name for name in code if not family.implements(name, config)]:
+    changing = {name for key, name in code.items() if key in CODE}
+    if foreign := sorted(name for name in changing if not family.implements(name, config)):
         files.warn(
-            f"config.json: auto_map names {', '.join(foreign)}. Code in the model's files is not executed: this is an "
-            f'export of "{family.name}" as in transformers. Compare some vectors with the library that wrote the files.'
+            f"config.json: auto_map names {', '.join(foreign)}. Code in the model's files is not executed: the model "
+            f'is exported as "{family.name}", whatever the code computes. Compare some vectors with the library that '
+            "wrote the files."
         )
     return family
 

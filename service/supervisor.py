@@ -137,8 +137,7 @@ class Supervisor:
         self._settings = settings = settings.model_copy(update={"workers": settings.workers or 1})
         most = most_workers() if self._is_measuring else settings.workers
         self._workers = [Worker(number, Slot.create()) for number in range(most)]
-        self._quotas = create_board(most)
-        self._quota_cells = most
+        self._quotas = create_board(settings.workers)
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
@@ -204,9 +203,14 @@ class Supervisor:
         worker.restart = None
         if self._deadline < math.inf:
             return
-        if self._changing.locked():  # a new process must get all of a change
+        others = [other for other in self._workers if other is not worker]
+        serves = any(other.is_ready for other in others)
+        # A new process must make all of a change, and load what the others serve. If none serves, one decides.
+        if self._changing.locked() or (not serves and any(other.pid for other in others)):
             worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
             return
+        if self._models is not None and not serves:
+            self._models["served"] = {}
         worker.slot.reset()
         worker.passed = worker.silent_turns = 0
         worker.is_listening = worker.is_ready = worker.was_ready = False
@@ -219,7 +223,7 @@ class Supervisor:
             # A separate process group: Ctrl-C reaches only the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
         settings = share(self._settings, worker.number) | self._ports
-        start = Start(worker.number, self._quota_cells, settings, self._models)
+        start = Start(worker.number, self._settings.workers, settings, self._models)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
@@ -248,14 +252,14 @@ class Supervisor:
         if worker.reply is not None and not worker.reply.done():
             worker.reply.set_result({"error": f"Worker {worker.number} ended. Try again."})
         worker.slot.reset()
-        if worker.is_replaced:
-            worker.is_replaced = False
+        is_replaced, worker.is_replaced = worker.is_replaced, False
+        if is_replaced and self._deadline == math.inf:
             self._start(worker)
             return
         self._update_status()
         if self._deadline < math.inf:
             # A process that still imports its modules has no handler for the signal.
-            is_drained = status == EX_OK or (status == -signal.SIGTERM and not worker.was_ready)
+            is_drained = status == EX_OK or is_replaced or (status == -signal.SIGTERM and not worker.was_ready)
             self._exit_status = self._exit_status or (EX_OK if is_drained else EX_SOFTWARE)
             if not any(other.pid for other in self._workers):
                 self._ended.set()
@@ -316,7 +320,8 @@ class Supervisor:
             start_task(self._change_models(worker, message))
         elif event == "listening":
             worker.is_listening = True
-            self._acceptor.start()
+            if not self._is_measuring:  # else this process may be replaced
+                self._acceptor.start()
         elif event == "ready":
             self._become_ready(worker, message)
         elif event == "closing":
@@ -330,35 +335,39 @@ class Supervisor:
 
     def _become_ready(self, worker: Worker, message: Message) -> None:
         """Serve with a worker, and start the others after the first one."""
-        self._models = self._models or message["models"]
-        if self._is_measuring:
+        if self._models is None or not self._models["served"]:
+            self._models = message["models"]
+        if self._is_measuring and self._deadline == math.inf:
             self._select_number(worker, message["texts_per_second"], message["gpu_copies"])
-        if not worker.is_replaced:
+        if not (self._is_measuring or worker.is_replaced):
             worker.is_ready = worker.was_ready = True
+            self._acceptor.start()
             self._start_others()
 
     def _select_number(self, first: Worker, texts_per_second: float, gpu_copies: int | None) -> None:
         """Set the number of workers by what the first one has measured with the whole machine.
 
-        `gpu_copies`: how many such workers the memory of the GPU holds; None without one.
+        `gpu_copies`: how many such workers the memory of the GPU holds; None if there is no GPU, or that is unknown.
         """
+        resident, memory = _resident_bytes(first.pid), available_memory()
+        if not resident:  # it has just ended, and its successor measures again
+            return
         self._is_measuring = False
-        wanted, memory = math.ceil(texts_per_second / LOOP_TEXTS_PER_S), available_memory()
-        copies = [len(self._workers), wanted]
-        if memory is not None:
-            copies.append(1 + memory // _resident_bytes(first.pid))
-        if gpu_copies is not None:
-            copies.append(gpu_copies)
-        number = max(1, min(copies))
+        wanted = math.ceil(texts_per_second / LOOP_TEXTS_PER_S)
+        # The last one to load takes `LOADING_FACTOR` times its memory.
+        fitting = None if memory is None else memory // resident
+        number = max(1, min(limit for limit in (len(self._workers), wanted, fitting, gpu_copies) if limit is not None))
         log.info(
             "workers selected workers=%d texts_per_second=%.0f wanted=%d fitting_memory=%s fitting_gpu_memory=%s",
-            number, texts_per_second, wanted, copies[2] if memory is not None else "unknown", gpu_copies,
+            number, texts_per_second, wanted, fitting, gpu_copies,
         )  # fmt: skip
         del self._workers[number:]
         if number > 1:
             self._settings = self._settings.model_copy(update={"workers": number})
+            os.close(self._quotas)
+            self._quotas = create_board(number)
             first.is_replaced = True
-            first.kill(signal.SIGKILL)  # it has not been announced
+            first.kill(signal.SIGKILL)  # it serves no connections yet
 
     def _start_others(self) -> None:
         """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""

@@ -83,8 +83,7 @@ class Start:
     """The first message to a worker: its options, with its part of the limits, and its place among the workers.
 
     Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` belong to the supervisor.
-    `workers`: how many workers the memory of the quotas has room for. `models`: the models
-    in use, if any worker has loaded them.
+    `models`: the models in use, if any worker has loaded them.
     """
 
     number: int

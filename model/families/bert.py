@@ -251,7 +251,7 @@ JINA_BERT = Family(
     JINA_NAMES,
     ("", "bert."),
     fused={"mlp.gated_layers": ("mlp.gate", "mlp.up")},
-    code="JinaBert",
+    code=("JinaBert",),
 )
 
 # jina-embeddings-v2-base-code: the queries, and the keys, of all heads are normalized together, and a second residual
@@ -272,7 +272,7 @@ JINA_CODE_BERT = Family(
     },
     ("", "bert."),
     fused={"mlp.up_gated_layer": ("mlp.up", "mlp.gate")},
-    code="JinaBert",
+    code=("JinaBert",),
 )
 
 FAMILIES = (BERT, ERNIE, DISTILBERT, ELECTRA, *ROBERTAS, MPNET, JINA_BERT, JINA_CODE_BERT)

@@ -266,7 +266,7 @@ class Family:
         classifier: The classifier, or a function that returns it for a configuration.
         token_classifier: The token classifier, or a function that returns it for a configuration.
         masked_lm: Returns the masked-LM head for a configuration; None for causal language models.
-        code: Prefix of the class names of published code that this family implements; empty if there is none.
+        code: Prefixes of the class names of published code that this family implements.
         code_keys: config.json keys that must be set, because the code and transformers differ in their defaults.
     """
 
@@ -284,12 +284,12 @@ class Family:
     classifier: ClassifierLayout | Callable[[ConfigReader], ClassifierLayout] = BERT_CLASSIFIER
     token_classifier: HeadLayout | Callable[[ConfigReader], HeadLayout] = TOKEN_CLASSIFIER
     masked_lm: Callable[[ConfigReader], VocabularyLayout] | None = None
-    code: str = ""
+    code: tuple[str, ...] = ()
     code_keys: tuple[str, ...] = ()
 
     def implements(self, name: str, config: Mapping[str, Any]) -> bool:
         """Return whether a class of published code, `file.Class`, computes what this family does."""
-        is_known = bool(self.code) and name.rpartition(".")[2].startswith(self.code)
+        is_known = name.rpartition(".")[2].startswith(self.code)
         return is_known and all(key in config for key in self.code_keys)
 
     def published_name(self, name: str) -> str:

@@ -140,7 +140,7 @@ EUROBERT = Family(
     ("", "model."),
     classifier=read_eurobert_classifier,
     masked_lm=read_eurobert_head,
-    code="EuroBert",
+    code=("EuroBert",),
 )
 
 
@@ -194,7 +194,7 @@ def read_qwen2(config: ConfigReader) -> EncoderConfig:
 
 
 # The code of gte-Qwen2 is bidirectional unless the caller says otherwise.
-QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), code="Qwen2", code_keys=("is_causal",), **CAUSAL_HEADS)
+QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), code=("Qwen2",), code_keys=("is_causal",), **CAUSAL_HEADS)
 
 
 # Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys.

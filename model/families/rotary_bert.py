@@ -131,7 +131,7 @@ NOMIC = Family(
     {"self_attn.Wqkv": FUSED_QKV},
     layers_keys=("num_hidden_layers", "n_layer"),
     masked_lm=read_nomic_head,
-    code="NomicBert",
+    code=("NomicBert",),
 )
 
 
@@ -188,7 +188,7 @@ def read_gte_head(config: ConfigReader) -> VocabularyLayout:
 
 
 GTES = tuple(
-    Family(name, read_gte, NAMES, prefixes, GTE_RENAMES, GTE_FUSED, masked_lm=read_gte_head, code="New")
+    Family(name, read_gte, NAMES, prefixes, GTE_RENAMES, GTE_FUSED, masked_lm=read_gte_head, code=("New", "Gte"))
     for name, prefixes in {"gte": ("", "gte.", "new."), "new": ("", "new.", "gte.")}.items()
 )
 
@@ -230,7 +230,7 @@ JINA = Family(
     {"self_attn.Wqkv": FUSED_QKV},
     classifier=ROBERTA_CLASSIFIER,
     masked_lm=read_roberta_head,
-    code="XLMRoberta",
+    code=("XLMRoberta",),
 )
 
 FAMILIES = (NOMIC, *GTES, JINA)

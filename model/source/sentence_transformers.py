@@ -84,7 +84,7 @@ TASKS = {
 class SettingOptions:
     """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters.
 
-    `source` is the Hugging Face model ID, if any.
+    `source` is the Hugging Face model ID, or the name of a directory.
     """
 
     pooling: Pooling | None = None
@@ -266,7 +266,7 @@ def read_embedding_config(files: Published, hidden_size: int, options: SettingOp
         embedding = replace(embedding, normalize=options.normalize)
     if options.source in INSTRUCTORS:
         return replace(embedding, include_prompt=False)
-    if embedding.include_prompt and "instructor" in options.source.partition("/")[2].lower():
+    if embedding.include_prompt and "instructor" in options.source.rpartition("/")[2].lower():
         files.warn(
             "the pooling includes the instruction, which Instructor models exclude. If this is one, set include_prompt "
             "to false in the file of the Pooling module."

@@ -4,10 +4,11 @@ import logging
 from dataclasses import dataclass, replace
 
 from model.artifact.files import GOLDEN, TOKENIZER, Artifact, ArtifactError, MappedTensor
-from model.artifact.manifest import ExplainRecord, GoldenOutput, Precision, TensorRecord
+from model.artifact.manifest import ExplainRecord, GoldenOutput, TensorRecord
+from model.artifact.names import PADDED
 from model.artifact.tokenizer import Tokenizer
 from service.config import ConfigError, Settings
-from service.engine.backends.base import Backend, Gpu
+from service.engine.backends.base import Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import available_cpus
 from service.engine.backends.heads import MaskedWords
 from service.engine.backends.onnxruntime_cpu import ExplainBackend
@@ -173,10 +174,10 @@ class BackendOpener:
         floor = self.min_cosine or FLOOR_COSINE[choice.precision]
         if cosine >= floor:
             if cosine < EXPECTED_COSINE[choice.precision]:
-                self._warn(choice.precision, head, cosine)
+                self._warn(choice, head, cosine)
             return opened
         measured = f"({head}: min cosine {cosine:.6f}, limit {floor})"
-        if choice.precision == "float32":
+        if choice.precision == "float32" or choice.graph == PADDED:
             raise ArtifactError(
                 f"{artifact.root / GOLDEN}: vectors differ from the export {measured}. Export again, or set a smaller "
                 "ATTENDANT_MIN_COSINE."
@@ -189,14 +190,14 @@ class BackendOpener:
         reason = f"{choice.precision} is too inaccurate for this model {measured}"
         return self.open(replace(options, precision="float32"), machine, reason)
 
-    def _warn(self, precision: Precision, head: GoldenOutput, cosine: float) -> None:
+    def _warn(self, choice: BackendChoice, head: GoldenOutput, cosine: float) -> None:
         remedy = "Export again on this machine"
-        if precision != "float32":
+        if choice.precision != "float32" and choice.graph != PADDED:
             remedy = (
                 "ATTENDANT_PRECISION=float32 is more accurate, and takes 2 to 4 times as long on CPUs with AMX. "
                 "ATTENDANT_MIN_COSINE sets the limit below which a precision is not used"
             )
         log.warning(
             "accuracy below the expected cosine model=%s precision=%s head=%s cosine=%.6f expected=%g. %s.",
-            self.artifact.manifest.name, precision, head, cosine, EXPECTED_COSINE[precision], remedy,
+            self.artifact.manifest.name, choice.precision, head, cosine, EXPECTED_COSINE[choice.precision], remedy,
         )  # fmt: skip

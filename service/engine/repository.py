@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from model.artifact.files import MANIFEST, Artifact, ArtifactError
@@ -64,12 +64,12 @@ class ModelsState:
     Attributes:
         content: the models file; empty without one.
         unloaded: the names of its models that are not served.
-        served: the `computation_digest` of each model that is served.
+        served: the `computation_digest` of each model that is served, by its name; empty if no worker serves.
     """
 
     content: str = ""
     unloaded: Sequence[str] = ()
-    served: Sequence[str] = ()
+    served: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class ModelRepository:
         self._state: FileState = b"" if state is None else state.content.encode(), ()
         self._entries: Mapping[str, ModelEntry] = {}
         self._unloaded: frozenset[str] = frozenset(() if state is None else state.unloaded)
-        self._served_elsewhere = () if state is None else state.served
+        self._served_elsewhere = {} if state is None else state.served
         self._prepared: Prepared | None = None
         self._errors: dict[str, str] = {}
         self._loading = ""
@@ -165,22 +165,26 @@ class ModelRepository:
                 raise ArtifactError(f'{option}: "{entry.name}": {error}' if entry.name else str(error)) from None
 
         loaded = [(entry, load(entry)) for entry in entries if entry.name not in self._unloaded]
-        self._compare_with_other_workers([model.artifact for _, model in loaded])
+        self._compare_with_other_workers(
+            {entry.name or model.artifact.manifest.name: model.artifact for entry, model in loaded}
+        )
         return loaded
 
-    def _compare_with_other_workers(self, artifacts: Sequence[Artifact]) -> None:
+    def _compare_with_other_workers(self, artifacts: Mapping[str, Artifact]) -> None:
         """Notice artifacts that were replaced since the other workers loaded them.
 
         With a models file, its watch then changes the models of all workers. Raises `ArtifactError` without one.
         """
         served = self._served_elsewhere
         replaced = [
-            artifact for artifact in artifacts if served and computation_digest(artifact.manifest) not in served
+            artifact
+            for name, artifact in artifacts.items()
+            if served and computation_digest(artifact.manifest) != served.get(name)
         ]
         if replaced and self._settings.models_file is None:
             raise ArtifactError(
                 f"{replaced[0].root}: replaced since the other workers loaded it. Restart the server, so that all of "
-                "them serve the same model."
+                "them serve the same model, or restore the artifact."
             )
         if replaced:
             self._state = self._state[0], ()
@@ -310,7 +314,7 @@ class ModelRepository:
     @property
     def models_state(self) -> ModelsState:
         """The models that are served."""
-        served = [computation_digest(engine.manifest) for engine in self._models or ()]
+        served = {engine.name: computation_digest(engine.manifest) for engine in self._models or ()}
         return ModelsState(self._state[0].decode(), sorted(self._unloaded), served)
 
     async def prepare(self, change: ModelsChange) -> None:

@@ -142,6 +142,7 @@ def test_code_of_a_model_is_named(source: Path) -> None:
         ("nomic_bert", {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}, None),
         ("nomic_bert", {"AutoModelForMaskedLM": "m.BertForMaskedLM"}, "m.BertForMaskedLM"),
         ("new", {"AutoModel": "modeling.NewModel"}, None),
+        ("new", {"AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel"}, None),
         ("jina_bert", {"AutoModel": "modeling_bert.JinaBertModel"}, None),
         ("jina_embeddings_v3", {"AutoModel": "modeling_lora.XLMRobertaLoRA"}, None),
         ("eurobert", {"AutoModel": "modeling_eurobert.EuroBertModel"}, None),

@@ -19,6 +19,7 @@ import pytest
 from service import supervisor
 from service.callers import BURST_S
 from service.config import Settings, load_settings
+from service.quota_board import create_board
 from service.supervisor import Supervisor, share
 from tests.conftest import (
     ROOT,
@@ -342,25 +343,29 @@ def test_quota_and_counts_of_a_caller_are_those_of_the_whole_server(tiny_artifac
     [
         (3, 10**6, None, None, None), (4, 10**6, None, None, 2), (96, 10**6, None, None, 8),
         (96, 12_000, None, None, 1), (96, 12_001, None, None, 2), (96, 25, 0, None, 1),
-        (96, 10**6, 2, None, 3), (96, 10**6, 2, 2, 2), (96, 10**6, None, 0, 1),
+        (96, 10**6, 3, None, 3), (96, 10**6, 3, 2, 2), (96, 10**6, None, 0, 1),
     ],
 )  # fmt: skip
 async def test_auto_selects_a_number_that_speed_cores_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch, cores: int, texts_per_second: float, memory: int | None, gpu_copies: int | None,
     expected: int | None,
 ) -> None:  # fmt: skip
-    """`memory` is the number of further workers that fit. None is expected without a supervisor."""
+    """`memory` is the number of processes that fit beside the first. None is expected without a supervisor."""
     monkeypatch.setattr(supervisor, "available_cpus", lambda: cores)
     if expected is None:
         assert supervisor.most_workers() == 1
         return
     server = Supervisor(load_settings(environ={"ATTENDANT_WORKERS": "auto"}))
     first, size = server._workers[0], supervisor._resident_bytes(os.getpid())
-    monkeypatch.setattr(supervisor, "_resident_bytes", lambda pid: size)
     monkeypatch.setattr(supervisor, "available_memory", lambda: None if memory is None else memory * size + 1)
+    monkeypatch.setattr(supervisor, "_resident_bytes", lambda pid: 0)
+    server._select_number(first, texts_per_second, gpu_copies)  # it has just ended
+    assert server._is_measuring
+    monkeypatch.setattr(supervisor, "_resident_bytes", lambda pid: size)
     server._select_number(first, texts_per_second, gpu_copies)
     assert len(server._workers) == server._settings.workers == expected
     assert first.is_replaced == (expected > 1)
+    assert os.fstat(server._quotas).st_size == os.fstat(create_board(expected)).st_size
 
 
 def test_auto_starts_the_workers_that_a_fast_model_needs(tiny_artifact: Path) -> None:
@@ -380,6 +385,20 @@ def test_auto_starts_the_workers_that_a_fast_model_needs(tiny_artifact: Path) ->
     (selected,) = (line["message"] for line in lines if "workers selected" in line["message"])
     assert "workers=4 " in selected
     assert sum("worker started" in line["message"] for line in lines) == 5
+
+
+def test_signal_while_the_first_worker_is_replaced_ends_the_server(tiny_artifact: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.service.eight_cores", "serve"],
+        cwd=ROOT, env=server_environment(model_dir=tiny_artifact, workers="auto"), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "workers selected" in line:
+            process.terminate()
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_mps_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

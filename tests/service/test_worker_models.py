@@ -62,16 +62,21 @@ def replace_artifact(path: Path, old: Path) -> str:
     return f"sha256:{Artifact.open(path).digest}"
 
 
+@pytest.mark.slow
 def test_replaced_worker_never_serves_another_model_than_the_others(tiny_artifact: Path, tmp_path: Path) -> None:
     served = tmp_path / "served"
     shutil.copytree(tiny_artifact, served)
     with serving(model_dir=served, workers=WORKERS, log_format="json") as server:
         before = digests(server)
-        replace_artifact(served, tiny_artifact)
+        new = replace_artifact(served, tiny_artifact)
         os.kill(worker_ids(server)[1], signal.SIGKILL)
         wait_until(lambda: metric(server, "attendant_worker_restarts_total") >= 2)
         assert metric(server, "attendant_ready_workers") == 1
         assert {*digests(server)} == {*before}
+        os.kill(worker_ids(server)[0], signal.SIGKILL)
+        wait_until(lambda: metric(server, "attendant_ready_workers") == 0)  # none serves the old model any more
+        wait_until(lambda: metric(server, "attendant_ready_workers") == WORKERS)
+        assert digests(server) == [new] * WORKERS
         server.process.terminate()
         _, log = server.process.communicate(timeout=60)
     assert f"{served}: replaced since the other workers loaded it. Restart the server" in log

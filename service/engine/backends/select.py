@@ -93,8 +93,8 @@ def _select_padded(options: BackendOptions, precision: GraphPrecision, machine: 
     ):
         if value not in ("auto", supported):
             raise ConfigError(
-                f'ATTENDANT_{name}: "{value}" is not available for a model imported from an ONNX graph. Use "auto", or '
-                "export its PyTorch weights."
+                f'ATTENDANT_{name}: "{value}" is not available for a model imported from an ONNX graph in {precision}. '
+                'Use "auto", or export its PyTorch weights.'
             )
     tokens, threads = options.max_batch_tokens or ONNXRUNTIME_BATCH_TOKENS, options.threads or machine.cpus
     return BackendChoice("cpu", precision, PADDED, threads, 1, tokens, "imported from an ONNX graph")
