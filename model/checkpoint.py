@@ -14,7 +14,7 @@ from torch import Tensor
 from model.artifact.files import TOKENIZER, TRAINING
 from model.artifact.manifest import ExpansionRecord, RetrievalRole, TrainingRecord, TruncationSide, split_pooling
 from model.artifact.tokenizer import Tokenizer
-from model.encoder import Encoder
+from model.encoder import Encoder, EncoderConfig
 from model.families import FAMILIES, find_family
 from model.families.family import ConfigReader, Family
 from model.heads.classifiers import (
@@ -60,6 +60,7 @@ from model.source.sentence_transformers import (
     FROM_FILES,
     EmbeddingConfig,
     SettingOptions,
+    TransformerSettings,
     read_embedding_config,
     read_max_input_tokens,
     read_similarity,
@@ -273,12 +274,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     if late is None and classifier is None and settings.max_input_tokens is None:
         role_max_tokens = {role: min(limit, positions) for role, limit in transformer.role_max_tokens.items()}
     warn_about_reranker(files, encoder.config.causal, config, classifier)
-    if encoder.config.alibi and max_input_tokens > ALIBI_TOKENS:
-        gigabytes = 4 * encoder.config.num_attention_heads * max_input_tokens**2 / 1e9
-        files.warn(
-            f"texts of {max_input_tokens} tokens take {gigabytes:.1f} GB of memory in OpenVINO for the biases of this "
-            "model's scores. To limit it, set --max-input-tokens."
-        )
+    _warn_about_length(files, encoder.config, transformer, max_input_tokens)
     return Checkpoint(
         encoder=encoder,
         family=family,
@@ -300,6 +296,25 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         warnings=tuple(files.warnings()),
         unexported=weights.unexported(*(name for name, head in exported.items() if head)),
     )
+
+
+def _warn_about_length(
+    files: Published, config: EncoderConfig, transformer: TransformerSettings, max_input_tokens: int
+) -> None:
+    """Warn of a limit of tokens that sentence-transformers would exceed, and of one whose biases take much memory."""
+    wanted = transformer.max_input_tokens or 0
+    is_explicit = transformer.origin == files.transformer_config.name
+    if is_explicit and not config.position_table and wanted > config.max_position_embeddings >= max_input_tokens:
+        files.warn(
+            f"{transformer.origin}: texts are truncated at the {config.max_position_embeddings} positions of "
+            f"config.json, not at {wanted} tokens as in sentence-transformers."
+        )
+    if config.alibi and max_input_tokens > ALIBI_TOKENS:
+        gigabytes = 4 * config.num_attention_heads * max_input_tokens**2 / 1e9
+        files.warn(
+            f"texts of {max_input_tokens} tokens take {gigabytes:.1f} GB of memory in OpenVINO for the biases of this "
+            "model's scores. To limit it, set --max-input-tokens."
+        )
 
 
 def _select_family(files: Published, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Family:

@@ -169,6 +169,18 @@ def test_code_that_is_not_executed_is_named(
     assert foreign is None or f"names {foreign}. Code" in warnings[0]
 
 
+@pytest.mark.parametrize(("family", "excess", "warns"), [("t5", 1, True), ("t5", 0, False), ("mpnet", 1, False)])
+def test_limit_of_tokens_beyond_the_positions_is_named(tmp_path: Path, family: str, excess: int, warns: bool) -> None:
+    """sentence-transformers reads longer texts with relative positions, and fails with a table of positions."""
+    case = FAMILY_CASES[family]
+    case.publish(tmp_path, BUILDERS[case.tokenizer]().to_str().encode())
+    positions = load_checkpoint(tmp_path).max_input_tokens
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": positions + excess})
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.max_input_tokens == positions
+    assert any(f"truncated at the {positions} positions" in warning for warning in checkpoint.warnings) == warns
+
+
 @pytest.mark.parametrize(
     ("name", "includes_prompt", "warns"),
     [
