@@ -86,7 +86,7 @@ def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None
 
 @dataclass(frozen=True)
 class _Weights:
-    """What the heads of a checkpoint are read from; `tensors` are named without the prefix of the encoder."""
+    """The source of a checkpoint's heads: its files and tensors. Tensor names lack the encoder's prefix."""
 
     files: Published
     family: Family

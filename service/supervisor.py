@@ -56,7 +56,7 @@ LOADING_FACTOR = 2
 """Memory of a worker while it loads its models, relative to a ready one."""
 MAX_AUTO_WORKERS = 8
 CORES_PER_WORKER = 2
-"""Automatic: at least one for the event loop, and one for tokenization."""
+"""With `auto`, at least: one for the event loop, and one for tokenization and inference."""
 MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108  # the default of NVIDIA's service
 GPU_DEVICE = Path("/dev/nvidiactl")
 
@@ -70,7 +70,7 @@ class Worker:
     Attributes:
         passed: the number of REST connections that this process got.
         failures: how often in a row it has ended without being ready for `STABLE_S`.
-        is_replaced: whether its process was killed to start another one with a part of the machine.
+        is_replaced: whether its process was killed to restart it with its share of the machine.
     """
 
     number: int
@@ -119,8 +119,8 @@ class Worker:
 class Supervisor:
     """Construct it on the event loop of the main thread: workers end with the thread that has started them.
 
-    With an automatic number, the first worker starts with the whole machine and measures how fast its models are. If
-    they are too fast for one event loop, it is replaced by one with its part, and the others start.
+    With `auto`, the first worker starts with the whole machine and measures the speed of its models. If one event loop
+    is too slow for them, the worker restarts with its share of the machine, and the others start.
 
     Attributes:
         module: The program of the workers.
@@ -205,7 +205,7 @@ class Supervisor:
             return
         others = [other for other in self._workers if other is not worker]
         serves = any(other.is_ready for other in others)
-        # A new process must make all of a change, and load what the others serve. If none serves, one decides.
+        # A new process must receive every change and load what the others serve; if none serves, the first decides.
         if self._changing.locked() or (not serves and any(other.pid for other in others)):
             worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
             return
@@ -334,7 +334,7 @@ class Supervisor:
         self._update_status()
 
     def _become_ready(self, worker: Worker, message: Message) -> None:
-        """Serve with a worker, and start the others after the first one."""
+        """Let a worker serve. After the first one, start the others."""
         if self._models is None or not self._models["served"]:
             self._models = message["models"]
         if self._is_measuring and self._deadline == math.inf:
@@ -350,7 +350,7 @@ class Supervisor:
         `gpu_copies`: how many such workers the memory of the GPU holds; None if there is no GPU, or that is unknown.
         """
         resident, memory = _resident_bytes(first.pid), available_memory()
-        if not resident:  # it has just ended, and its successor measures again
+        if not resident:  # it has just exited, and its successor measures again
             return
         self._is_measuring = False
         wanted = math.ceil(texts_per_second / LOOP_TEXTS_PER_S)
@@ -372,8 +372,6 @@ class Supervisor:
     def _start_others(self) -> None:
         """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""
         waiting = [worker for worker in self._workers if not worker.started_at]
-        if len(waiting) == len(self._workers) - 1 and waiting and has_gpu(self._settings):
-            log.info("workers share the GPU workers=%d mps=%s", len(self._workers), has_mps())
         needed, available = len(waiting) * LOADING_FACTOR * _resident_bytes(self._workers[0].pid), available_memory()
         is_scarce = has_gpu(self._settings) or (available is not None and needed > available)
         for worker in waiting[:1] if is_scarce else waiting:
@@ -382,6 +380,8 @@ class Supervisor:
     def _update_status(self) -> None:
         if not self._has_been_ready and all(worker.is_ready for worker in self._workers):
             self._has_been_ready = True
+            if len(self._workers) > 1 and has_gpu(self._settings):
+                log.info("workers share the GPU workers=%d mps=%s", len(self._workers), has_mps())
             first = self._workers[0].channel
             assert first is not None
             first.send({"event": "announce"})

@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Subcommand(Parser):
-    """The parser of a command of another one, whose errors it prints with its name and its options."""
+    """The parser of a subcommand. Its errors name the subcommand and suggest its options."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, extra = super().parse_known_args(args, namespace)

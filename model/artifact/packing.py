@@ -109,9 +109,9 @@ MAX_PADDING = 0.25
 
 
 class PaddedFill:
-    """A batch with one sequence per row. It contains at most `limit` tokens, of which at most a quarter is padding.
+    """A batch of rows with one sequence each: at most `limit` tokens, including at most 25% padding.
 
-    A first sequence that is longer than `limit` gets a separate batch.
+    A sequence longer than `limit` is only accepted as the first, and then fills the batch.
     """
 
     @classmethod

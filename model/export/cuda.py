@@ -218,7 +218,8 @@ def _attend_in_blocks(
 def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
     """Return the rows of `values` (T, D) that each block of 64 queries can attend to, (T/64, K, D).
 
-    A block gets its own rows and those of as many blocks on both sides as `reach` covers; `padding` past the ends.
+    These are the rows of the block and of the neighboring blocks within `reach` on both sides. Rows beyond the ends are
+    filled with `padding`.
     T must be a multiple of 64: a number computed from T would be on the CPU, see `token_indices`.
     """
     sides = -(-reach // BLOCK_TOKENS)

@@ -171,7 +171,7 @@ class ModelRepository:
         return loaded
 
     def _compare_with_other_workers(self, artifacts: Mapping[str, Artifact]) -> None:
-        """Notice artifacts that were replaced since the other workers loaded them.
+        """Detect artifacts that were replaced after the other workers had loaded them.
 
         With a models file, its watch then changes the models of all workers. Raises `ArtifactError` without one.
         """

@@ -21,6 +21,7 @@ from service.operations.inputs import (
     JSON_CHARACTER_BYTES,
     MAX_LABELS,
     RESULT_BYTES,
+    SHORTEN,
     AppliedPrompt,
     Call,
     array_bytes,
@@ -49,7 +50,6 @@ LABEL = 32
 """The cost of a label in a response; see inputs.py."""
 LABEL_BYTES = 64
 DEFAULT_TEMPLATE = "This example is {}."
-SHORTEN = Remedy("Shorten it")
 NLI_MODEL = "MoritzLaurer/deberta-v3-base-zeroshot-v2.0"
 
 

@@ -60,9 +60,13 @@ LIST_REMEDIES = {
     **dict.fromkeys(("inputs", "documents", "occurrences", "spans_per_request"), "Split the request."),
     "token_ids": "Shorten the input.",
 }
-SHORTEN = Remedy("Shorten it", ({"truncation": "right"},))
+SHORTEN = Remedy("Shorten it")
 SPLIT = Remedy("Split the text")
-SPLIT_NOT_TRUNCATED = Remedy("Split the text", hint="Truncation does not apply to this limit.", if_cut=SHORTEN)
+SPLIT_NOT_TRUNCATED = replace(
+    SPLIT,
+    hint="Truncation does not apply to this limit.",
+    if_cut=replace(SHORTEN, changes=({"truncation": "right"},)),
+)
 SPLIT_OR_CHUNKS = replace(SPLIT_NOT_TRUNCATED, changes=({"chunks.by": "sentence"},))
 """Remedies for a text over the limit of characters, in operations without and with truncation."""
 USE_ANOTHER = "Use another model."
@@ -349,7 +353,7 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
         first, last = tokens.prompt_range
         raise no_room(last - first, limit, prompt_field)
     if truncation is None or truncation == "error":
-        remedy = Remedy("Shorten it") if truncation is None else shorten(manifest.truncation_side)
+        remedy = SHORTEN if truncation is None else shorten(manifest.truncation_side)
         if may_split:
             remedy = replace(remedy, changes=(*remedy.changes, {"chunks.by": "sentence"}))
         raise TooLong("too long", remedy, field=path, actual=len(tokens), maximum=limit, unit="tokens")

@@ -350,7 +350,7 @@ async def test_auto_selects_a_number_that_speed_cores_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch, cores: int, texts_per_second: float, memory: int | None, gpu_copies: int | None,
     expected: int | None,
 ) -> None:  # fmt: skip
-    """`memory` is the number of processes that fit beside the first. None is expected without a supervisor."""
+    """`memory`: how many more processes fit. `expected` is None where `auto` starts no supervisor."""
     monkeypatch.setattr(supervisor, "available_cpus", lambda: cores)
     if expected is None:
         assert supervisor.most_workers() == 1

@@ -110,7 +110,7 @@ async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
 
 
 def sequence_bytes(texts: list[str], mask_token: str | None, words: int) -> int:
-    """Return the maximum size of all `sequence` values, each of which repeats its text."""
+    """Return an upper bound, in bytes, on the `sequence` fields of a response: each contains the whole text."""
     return sum(text.count(mask_token or "") * words * returned_bytes([text]) for text in texts)
 
 
