@@ -41,6 +41,10 @@ class BatchShape:
         object.__setattr__(self, "tokens", self.rows * self.length)
 
 
+LEAST_FIXED = 0.25
+"""The fixed part of the run time is at least this fraction of the shortest one: small batches are never efficient."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Estimated run time of a batch: fixed + R T (token + square T) seconds."""
@@ -51,25 +55,29 @@ class CostModel:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[BatchShape, float]]) -> "CostModel":
-        """Return the model with the least squared relative error among those without a negative coefficient.
+        """Return the model with the least squared relative error whose coefficients are not negative.
 
         `measured`: shapes and their run times in seconds, all positive. Fewer than three shapes determine fewer
         coefficients: `token` first, then `fixed`.
+
+        On a busy machine, a short batch runs within one time slice, and longer ones seem up to twice as slow. Without
+        `LEAST_FIXED`, each text would then run in a batch of its own, because that seems the cheapest per token.
         """
         seconds = np.array([time for _, time in measured])
         terms = np.array([[shape.tokens, 1.0, shape.tokens * shape.length] for shape, _ in measured])
-        relative = terms / seconds[:, None]
+        least_fixed = LEAST_FIXED * float(seconds.min())
+        relative, rest = terms / seconds[:, None], 1 - least_fixed / seconds
         best, least = np.zeros(3), math.inf
         allowed = range(min(3, len(measured)))
         for count in range(1, len(allowed) + 1):
             for used in map(list, combinations(allowed, count)):
-                found, *_ = np.linalg.lstsq(relative[:, used], np.ones(len(measured)))
-                error = float(np.sum((relative[:, used] @ found - 1) ** 2))
+                found, *_ = np.linalg.lstsq(relative[:, used], rest)
+                error = float(np.sum((relative[:, used] @ found - rest) ** 2))
                 if error < least and (found >= 0).all():
                     best, least = np.zeros(3), error
                     best[used] = found
         token, fixed, square = best.tolist()
-        return cls(fixed, token, square)
+        return cls(least_fixed + fixed, token, square)
 
     def seconds(self, shape: BatchShape) -> float:
         return self.fixed + shape.tokens * (self.token + self.square * shape.length)

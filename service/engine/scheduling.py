@@ -673,7 +673,7 @@ class Speed:
         self._saturated_since = now if saturated else None
 
 
-INLINE_COST = 4096
+INLINE_COST = 2048
 """Work of at most this cost runs on the event loop; operations/inputs.py defines the unit of costs."""
 UNIT_S = 5e-7
 """Upper bound on the time of a unit, in seconds."""

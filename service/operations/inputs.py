@@ -85,7 +85,7 @@ The scheduler takes about 10 microseconds for each on the event loop, so the lim
 
 # Costs of work outside of inference, which decide whether it runs on the event loop or in a thread. One unit is the
 # time to tokenize one character, 0.25 us on AMD Zen 5 and 0.5 us on an AMD EPYC with AVX2 (all-MiniLM-L6-v2). The
-# factors are measured and rounded up: every kind of request within `INLINE_COST` holds the event loop for at most 2 ms.
+# factors are measured and rounded up: every kind of request within `INLINE_COST` holds the event loop for at most 1 ms.
 INPUT = 48
 """Tokenizing an input, and building its result."""
 DESCRIBED_CHARACTER = 8

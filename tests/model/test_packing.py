@@ -73,15 +73,15 @@ def test_row_fill_keeps_to_its_time(
     assert seconds <= max(max_seconds, shapes.costs.seconds(shapes.fit(batch[:1])[0]))
 
 
-COSTS = st.floats(1e-7, 1e-2)
-
-
-@given(st.builds(CostModel, COSTS, COSTS, st.floats(1e-10, 1e-5)), st.sampled_from(SHAPES), LIMITS)
+@given(st.floats(0.35, 1e4), st.floats(1e-7, 1e-2), st.floats(1e-10, 1e-5), st.sampled_from(SHAPES), LIMITS)
 def test_costs_are_fitted_exactly_without_noise(
-    costs: CostModel, pairs: tuple[tuple[int, int], ...], limits: tuple[int, int]
+    fixed: float, token: float, square: float, pairs: tuple[tuple[int, int], ...], limits: tuple[int, int]
 ) -> None:
+    """`fixed` is drawn as a multiple of the rest of the shortest run time."""
     shapes = BatchShapes(*limits, pairs)
-    fitted = CostModel.fit([(shape, costs.seconds(shape)) for shape in shapes.sample(6)])
+    sample = shapes.sample(6)
+    costs = CostModel(fixed * CostModel(0, token, square).seconds(sample[0]), token, square)
+    fitted = CostModel.fit([(shape, costs.seconds(shape)) for shape in sample])
     shapes.use(fitted)
     for shape in shapes.sample(20):
         assert fitted.seconds(shape) == pytest.approx(costs.seconds(shape), rel=1e-3)
@@ -97,6 +97,17 @@ def test_fitted_costs_are_never_negative(
     assert min(costs.fixed, costs.token, costs.square) >= 0
     shapes.use(costs)
     assert all(shapes.sequence_seconds(size) > 0 for size in range(1, limits[0] + 1))
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 1.2, 1.5, 2.5])
+@pytest.mark.parametrize("first_slowed", range(1, 6))
+def test_costs_of_a_busy_machine_do_not_make_small_batches_the_cheapest(slowdown: float, first_slowed: int) -> None:
+    """Other processes slow down only the batches that run for longer than a time slice."""
+    true, shapes = CostModel(1.4e-3, 1.05e-4, 9.5e-8), BatchShapes(256, 512, OpenVinoBackend.batch_shapes)
+    factors = [1.0] * first_slowed + [slowdown] * (6 - first_slowed)
+    sample = shapes.sample(6)
+    shapes.use(CostModel.fit([(s, true.seconds(s) * factor) for s, factor in zip(sample, factors, strict=True)]))
+    assert shapes.full_shape(20).tokens == 512
 
 
 def test_row_fill_selects_short_rows_for_short_sequences() -> None:
