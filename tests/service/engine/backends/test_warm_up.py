@@ -14,7 +14,7 @@ from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.tasks import HeadName
 
-SLOW_BASE = CostModel(fixed=3e-3, token=8e-4, square=1e-7)
+SLOW_BASE = CostModel(fixed=6e-3, token=8e-4, square=1e-7)
 """A model of base size in float32 on one core: 3,072 tokens take 3.4 s."""
 FAST_SMALL = CostModel(fixed=1e-3, token=3e-5, square=1e-8)
 
