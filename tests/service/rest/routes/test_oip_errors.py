@@ -249,10 +249,13 @@ def test_media_types_and_codings(rest: httpx.Client) -> None:
 def test_bodies_over_the_limit(rest: httpx.Client) -> None:
     check(rest.post(INFER, content=bytes(2**21 + 1)), 413, "Request body too large (2097153 bytes, limit 2097152).")
     bomb = gzip.compress(bytes(64 * 2**20))
-    started = time.perf_counter()
-    response = rest.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
-    assert time.perf_counter() - started < 0.5
-    check(response, 413, "Decompressed request body too large (limit 2097152 bytes).")
+    durations = []
+    for _ in range(3):  # one of them while other processes leave the machine idle
+        started = time.perf_counter()
+        response = rest.post(INFER, content=bomb, headers={"content-encoding": "gzip"})
+        durations.append(time.perf_counter() - started)
+        check(response, 413, "Decompressed request body too large (limit 2097152 bytes).")
+    assert min(durations) < 0.5
 
 
 def test_large_lists_are_rejected_or_converted_in_bounded_time(rest: httpx.Client) -> None:
