@@ -57,6 +57,7 @@ from service.operations.inputs import (
     count_prompt,
     listed_bytes,
     no_room,
+    prompt_bytes,
     select_prompt,
     too_many,
 )
@@ -257,10 +258,13 @@ def _check_size(engine: Engine, request: EncodeRequest, call: Call, documents: S
     """Reserve memory for the response. Raises `ResponseTooLarge`."""
     limit, count = engine.limits.max_response_bytes, sum([len(item.chunks) for item in documents])
     texts = sum([listed_bytes(item.texts, call.wire) for item in documents])
+    prompt = select_prompt(
+        request.inputs, request.prompt_name, request.prompt, engine.limits, engine.manifest, request.role
+    )
 
     def size(smaller: EncodeRequest, wire: Wire) -> int:
         vectors = count * pooled_bytes(smaller, replace(call, wire=wire), engine.manifest)
-        return RESULT_BYTES * len(documents) + texts + vectors
+        return RESULT_BYTES * len(documents) + texts + vectors + prompt_bytes(prompt, wire)
 
     def suggest() -> Remedy:
         changes: list[Change] = []

@@ -48,6 +48,7 @@ from service.operations.inputs import (
     count_prompt,
     estimate_tokens,
     listed_bytes,
+    prompt_bytes,
     require,
     resolve_layers,
     select_prompt,
@@ -290,6 +291,9 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
     if request.layers != LAST_LAYER:
         check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes
+    if prompt is not None:
+        repeated = prompt_bytes(prompt, call.wire)
+        size, limit = size + repeated, limit - repeated
     engine.check_response_size(
         size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, call, engine.manifest, limit)
     )

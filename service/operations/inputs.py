@@ -548,6 +548,11 @@ def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
     return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
 
 
+def prompt_bytes(prompt: AppliedPrompt | None, wire: Wire) -> int:
+    """Return an upper bound on the size of an applied prompt in a response."""
+    return 0 if prompt is None else len(prompt.text) * (4 if wire == "binary" else JSON_CHARACTER_BYTES)
+
+
 def array_bytes(values: int, dtype: Dtype | MapDtype, wire: Wire) -> int:
     """Return the size of `values` numbers: exact in binary and base64, an upper bound in JSON."""
     if wire == "json":

@@ -62,6 +62,7 @@ from service.operations.inputs import (
     estimate_tokens,
     find_prompt,
     listed_bytes,
+    prompt_bytes,
 )
 from service.operations.scoring import (
     PROMPT,
@@ -313,7 +314,8 @@ def prepare(
         prepared = prepare_embeddings(engine, request, call, spec, texts)
     top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
     remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
-    engine.check_response_size(prepared.response_bytes(), 0, lambda: remedy)
+    size = prompt_bytes(spec.query_prompt, call.wire) + prompt_bytes(spec.document_prompt, call.wire)
+    engine.check_response_size(size + prepared.response_bytes(), 0, lambda: remedy)
     return prepared
 
 

@@ -114,7 +114,11 @@ def _write_pooled(results: PooledResults, messages: Any) -> Iterator[None]:
 
 
 def enum_labels() -> dict[str, dict[str, str]]:
-    """Return the labels of the values of each enum, by the names of the enum and of the fields of its type."""
+    """Return the labels of the values of each enum, by the names of the enum and of the fields of its type.
+
+    Fields of two requests may have the same name and different enums, as `outputs` has. Where both have a value, the
+    label is that of the first one; errors of the other request name the enum, as in `{map_layer_reduce.mean}`.
+    """
     by_enum = {
         enum.name: {value: enum.values_by_number[number].name for value, number in enum_numbers(enum).items()}
         for enum in pb.DESCRIPTOR.enum_types_by_name.values()
@@ -123,7 +127,7 @@ def enum_labels() -> dict[str, dict[str, str]]:
     for message in pb.DESCRIPTOR.message_types_by_name.values():
         for field in message.fields:
             if message.name.endswith(("Request", "Options")) and field.enum_type is not None:
-                labels.setdefault(field.name, by_enum[field.enum_type.name])
+                labels[field.name] = by_enum[field.enum_type.name] | labels.get(field.name, {})
     labels["chunks.by"] = labels["by"]
     return labels
 

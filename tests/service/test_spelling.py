@@ -1,6 +1,8 @@
 """Names of fields and values in error messages: each API uses its own spelling, and the engine uses none of them."""
 
 import pytest
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.wire import enum_numbers
 
 from service.errors import ConflictingFields, ServiceError, TooLong
 from service.oip.inference import TYPES, InferSpelling
@@ -86,6 +88,15 @@ def test_values_are_spelled_in_problem_and_remedy() -> None:
     error = ConflictingFields(f"{named('dtype', 'int8')} needs {{queries}}", "Use {dtype.float16}.", field="dtype")
     error.spell(TEI)
     assert error.message == 'dtype: "int8" needs inputs.source_sentence. Use "float16".'
+
+
+def test_grpc_spells_every_value_of_every_option() -> None:
+    """Options of two operations can have the same name and different values, such as `outputs`."""
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        for field in message.fields:
+            if message.name.endswith(("Request", "Options")) and field.enum_type is not None:
+                for value in enum_numbers(field.enum_type):
+                    assert PROTO.value(field.name, value).endswith(f"_{value.upper()}")
 
 
 def test_suggestion_of_an_option_that_the_api_lacks_is_left_out() -> None:

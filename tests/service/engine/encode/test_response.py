@@ -21,6 +21,9 @@ TEXT = "He cashed a re-issued cheque at the bank."
 ALL_OUTPUTS = ("pooled", "tokens", "words", "static")
 INPUTS = (Input(TEXT), Input(GOLDEN), Input("a pair 😀", "of \u0001 texts — 漢字"))
 
+PROMPT = "x" * 10_000
+"""One unknown word, and so one token."""
+
 
 def values(array: Array | None) -> NDArray[Any]:
     assert array is not None
@@ -192,6 +195,26 @@ async def test_response_over_the_limit_is_rejected_before_inference(limited_harn
         with pytest.raises(ResponseTooLarge, match="limit 2048"):
             await encode(limited_harness.engine, GOLDEN, **fields)
     assert limited_harness.batches_run == runs == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("encode", {"inputs": GOLDEN, "prompt": PROMPT}),
+        ("encode", {"inputs": GOLDEN, "prompt": PROMPT, "outputs": ["words"]}),
+        ("encode", {"inputs": GOLDEN, "prompt": PROMPT, "chunks": {}}),
+        ("similarity", {"queries": [GOLDEN], "documents": ["bank"], "query_prompt": PROMPT}),
+        ("similarity", {"queries": [GOLDEN], "documents": ["bank"], "document_prompt": PROMPT, "explain": True}),
+    ],
+)
+async def test_prompts_that_a_response_repeats_count_against_its_limit(
+    model: LoadedModel, path: str, body: dict[str, Any]
+) -> None:
+    async with open_harness(model, max_response_bytes=100_000) as harness:
+        response = await harness.post(f"/v1/{path}", body)
+        assert response.json()["error"]["reason"] == "RESPONSE_TOO_LARGE"
+        fields = {name: "x" if value == PROMPT else value for name, value in body.items()}
+        assert (await harness.post(f"/v1/{path}", fields)).status_code == 200
 
 
 @pytest.mark.parametrize(
