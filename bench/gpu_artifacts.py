@@ -97,7 +97,7 @@ def export_families(out: Path) -> list[Path]:
     from tests.model.family_cases import FAMILY_CASES, bert_case
     from tests.model.retriever_cases import BGE_M3
     from tests.model.tiny_tokenizers import BUILDERS
-    from tests.model.varlen_inputs import FAMILIES
+    from tests.model.varlen_inputs import FAMILIES, WINDOWS, publish_windows
     from tests.retrievers import SPLADE, publish_retriever
 
     artifacts = []
@@ -110,6 +110,11 @@ def export_families(out: Path) -> list[Path]:
         folder = out / name.replace(", ", "-")
         print(f"exporting {folder}", flush=True)
         artifacts.append(export_artifact(str(source), folder))
+    for name in WINDOWS:  # with a second graph, for short texts
+        folder = out / f"{name.partition(',')[0]}-short-texts"
+        publish_windows(name, out / "published" / folder.name)
+        print(f"exporting {folder}", flush=True)
+        artifacts.append(export_artifact(str(out / "published" / folder.name), folder))
     for name in FAMILIES:
         case, folder = FAMILY_CASES.get(name) or bert_case(name), out / name.replace(", ", "-")
         published = out / "published" / folder.name

@@ -119,6 +119,7 @@ def measure(directory: Path) -> None:
     import onnxruntime
 
     from bench.gpu_engine import open_on
+    from model.artifact import names
     from model.artifact.files import TOKENIZER, Artifact
     from service.engine.backends.base import DEFAULT_GPU
     from service.engine.backends.cuda import CudaBackend
@@ -130,14 +131,18 @@ def measure(directory: Path) -> None:
     from service.engine.vectors import DenseLayers
 
     artifact = Artifact.open(directory)
-    graph = artifact.manifest.graphs["cuda"]
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    add_weights(options, artifact, "cuda")
-    session = open_session(artifact.read(graph.file), options, DEFAULT_GPU)
-    placed = session.get_provider_graph_assignment_info()
-    off_gpu = sorted({node.op_type for part in placed if part.ep_name != CUDA for node in part.get_nodes()})
-    print(PLACED + json.dumps(off_gpu), flush=True)
+    graphs = artifact.manifest.graphs
+    off_gpu = set()
+    for name in (names.CUDA, names.CUDA_SHORT):
+        if name not in graphs:
+            continue
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        add_weights(options, artifact, name)
+        session = open_session(artifact.read(graphs[name].file), options, DEFAULT_GPU)
+        placed = session.get_provider_graph_assignment_info()
+        off_gpu |= {node.op_type for part in placed if part.ep_name != CUDA for node in part.get_nodes()}
+    print(PLACED + json.dumps(sorted(off_gpu)), flush=True)
     backend = open_on(artifact, "cuda")
     assert isinstance(backend, CudaBackend)
     backend.warm_up()

@@ -56,7 +56,7 @@ class SimulatedBackend(CudaBackend):
     """The CUDA backend on a simulated device."""
 
     def __init__(self, artifact: Artifact, choice: BackendChoice, token_s: float) -> None:
-        super().__init__(artifact, choice, _NoSession(), "cpu")
+        super().__init__(artifact, choice, {choice.graph: _NoSession()}, "cpu")
         self._pooling = artifact.manifest.embedding.pooling
         self._device = SimulatedDevice(artifact.manifest.architecture.hidden_size, token_s)  # type: ignore[assignment]
 

@@ -303,8 +303,9 @@ def _describe_graphs(artifact: Artifact) -> Iterator[str]:
             continue
         parity, accuracy = report.graphs[name].parity, report.graphs[name].accuracy
         reference = "single texts" if name == PADDED else "torch"
+        texts = "" if graph.longest is None else f" for texts of up to {graph.longest} tokens"
         line = (
-            f"graph {name}, {graph.precision}: max difference from {reference} {parity.max_abs_difference:.2e} "
+            f"graph {name}{texts}, {graph.precision}: max difference from {reference} {parity.max_abs_difference:.2e} "
             f"(limit {parity.tolerance:.0e}, {parity.batches} batches)"
         )
         if accuracy is not None:

@@ -444,13 +444,15 @@ class ValueRecord(Record):
 
 
 class GraphRecord(Record):
-    """An ONNX graph, and the files that contain its weights."""
+    """An ONNX graph, and the files that contain its weights. Sequences have at most `longest` tokens, if it is set."""
 
     file: str
     weights: tuple[str, ...]
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
     precision: GraphPrecision
+    longest: Size | None = Field(None, exclude_if=lambda value: value is None)
+    """Left out unless it is set, so that earlier versions can read the artifact."""
 
 
 class ExplainRecord(Record):

@@ -9,6 +9,8 @@ from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, Rep
 
 FAST, PADDED = "fast", "padded"
 """The graph that computes hidden states: for packed rows, or, if it was imported, for rows of one text each."""
+CUDA, CUDA_SHORT = "cuda", "cuda_short"
+"""The graph for GPUs, and for models with windows the one for texts that every window covers; both use its weights."""
 PADDED_ROWS = "rows"
 """The name of the first axis of `token_offset` (B, S) in a CUDA graph that computes a bias for B S x S scores."""
 RESERVED = "none"

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, compress, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.manifest import AccuracyRecord, CombinedPooling, Pooling
-from model.artifact.names import PADDED_ROWS
+from model.artifact.names import CUDA, CUDA_SHORT, PADDED_ROWS
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import (
@@ -75,9 +75,12 @@ class Reach:
     ahead: int | None = None
 
     @classmethod
-    def of(cls, config: EncoderConfig, layer: LayerConfig) -> "Reach":
-        """Return the reach of a layer."""
-        return cls(layer.window, 0 if config.causal else layer.window)
+    def of(cls, config: EncoderConfig, layer: LayerConfig, longest: int | None = None) -> "Reach":
+        """Return the reach of a layer. If sequences have at most `longest` tokens, a window may cover all of them."""
+        window = layer.window
+        if window is not None and longest is not None and window >= longest - 1:
+            window = None
+        return cls(window, 0 if config.causal else window)
 
     @property
     def in_blocks(self) -> bool:
@@ -395,7 +398,11 @@ class VarlenEncoder(nn.Module):
     Parts compute in float16, except those in `float32_parts`; `part_names` lists all parts. Attention computes in
     `attention_dtype`: float32 is for tests. With a pooling that is not `IN_GRAPH`, the only output is the last hidden
     state. Set `has_unattended` for models with tokens that no token attends to.
+
+    If `longest` is set, sequences have at most this many tokens, and windows that cover them are left out.
     """
+
+    longest: int | None = None
 
     def __init__(
         self,
@@ -434,7 +441,10 @@ class VarlenEncoder(nn.Module):
     @property
     def multiple(self) -> int:
         """The number that T, the number of tokens, must be a multiple of."""
-        return BLOCK_TOKENS if any(Reach.of(self.config, layer).in_blocks for layer in self.config.layers) else 1
+        return BLOCK_TOKENS if any(self._reach(layer).in_blocks for layer in self.config.layers) else 1
+
+    def _reach(self, layer: LayerConfig) -> Reach:
+        return Reach.of(self.config, layer, self.longest)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, cu_seqlens: Tensor, token_offset: Tensor
@@ -480,7 +490,7 @@ class VarlenEncoder(nn.Module):
             lengths = sequence_lengths(indices, bounds.cu_seqlens).unsqueeze(0) if is_dynamic else None
             cos, sin = rotary(position_ids.unsqueeze(0), lengths)
             rotation = cos.flatten(0, 2).to(self.attention_dtype), sin.flatten(0, 2).to(self.attention_dtype)
-        reach = Reach.of(self.config, layer)
+        reach = self._reach(layer)
         if reach.in_blocks and torch.compiler.is_exporting():
             assert self.positions.bias is None  # no architecture has both
             assert self.positions.distances is None
@@ -542,6 +552,16 @@ def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: Co
     weight = (1 / counts).to(hidden.dtype)
     mean = (inside.to(hidden.dtype) * weight.unsqueeze(1)) @ hidden
     return mean.float() * (1 / (weight.float() * counts)).unsqueeze(1)
+
+
+def short_length(config: EncoderConfig) -> int | None:
+    """Return the length of the longest sequences that need no blocks, because all windows cover them.
+
+    None if no layer has blocks, or if windows are shorter than `ALIGNED` tokens.
+    """
+    reaches = [Reach.of(config, layer) for layer in config.layers]
+    windows = [reach.behind for reach in reaches if reach.in_blocks and reach.behind is not None]
+    return (min(windows, default=-1) + 1) // ALIGNED * ALIGNED or None
 
 
 def part_names(encoder: Encoder) -> tuple[str, ...]:
@@ -627,6 +647,12 @@ class AccuracyTest:
     def texts(self) -> int:
         return len(self.expected)
 
+    def up_to(self, longest: int) -> "AccuracyTest":
+        """Return the test over sequences of at most `longest` tokens."""
+        fits = [[_length(sequence) <= longest for sequence in batch] for batch in self.batches]
+        batches = [list(compress(batch, chosen)) for batch, chosen in zip(self.batches, fits, strict=True)]
+        return replace(self, batches=[*filter(None, batches)], expected=self.expected[[*chain.from_iterable(fits)]])
+
     def min_cosine(self, embed: Callable[[list[Inputs]], NDArray[Any]]) -> float:
         """Return the smallest cosine similarity between `embed` of a batch and `expected`; -1 if not all are finite."""
         embeddings = np.concatenate([embed(batch) for batch in self.batches]).astype(np.float64)
@@ -695,9 +721,13 @@ def run_varlen(module: VarlenEncoder, sequences: list[Inputs]) -> NDArray[Any]:
 
 def pool_sequences(hidden: NDArray[Any], sequences: Sequence[Inputs], pooling: CombinedPooling) -> NDArray[Any]:
     """Return the pooled vector of each sequence, (B, D), from hidden states (T, D)."""
-    lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
+    lengths = [_length(sequence) for sequence in sequences]
     parts = torch.split(torch.from_numpy(hidden).double(), lengths)
     return torch.stack([pool(part, pooling) for part in parts]).numpy()
+
+
+def _length(sequence: Inputs) -> int:
+    return int(sequence["input_ids"].shape[1])
 
 
 def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
@@ -705,7 +735,7 @@ def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
     batches: list[list[Inputs]] = []
     remaining = 0
     for sequence in sequences:
-        length = sequence["input_ids"].shape[1]
+        length = _length(sequence)
         if length > remaining:
             batches.append([])
             remaining = MAX_BATCH_TOKENS
@@ -725,7 +755,6 @@ Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) from fl
 def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[str]) -> None:
     """Write the graph and its weights; `eval_texts` determine which parts stay in float32. Raises AccuracyError."""
     encoder, pooling, progress = checkpoint.encoder, checkpoint.embedding_config.pooling, graphs.progress
-    path = graphs.path("cuda")
     tokenizer = Tokenizer(checkpoint.tokenizer)
     sequences = tokenize_texts(eval_texts, tokenizer, checkpoint.max_input_tokens, encoder.config.type_vocab_size)
     progress(f"measuring float16 accuracy over {len(sequences)} texts")
@@ -735,26 +764,41 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
     test = replace(AccuracyTest.from_sequences(encoder, pooling, sequences), has_unattended=has_unattended)
     accuracy = choose_float32_parts(test)
     progress(f"smallest cosine {accuracy.min_cosine:.6f}, in float32: {', '.join(accuracy.float32_parts) or 'none'}")
-    progress(f"exporting {path.name}")
     module = VarlenEncoder(encoder, pooling, accuracy.float32_parts, has_unattended=has_unattended).eval()
-    signature = varlen_signature(module)
-    write_graph(module, path, WEIGHTS, signature)
-    progress(f"running {path.name} with reference attention")
+    progress(f"exporting {graphs.path(CUDA).name}")
+    write_graph(module, graphs.path(CUDA), WEIGHTS, varlen_signature(module))
+    _measure_graph(graphs, CUDA, module, test, checkpoint.max_input_tokens, accuracy)
+    module.longest = short_length(encoder.config)
+    if module.longest is not None:
+        progress(f"exporting {graphs.path(CUDA_SHORT).name} for texts of up to {module.longest} tokens")
+        write_graph(module, graphs.path(CUDA_SHORT), WEIGHTS, varlen_signature(module), graphs.path(CUDA))
+        _measure_graph(graphs, CUDA_SHORT, module, test.up_to(module.longest), module.longest, accuracy)
+
+
+def _measure_graph(
+    graphs: GraphSet, name: str, module: VarlenEncoder, test: AccuracyTest, max_tokens: int, chosen: AccuracyRecord
+) -> None:
+    """Add a graph with its parity, and its smallest cosine if the test has texts. Raises AccuracyError."""
+    path = graphs.path(name)
+    graphs.progress(f"running {path.name} with reference attention")
     session = open_reference_session(path, WEIGHTS)
 
     def embed(batch: list[Inputs]) -> NDArray[Any]:
         hidden, *pooled = run_varlen_graph(session, batch, module.multiple)
-        return pooled[0] if pooled else pool_sequences(hidden, batch, pooling)
+        return pooled[0] if pooled else pool_sequences(hidden, batch, module.pooling)
 
     parity = compare_outputs(
-        encoder,
+        test.encoder,
         lambda batch: run_varlen_graph(session, batch, module.multiple)[0],
-        checkpoint.max_input_tokens,
+        max_tokens,
         TOLERANCE,
     )
-    cosine = test.min_cosine(embed)
-    progress(f"smallest cosine {cosine:.6f}")
-    if cosine < MIN_COSINE:
-        raise AccuracyError(f"{path.name}: smallest cosine {cosine:.6f}, limit {MIN_COSINE}. Report this as a bug.")
-    measured = accuracy.model_copy(update={"min_cosine": min(cosine, accuracy.min_cosine)})
-    graphs.add("cuda", parity, WEIGHTS, "float16", measured)
+    accuracy = None
+    if test.batches:
+        cosine = test.min_cosine(embed)
+        graphs.progress(f"smallest cosine {cosine:.6f}")
+        if cosine < MIN_COSINE:
+            raise AccuracyError(f"{path.name}: smallest cosine {cosine:.6f}, limit {MIN_COSINE}. Report this as a bug.")
+        least = min(cosine, chosen.min_cosine)
+        accuracy = chosen.model_copy(update={"texts": test.texts, "min_cosine": least})
+    graphs.add(name, parity, WEIGHTS, "float16", accuracy, longest=module.longest)

@@ -432,21 +432,28 @@ class GraphSignature:
         return tuple(self.example_inputs)
 
 
-def write_graph(module: nn.Module, path: Path, weights: str | None, signature: GraphSignature) -> None:
+def write_graph(
+    module: nn.Module, path: Path, weights: str | None, signature: GraphSignature, owner: Path | None = None
+) -> None:
     """Export `module` to the graph `path`, with its weights in the file `weights` next to it, or in the graph.
 
-    Graphs may share a weights file. Raises ArtifactError if it exists with other contents.
+    Graphs may share a weights file. Raises ArtifactError if it exists with other contents. With `owner`, the graph that
+    wrote this file, the new graph refers to those of its tensors that are in the file, and contains the others.
     """
-    save_graph(_to_onnx(module, signature), path, weights)
+    save_graph(_to_onnx(module, signature), path, weights, owner)
 
 
-def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
+def save_graph(model: onnx_ir.Model, path: Path, weights: str | None, owner: Path | None = None) -> None:
     """Write an ONNX model like `write_graph`."""
     _strip_metadata(model)
     if weights is None:
         onnx_ir.save(model, path)
         return
     compact_weights(model)
+    if owner is not None:
+        _refer_to_weights(model, onnx_ir.load(owner))
+        onnx_ir.save(model, path)
+        return
     with tempfile.TemporaryDirectory(dir=path.parent.parent) as scratch:
         onnx_ir.save(model, Path(scratch) / path.name, external_data=weights, size_threshold_bytes=64)
         written, shared = Path(scratch) / weights, path.parent / weights
@@ -454,6 +461,23 @@ def save_graph(model: onnx_ir.Model, path: Path, weights: str | None) -> None:
             raise ArtifactError(f"{path.name}: weights differ from the existing {weights}. Report this as a bug.")
         os.replace(written, shared)
         os.replace(Path(scratch) / path.name, path)
+
+
+def _refer_to_weights(model: onnx_ir.Model, owner: onnx_ir.Model) -> None:
+    """Replace the tensors of a model by those with the same contents in the weights file of another one."""
+
+    def key_of(tensor: Any) -> tuple[Any, ...]:
+        return tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()
+
+    tensors = (value.const_value for value in owner.graph.initializers.values())
+    stored = {key_of(tensor): tensor for tensor in tensors if isinstance(tensor, onnx_ir.ExternalTensor)}
+    for name, value in model.graph.initializers.items():
+        tensor = stored.get(key_of(value.const_value))
+        if tensor is not None:
+            value.const_value = onnx_ir.ExternalTensor(
+                tensor.location, tensor.offset, tensor.length, tensor.dtype,
+                shape=tensor.shape, name=name, base_dir=tensor.base_dir,
+            )  # fmt: skip
 
 
 def open_session(
@@ -493,14 +517,16 @@ class GraphSet:
     def path(self, name: str) -> Path:
         return self.root / f"{name}.onnx"
 
-    def add(
+    def add(  # noqa: PLR0913  # what the manifest and the report contain
         self,
         name: str,
         parity: ParityRecord,
         weights: str | None = None,
         precision: GraphPrecision = "float32",
         accuracy: AccuracyRecord | None = None,
+        *,
         reference: str = "torch",
+        longest: int | None = None,
     ) -> None:
         """Describe a graph that was written to `path(name)`. Raises ParityError if it differs from the reference."""
         difference, limit = f"{parity.max_abs_difference:.2e}", f"{parity.tolerance:.0e}"
@@ -515,6 +541,7 @@ class GraphSet:
             inputs=_describe_values(graph.inputs),
             outputs=_describe_values(graph.outputs),
             precision=precision,
+            longest=longest,
         )
         self.reports[name] = GraphReport(parity=parity, accuracy=accuracy)
 

@@ -13,6 +13,7 @@ from onnx import helper
 
 from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.manifest import GraphRecord, Pooling
+from model.artifact.names import CUDA, CUDA_SHORT
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, EncoderConfig
@@ -37,7 +38,7 @@ from tests.model.conftest import mark_slow
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.model.tiny_tokenizers import SENTENCES
-from tests.model.varlen_inputs import check_kernels, random_sequences, run_alone
+from tests.model.varlen_inputs import WINDOWS, check_kernels, publish_windows, random_sequences, run_alone
 from tests.retrievers import SPLADE, publish_retriever
 from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
 
@@ -175,6 +176,47 @@ def test_backend_agrees_with_float32_for_every_kind_of_graph(publish: Publish, f
             assert expected is not None
             cosines = (hidden * expected).sum(-1) / np.linalg.norm(hidden, axis=-1) / np.linalg.norm(expected, axis=-1)
             assert cosines.min() > least_of_tokens
+
+
+@pytest.mark.parametrize("family", mark_slow(*WINDOWS, fast=("modernbert",)))
+def test_texts_that_every_window_covers_run_in_a_graph_without_windows(family: str, tmp_path: Path) -> None:
+    """It contains no weights. Longer texts, also beside short ones, run in the other graph."""
+    longest = WINDOWS[family][1]
+    publish_windows(family, tmp_path / "source")
+    export(str(tmp_path / "source"), tmp_path / "out", variants=Variants(("cuda",), SENTENCES, explain=False))
+    artifact = Artifact.open(tmp_path / "out")
+    graphs, files = artifact.manifest.graphs, artifact.manifest.files
+    short = graphs[CUDA_SHORT]
+    assert (graphs[CUDA].longest, short.longest, short.weights) == (None, longest, graphs[CUDA].weights)
+    assert files[short.file].size < 1.1 * files[graphs[CUDA].file].size
+    check_kernels(tmp_path / "out" / short.file)
+    nodes = onnx.load(tmp_path / "out" / short.file, load_external_data=False).graph.node
+    assert not any(node.op_type == "MultiHeadAttention" for node in nodes)
+    backend, tokenizer = open_varlen(artifact, max_batch_tokens=512), ServingTokenizer(artifact.read(TOKENIZER))
+    needed = backend.gpu_memory_bytes
+    assert needed > 2 * files["cuda.bin"].size
+    backend.warm_up()
+    float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
+    chance = np.random.default_rng(0)
+    special = len(tokenizer.encode([TokenizerInput(token_ids=())])[0])
+    for lengths in ((3,), (longest,), (4, longest, 5, 3), (longest + 1,), (3, longest + 1, 4), (70, 9)):
+        ids = [tuple(chance.integers(5, 60, length - special).tolist()) for length in lengths]
+        tokenized = tokenizer.encode([TokenizerInput(token_ids=own) for own in ids])
+        tasks = [EncodeTask(tokens, None, hidden=True) for tokens in tokenized]
+        shape = backend.fit(lengths)
+        assert (shape.longest <= longest) == (max(lengths) <= longest)
+        for task, result in zip(tasks, backend.run(tasks), strict=True):
+            hidden, expected = result.hidden, float32.run([task])[0].hidden
+            assert hidden is not None
+            assert expected is not None
+            np.testing.assert_allclose(hidden, expected, atol=float(0.02 * np.abs(expected).max()))
+    sessions = {shape.longest <= longest: bound.session for shape, bound in backend._device._bound.items()}
+    assert sessions[True] is not sessions[False]
+    backend.memory.release()
+    smaller = open_varlen(artifact, max_batch_tokens=512, gpu=Gpu(0, needed - 1))  # has room for one graph
+    smaller.warm_up()
+    assert len({bound.session for bound in smaller._device._bound.values()}) == 1
+    assert smaller.gpu_memory_bytes == needed - files["cuda.bin"].size
 
 
 HEADS = (

@@ -1,5 +1,6 @@
 """Model families and random sequences for the varlen encoder tests."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,12 @@ FAMILIES = (
     "eurobert", "llama", "mistral", "qwen2", "qwen3", "qwen3, windows", "gemma3_text", "gemma3_text, causal",
 )  # fmt: skip
 """Every architecture, and variants of attention and positions."""
+WINDOWS = {
+    "modernbert": ({"local_attention": 32}, 16),
+    "gemma3_text": ({"sliding_window": 40}, 16),
+    "qwen3, windows": ({"sliding_window": 25}, 24),
+}
+"""Options for windows of more than 8 tokens, and the longest texts that they cover, in tokens, a multiple of 8."""
 FLOATS, INTS, FLAGS = {"FLOAT", "FLOAT16"}, {"INT32", "INT64"}, {"BOOL"}
 KERNELS = (
     (("Clip", "Cos", "Div", "Erf", "Gelu", "LayerNormalization", "Log", "MatMul", "Pow", "Reciprocal"), FLOATS),
@@ -33,6 +40,16 @@ CUDA_KERNELS = {name: types for names, types in KERNELS for name in names}
 
 CUDA cannot capture a graph with others, and `Shape`, whose result onnxruntime computes on the CPU, is one of them.
 """
+
+
+def publish_windows(family: str, directory: Path) -> None:
+    """Write a model of a family of `WINDOWS`."""
+    from tests.model.family_cases import FAMILY_CASES
+    from tests.model.tiny_tokenizers import BUILDERS
+
+    case = FAMILY_CASES[family]
+    case = replace(case, options={**case.options, **WINDOWS[family][0]})
+    case.publish(directory, BUILDERS[case.tokenizer]().to_str().encode())
 
 
 def check_kernels(graph: Path) -> None:

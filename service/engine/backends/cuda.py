@@ -1,12 +1,15 @@
 """ONNX Runtime on a CUDA GPU: varlen batches in float16, pooled in the graph, small ones replayed as CUDA graphs.
 
+Models with windows have a second graph, without them, for batches of texts that every window covers.
+
 Worker threads prepare batches; one thread runs them all, because a CUDA graph belongs to the thread that captured it.
 """
 
+import contextlib
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +19,9 @@ from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import CombinedPooling
-from model.artifact.names import PADDED_ROWS
+from model.artifact.names import CUDA, CUDA_SHORT, PADDED_ROWS
 from model.artifact.packing import BatchFill, PaddedFill, TokenLimit
+from service.config import ConfigError
 from service.engine.backends.base import BackendChoice, segment_types
 from service.engine.backends.cuda_memory import GpuMemory
 from service.engine.backends.cuda_session import is_out_of_memory, open_session
@@ -34,12 +38,17 @@ CAPTURED_TOKENS = 4096
 
 ITEM_BYTES = np.dtype(np.int32).itemsize
 
+log = logging.getLogger("attendant.gpu")
+
 Floats = NDArray[Any]
 Device = Literal["cuda", "cpu"]
 
 
 class CudaBackend:
-    """The varlen graph on one device. `device="cpu"` with a CPU `session` is for tests of everything but the GPU."""
+    """The varlen graphs on one device.
+
+    `device="cpu"` with CPU sessions, by the name of their graph, is for tests of everything but the GPU.
+    """
 
     workers = 2  # one prepares a batch while the other's runs
 
@@ -47,16 +56,20 @@ class CudaBackend:
         self,
         artifact: Artifact,
         choice: BackendChoice,
-        session: onnxruntime.InferenceSession | None = None,
+        sessions: Mapping[str, onnxruntime.InferenceSession] | None = None,
         device: Device = "cuda",
     ) -> None:
         manifest = artifact.manifest
         graph = manifest.graphs[choice.graph]
+        short = manifest.graphs.get(CUDA_SHORT) if choice.graph == CUDA else None
         self.choice = choice
         self._padded = any(value.name == "token_offset" and value.shape[0] == PADDED_ROWS for value in graph.inputs)
         limit = choice.max_batch_tokens
         self.max_batch_tokens = min(limit, PADDED_TOKENS) if self._padded else limit
-        self.shapes = ShapeBuckets.up_to(manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded)
+        self._short = (short and short.longest) or 0
+        self.shapes = ShapeBuckets.up_to(
+            manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded, short=self._short
+        )
         self.max_batch_size = self.shapes.max_sequences
         self.length_buckets = self.shapes.lengths
         self._artifact = artifact
@@ -66,20 +79,37 @@ class CudaBackend:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
         self._pooling: CombinedPooling | None = manifest.embedding.pooling if pools else None
-        weights = sum(manifest.files[name].size for name in graph.weights)
-        self.memory = GpuMemory(choice.gpu, weights + self.shapes.offset_bytes)
+        self.memory = self._take_memory(sum(manifest.files[name].size for name in graph.weights))
         with self._within_memory(by_batches=False):
-            self._device = self._use(session or self._open(), device)
+            self._device = self._use(sessions or self._open(), device)
 
-    def _open(self) -> onnxruntime.InferenceSession:
-        graph = self._artifact.manifest.graphs[self.choice.graph]
-        options = session_options(1)
-        add_weights(options, self._artifact, self.choice.graph)
-        return open_session(self._artifact.read(graph.file), options, self.memory.gpu)
+    def _take_memory(self, weights: int) -> GpuMemory:
+        """Take the memory of all sessions, which do not share their weights, or if it is short, of the first one."""
+        gpu, buffers = self.choice.gpu, self.shapes.offset_bytes
+        if self._short:
+            with contextlib.suppress(ConfigError):
+                return GpuMemory(gpu, 2 * weights + buffers)
+            log.warning("graph of short texts unused: not enough GPU memory max_tokens=%d", self._short)
+            self._short = 0
+        return GpuMemory(gpu, weights + buffers)
 
-    def _use(self, session: onnxruntime.InferenceSession, device: Device) -> "_Device":
+    @property
+    def _graphs(self) -> tuple[str, ...]:
+        return (self.choice.graph, CUDA_SHORT) if self._short else (self.choice.graph,)
+
+    def _open(self) -> dict[str, onnxruntime.InferenceSession]:
+        sessions = {}
+        for name in self._graphs:
+            options = session_options(1)
+            add_weights(options, self._artifact, name)
+            graph = self._artifact.read(self._artifact.manifest.graphs[name].file)
+            sessions[name] = open_session(graph, options, self.memory.gpu)
+        return sessions
+
+    def _use(self, sessions: Mapping[str, onnxruntime.InferenceSession], device: Device) -> "_Device":
         width = self._artifact.manifest.architecture.hidden_size
-        return _Device(session, device, self.choice.gpu.device, width, self.shapes)
+        ordered = [sessions[name] for name in self._graphs]
+        return _Device(ordered, self._short, device, self.choice.gpu.device, width, self.shapes)
 
     @property
     def gpu_memory_bytes(self) -> int:
@@ -103,7 +133,7 @@ class CudaBackend:
     def fit(self, sizes: Sequence[int]) -> Shape:
         return self.shapes.fit(sizes)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _within_memory(self, *, by_batches: bool) -> Iterator[None]:
         """Raise `ConfigError` if the block exceeds the memory of the GPU. `by_batches`: whether it runs batches."""
         try:
@@ -147,24 +177,34 @@ class CudaBackend:
 
 
 class _Device:
-    """The session and its device memory, used by one thread: CUDA graphs belong to the thread that captured them."""
+    """The sessions and their device memory, used by one thread: CUDA graphs belong to the thread that captured them.
+
+    The last session runs shapes whose sequences have at most `short` tokens, the first one all others.
+    """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, device: Device, number: int, width: int, shapes: ShapeBuckets
+        self,
+        sessions: Sequence[onnxruntime.InferenceSession],
+        short: int,
+        device: Device,
+        number: int,
+        width: int,
+        shapes: ShapeBuckets,
     ) -> None:
-        self._session = session
+        self._sessions = sessions
+        self._short = short
         self._offsets = shapes.offset_bytes // ITEM_BYTES
         self._device = device
         self._number = number
         self._width = width
-        self._outputs = {output.name: DTYPES[output.type] for output in session.get_outputs()}
+        self._outputs = {output.name: DTYPES[output.type] for output in sessions[0].get_outputs()}
         self._bound: dict[Shape, _Bound] = {}
         self._memory: dict[tuple[str, tuple[int, ...]], onnxruntime.OrtValue] = {}
 
     def run(self, batch: VarlenBatch, hidden: bool) -> tuple[Floats, Floats]:
         bound = self._bound.get(batch.shape) or self._bind(batch.shape)
         bound.values.update_inplace(batch.values)  # one copy to the device, not one per input
-        self._session.run_with_iobinding(bound.binding, bound.options)
+        bound.session.run_with_iobinding(bound.binding, bound.options)
         nothing = np.zeros((0, self._width), dtype=np.float32)
         return (
             self._read(bound.outputs[POOLED], len(batch.sizes)) if POOLED in bound.outputs else nothing,
@@ -178,7 +218,8 @@ class _Device:
 
     def _bind(self, shape: Shape) -> "_Bound":
         """Bind inputs and outputs at fixed addresses, as a captured graph requires."""
-        binding = self._session.io_binding()
+        session = self._sessions[-1 if shape.longest <= self._short else 0]
+        binding = session.io_binding()
         rows = {HIDDEN: shape.tokens, POOLED: shape.slots}
         outputs = {name: self._place(name, (rows[name], self._width), dtype) for name, dtype in self._outputs.items()}
         values = self._place("inputs", (shape.input_size,), np.int32)
@@ -197,7 +238,7 @@ class _Device:
         if self._device == "cuda":
             number = len(self._bound) + 1 if shape.tokens <= CAPTURED_TOKENS else -1
             options.add_run_config_entry("gpu_graph_id", str(number))
-        self._bound[shape] = _Bound(binding, options, values, outputs)
+        self._bound[shape] = _Bound(session, binding, options, values, outputs)
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
@@ -213,6 +254,7 @@ class _Device:
 class _Bound:
     """Everything a shape needs to run repeatedly."""
 
+    session: onnxruntime.InferenceSession
     binding: Any
     options: onnxruntime.RunOptions
     values: onnxruntime.OrtValue

@@ -73,16 +73,19 @@ class ShapeBuckets:
     max_sequences: int
 
     @classmethod
-    def up_to(cls, max_input_tokens: int, max_batch_tokens: int, *, padded: bool = False) -> "ShapeBuckets":
+    def up_to(
+        cls, max_input_tokens: int, max_batch_tokens: int, *, padded: bool = False, short: int = 0
+    ) -> "ShapeBuckets":
         """Return shapes that hold any sequence of the model, and batches of `max_batch_tokens`.
 
-        With `padded`, shapes hold the batches that `PaddedFill` selects, and B * S is less than 4 * T.
+        With `padded`, shapes hold the batches that `PaddedFill` selects, and B * S is less than 4 * T. With `short`,
+        there are also shapes for sequences of up to this length.
         """
         most = _round_up(max(max_input_tokens, max_batch_tokens), MULTIPLE)
         longest_input = _round_up(max_input_tokens, ALIGNED)
         lengths = (*(length for length in BATCH_LENGTHS if length < most), most)
         powers = [SHORTEST_ROWS << shift for shift in range((most // SHORTEST_ROWS).bit_length())]
-        longest_lengths = (*(powers if padded else LONGEST), most)
+        longest_lengths = (*(powers if padded else LONGEST), most, *([short] if short else ()))
 
         def tokens_per_sequence(tokens: int, longest: int) -> tuple[int, ...]:
             if padded:

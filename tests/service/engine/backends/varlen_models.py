@@ -5,26 +5,27 @@ from pathlib import Path
 import onnxruntime
 
 from model.artifact.files import Artifact
+from model.artifact.names import CUDA, CUDA_SHORT
 from model.export.parity import to_reference_graph
-from service.engine.backends.base import BackendChoice
+from service.engine.backends.base import DEFAULT_GPU, BackendChoice, Gpu
 from service.engine.backends.cuda import CudaBackend
 from service.engine.backends.sessions import add_weights
 
 
-def cuda_choice(max_batch_tokens: int = 1024) -> BackendChoice:
-    return BackendChoice("cuda", "float16", "cuda", 1, 1, max_batch_tokens, "test")
+def cuda_choice(max_batch_tokens: int = 1024, gpu: Gpu = DEFAULT_GPU) -> BackendChoice:
+    return BackendChoice("cuda", "float16", "cuda", 1, 1, max_batch_tokens, "test", gpu)
 
 
-def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024) -> CudaBackend:
-    """Return the CUDA backend with its session and memory on the CPU."""
-    graph = artifact.manifest.graphs["cuda"]
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    add_weights(options, artifact, "cuda")
-    session = onnxruntime.InferenceSession(
-        to_reference_graph(artifact.read(graph.file)), options, providers=["CPUExecutionProvider"]
-    )
-    return CudaBackend(artifact, cuda_choice(max_batch_tokens), session, "cpu")
+def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024, gpu: Gpu = DEFAULT_GPU) -> CudaBackend:
+    """Return the CUDA backend with its sessions and memory on the CPU."""
+    sessions = {}
+    for name in {CUDA, CUDA_SHORT} & artifact.manifest.graphs.keys():
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        add_weights(options, artifact, name)
+        graph = to_reference_graph(artifact.read(artifact.manifest.graphs[name].file))
+        sessions[name] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return CudaBackend(artifact, cuda_choice(max_batch_tokens, gpu), sessions, "cpu")
 
 
 def export_varlen(source: str, out: Path, *texts: str) -> Artifact:
