@@ -238,7 +238,7 @@ def _groups(workload: Workload, corpus: Corpus) -> list[list[tuple[str, int]]]:
 
 
 def _settle(system: System, texts: Sequence[str]) -> None:
-    """Wait until the system has worked off the warm-up requests.
+    """Wait until the system has finished the warm-up requests.
 
     Some servers keep processing requests of disconnected clients. If the system does not respond, the measurement will
     say so.

@@ -20,7 +20,7 @@ from tests.conftest import RunningServer, serving
 
 TEXTS = 32
 FEW, MANY = 4, 64
-"""Numbers of connections."""
+"""Small and large number of connections."""
 WARM_UP_S = 1.0
 NATIVE = "native"
 

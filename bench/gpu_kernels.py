@@ -37,7 +37,7 @@ class Kernels:
         off_gpu: Operators that do not run on the GPU.
         cosine: The smallest cosine of the golden vectors.
         batch_ms: The time of the largest batch.
-        memory_bytes: The GPU memory that the model takes.
+        memory_bytes: The GPU memory that the model uses.
         error: Why the graph does not run; "" if it does.
     """
 

@@ -163,8 +163,8 @@ def served_rate(server: RunningServer, text: str, length: int, duration_s: float
 
 
 def measure_memory(server: RunningServer, client: httpx.Client, text: str) -> bool:
-    """Send the longest text once; return whether it needs at most 400 MiB above the memory at rest."""
-    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # forget the peak of the start
+    """Send the longest text once; return whether it needs at most 400 MiB above idle memory."""
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # reset the peak memory of the startup
     rest = resident_mib(server.pid)
     duration = seconds(lambda: client.post("/v1/encode", json=encode_body([text], "base64")).raise_for_status())
     above = resident_mib(server.pid, "VmHWM") - rest

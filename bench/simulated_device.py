@@ -1,7 +1,7 @@
-"""A server whose fast lane runs on a simulated GPU: what is left is the server itself.
+"""A server whose fast lane runs on a simulated GPU, to measure only the server itself.
 
 `python -m bench.simulated_device serve ...` takes the arguments of `attendant`. Tokenization, batching, rendering and
-the Python of the CUDA backend are real. The device answers after the time that a batch takes on an H200, with vectors
+the Python of the CUDA backend are real. The device responds after the time that a batch takes on an H200, with vectors
 that depend on the token ids. All servers with the same `BENCH_DEVICE` file share one device, where batches queue.
 """
 
@@ -26,13 +26,13 @@ from service.supervisor import Supervisor
 DEVICE_FILE = "BENCH_DEVICE"
 BATCH_S = 0.4e-3
 TOKEN_S = {"minilm": 0.15e-6, "bert-base": 0.5e-6}
-"""Time of a batch on an H200: a constant part, and one per token of a model (measured with the engine alone)."""
+"""Run time of a batch on an H200, measured with the engine alone: `BATCH_S` plus `TOKEN_S` per token."""
 ROWS = 4096
 """Number of distinct vectors."""
 
 
 class SimulatedDevice:
-    """Answers after the time that a batch takes on the GPU, which runs one batch at a time."""
+    """Responds after the time that a batch takes on the GPU, which runs one batch at a time."""
 
     def __init__(self, width: int, token_s: float) -> None:
         self._token_s = token_s

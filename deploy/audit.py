@@ -1,4 +1,4 @@
-"""Look up known vulnerabilities of the images' packages: `make audit`. Exceptions in audit.toml end at their date."""
+"""Check the images' packages for known vulnerabilities: `make audit`. Exceptions in audit.toml expire on their date."""
 
 import datetime
 import subprocess
@@ -30,7 +30,7 @@ def main() -> int:
         lock = DEPLOY / "locks" / f"{name}.txt"
         print(f"{lock.name}:", file=sys.stderr)
         command = (str(Path(sys.executable).with_name("uv")), "tool", "run", "--quiet", "--from", TOOL, "pip-audit")
-        # With --strict, packages that the database does not know are an error, such as without a connection.
+        # With --strict, packages missing from the database are an error, for example without a connection.
         arguments = ("--requirement", str(lock), "--require-hashes", "--disable-pip", "--strict", *options)
         if subprocess.run([*command, *arguments], check=False).returncode:
             failed.append(name)

@@ -35,7 +35,7 @@ TOGGLES = {
     "service-mesh": ".Values.serviceMesh.enabled",
     "tls-cert-manager": ".Values.tls.enabled",
 }
-"""The condition of the overlay for GPUs and of each component. The order is that of deploy/example."""
+"""The condition of the GPU overlay and of each component, in the order of deploy/example."""
 AUTOSCALERS = ("autoscaling-hpa", "autoscaling-keda")
 """Components that exclude each other."""
 CONDITIONS = {
@@ -44,7 +44,7 @@ CONDITIONS = {
     "PersistentVolumeClaim/attendant-artifacts": "not .Values.modelVolume.existingClaim",
     "Certificate/attendant": "not .Values.tls.existingSecret",
 }
-"""Further conditions of objects whose kind and name start so."""
+"""Additional conditions of objects, by the start of kind and name."""
 POD = "Deployment/attendant spec.template"
 CONTAINER = f"{POD}.spec.containers.0"
 FIELDS = {
@@ -85,20 +85,20 @@ FIELDS = {
     f"{POD}.metadata.annotations.checksum/options": 'include "attendant.options" . | sha256sum',
     "ConfigMap/attendant-dashboard data.attendant.json": '.Files.Get "files/dashboard.json" | quote',
 }
-"""Fields that are an expression in place of their value in the manifests."""
+"""Fields whose value in the manifests is replaced with an expression."""
 NAMES = {
     "attendant-api-keys": ".Values.auth.secret | quote",
     "attendant-artifacts": '.Values.modelVolume.existingClaim | default "attendant-artifacts" | quote',
     "attendant-server-tls": '.Values.tls.existingSecret | default "attendant-server-tls" | quote',
 }
-"""Names that are an expression wherever they stand."""
+"""Names that are replaced with an expression wherever they occur."""
 BLOCKS = {
     f"{CONTAINER}.resources": 'include "attendant.resources" .',
     "NetworkPolicy/default-deny spec.podSelector": 'include "attendant.isolated" .',
     "NetworkPolicy/allow-dns spec.podSelector": 'include "attendant.isolated" .',
     "NetworkPolicy/allow-client-addresses spec.ingress.0.from": 'include "attendant.clientAddresses" .',
 }
-"""Fields whose value is a template of several lines."""
+"""Fields whose value is a multi-line template."""
 REPLACED = {
     f"{POD}.spec.tolerations": "tolerations",
     f"{POD}.spec.nodeSelector": "nodeSelector",
@@ -117,7 +117,7 @@ REPLACED = {
     "PersistentVolumeClaim/attendant-artifacts spec.accessModes": "modelVolume.accessModes",
     "NetworkPolicy/allow-dns spec.egress.0.to": "networkPolicies.dns",
 }
-"""Fields that a value replaces if it is not empty. A field may be absent from the manifests."""
+"""Fields that a nonempty chart value replaces. A field may be absent from the manifests."""
 EXTENDED = {
     f"{POD}.metadata.annotations": "podAnnotations",
     f"{POD}.metadata.labels": "podLabels",
@@ -131,9 +131,9 @@ EXTENDED = {
     "PodMonitor/attendant metadata.labels": "monitoring.labels",
     "PrometheusRule/attendant metadata.labels": "monitoring.labels",
 }
-"""Maps and lists to which a value adds."""
+"""Maps and lists that a chart value extends."""
 UNAVAILABLE_OPTIONS = ("ATTENDANT_THREADS", "ATTENDANT_REST_PORT", "ATTENDANT_GRPC_PORT", "ATTENDANT_ADMIN_PORT")
-"""Options that the manifests set elsewhere, or whose values they repeat."""
+"""Options that the manifests set elsewhere or whose values they repeat."""
 REPLACEMENTS = {
     "autoscaling-keda": {
         "source": {"kind": "ScaledObject", "name": "attendant", "fieldPath": "metadata.namespace"},
@@ -156,18 +156,18 @@ REPLACEMENTS = {
         ],
     },
 }
-"""How a component gets another namespace into its strings, as in deploy/example."""
+"""Kustomize replacements that put another namespace into a component's strings, as in deploy/example."""
 
 CHECKSUM = "checksum"
-"""In place of a digest of the options, whose change rolls out new pods."""
+"""Placeholder for a digest of the options. A changed digest rolls out new pods."""
 
 Json = Any
 Variants = Sequence[tuple[str, Json]]
-"""A condition, and the value if it holds."""
+"""Conditions, each with the value if it holds."""
 
 
 class ObjectName(NamedTuple):
-    """Identifies an object of a build."""
+    """Identifies an object in a build."""
 
     kind: str
     name: str
@@ -177,7 +177,7 @@ class ObjectName(NamedTuple):
 
 
 class Absent:
-    """In place of the value of a field that a build does not have."""
+    """Placeholder for the value of a field that is missing in a build."""
 
 
 ABSENT = Absent()
@@ -194,7 +194,7 @@ def main() -> int:
 
 
 def write_chart(deploy: Path, out: Path) -> None:
-    """Write the chart of the manifests in `deploy`."""
+    """Write the chart for the manifests in `deploy`."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(deploy / "chart", out)
     (out / "files").mkdir()
@@ -238,7 +238,7 @@ def build(deploy: Path, overlay: str, components: Iterable[str], namespace: str 
 
 
 class Build(NamedTuple):
-    """A build: its objects, without the data of the options, which has a template of its own, as have the resources."""
+    """The objects of a build, without the data of the options, which has a separate template, like the resources."""
 
     objects: dict[ObjectName, dict[str, Json]]
     options: dict[str, str]
@@ -263,7 +263,7 @@ def _build(deploy: Path, *toggles: str) -> Build:
             source["configMapRef"]["name"] = "attendant"
             resources = container["resources"]
             pod["metadata"]["annotations"]["checksum/options"] = CHECKSUM
-            del metadata["annotations"]  # of a checker of the manifests
+            del metadata["annotations"]  # annotation of a manifest checker
         objects[ObjectName(item["kind"], metadata["name"])] = item
     return Build(objects, options, resources)
 
@@ -328,7 +328,7 @@ def _template(name: ObjectName, item: dict[str, Json], variants: Variants, condi
 
 
 def _merge_conditions(lines: Iterable[str]) -> list[str]:
-    """Return the lines with one block for neighbors under the same condition."""
+    """Merge neighboring blocks that have the same condition."""
     merged: list[str] = []
     opened: list[str] = []
     closed = None
@@ -349,7 +349,7 @@ def _merge_conditions(lines: Iterable[str]) -> list[str]:
 
 
 class Expression(str):
-    """An expression of a template."""
+    """A template expression."""
 
     __slots__ = ()
 
@@ -361,7 +361,7 @@ class _Writer:
         self._name = name
 
     def mapping(self, path: str, base: dict[str, Json], variants: Variants) -> list[str]:
-        """Write a map. Fields that differ between the variants are under their conditions."""
+        """Write a map. Fields that differ between variants are wrapped in conditions."""
         prefix = f"{path}." if path else ""
         whole = f"{self._name} {prefix}"
         replaced = (name.removeprefix(whole) for name in REPLACED if name.startswith(whole))
@@ -445,7 +445,7 @@ class _Writer:
         return [f"- {first}", *_indented(rest)]
 
     def _extension(self, path: str) -> list[str]:
-        """Write what values add to a map or a list."""
+        """Write the template that adds chart values to a map or list."""
         lines = ['{{- include "attendant.labels" . | nindent INDENT }}'] if path == "metadata.labels" else []
         if (value := EXTENDED.get(f"{self._name} {path}")) is not None:
             lines += [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
@@ -453,7 +453,7 @@ class _Writer:
 
 
 def _dump(value: Json) -> str:
-    """Return a value as YAML on one line, or a text of several lines as it is, with what is special in a template."""
+    """Return a value as one line of YAML, or a multi-line text verbatim, with template syntax escaped."""
     if isinstance(value, str):
         value = Expression(NAMES[value]) if value in NAMES else value
     if isinstance(value, Expression):

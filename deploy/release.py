@@ -36,11 +36,11 @@ VERSIONS = {
     "deploy/example/kustomization.yaml": r"newTag: (.+)-cpu$",
     "deploy/kserve/kustomization.yaml": r"newTag: (.+)-cpu$",
 }
-"""The version in each file that has it; `--set-version` writes them all."""
+"""The pattern of the version in each file that contains it. `--set-version` writes all of them."""
 
 
 class ReleaseError(Exception):
-    """The checkout is not ready for a release."""
+    """The checkout cannot be released."""
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def found_versions() -> Iterator[tuple[str, str]]:
 
 
 def read_version() -> str:
-    """Return the version that all files agree on. Raises `ReleaseError`."""
+    """Return the version, which must be the same in all files. Raises `ReleaseError`."""
     versions = dict(found_versions())
     first = versions["pyproject.toml"]
     different = [f"{name}: {version}" for name, version in versions.items() if version != first]
@@ -86,7 +86,7 @@ def read_version() -> str:
 
 
 def set_version(version: str) -> None:
-    """Write a version to every file that has it. Raises `ReleaseError` if it is not one."""
+    """Write a version to every file that contains it. Raises `ReleaseError` if it is invalid."""
     if not re.fullmatch(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", version):
         raise ReleaseError(f"{version}: not a version. Use X.Y.Z.")
     for name, old in [*found_versions()]:
@@ -128,20 +128,20 @@ def build(version: str, out: Path) -> None:
 
 
 def _export(commit: str, directory: Path) -> None:
-    """Write the files of a commit, and its name, which `attendant --version` prints."""
+    """Write the files of a commit, and its hash, which `attendant --version` prints."""
     archive = directory / "source.tar"
     _run("git", "archive", "--output", str(archive), commit)
     with tarfile.open(archive) as files:
-        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python has it since 3.11.4
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # available since Python 3.11.4
         files.extractall(directory)  # noqa: S202  # an archive of this repository
     archive.unlink()
     (directory / "service" / "REVISION").write_text(f"{commit}\n")
-    # A build backend that finds a .gitignore, but no repository, must not leave out the revision.
+    # With a .gitignore but no repository, the build backend would exclude the revision file.
     (directory / ".gitignore").unlink(missing_ok=True)
 
 
 def _write_sbom(source: Path, name: str, out: Path) -> None:
-    """Write the packages of an image with their versions and digests, from its lock file."""
+    """Write the packages of an image, with versions and digests, from its lock file."""
     lock = source / "deploy" / "locks" / f"{name}.txt"
     options = ("--of", "JSON", "--output-reproducible", "--pyproject", str(source / "pyproject.toml"), "-o", str(out))
     _run(

@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit status, after one line on stderr if it is not 0."""
     status = run_command("attendant-model", lambda: _run(arguments))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
-        # A Gloo thread that releases its last tensor while the interpreter shuts down aborts the process, and torchrun
-        # then kills the others, e.g. the one that exports (https://github.com/pytorch/pytorch/pull/179291).
+        # If a Gloo thread releases its last tensor during interpreter shutdown, the process aborts, and torchrun then
+        # kills the others, including the exporting one (https://github.com/pytorch/pytorch/pull/179291).
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -152,14 +152,14 @@ def _parser() -> Parser:
 
 
 def _language(text: str) -> str:
-    """Return a language code; argparse reports the error."""
+    """Validate a language code; argparse reports the error."""
     if not (2 <= len(text) <= 3 and text.isascii() and text.isalpha() and text.islower()):
         raise argparse.ArgumentTypeError(f"not a language code ({text[:20]!r}). Use one of ISO 639, such as en or de")
     return text
 
 
 def _model_name(text: str) -> str:
-    """Return a name; argparse reports the error."""
+    """Validate a model name; argparse reports the error."""
     if not is_model_name(text):
         raise argparse.ArgumentTypeError(f"{NAME_FORMAT} ({text[:MAX_CHARACTERS]!r})")
     return text
@@ -178,7 +178,7 @@ def _train(config: Path, out: Path) -> int:
             EX_CANTCREAT,
         )
     except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun
+        if os.environ.get("RANK", "0") == "0":  # only one of torchrun's processes
             print("attendant-model: interrupted. Run the command again to continue.", file=sys.stderr)
         return EX_INTERRUPTED
     if manifest is not None:
@@ -197,7 +197,7 @@ def _example(name: str, out: Path) -> int:
 
 
 def _progress() -> Callable[[str], None]:
-    """Return a function that prints a step of long work with the time since now."""
+    """Return a function that prints a step with the time elapsed since this call."""
     started = time.monotonic()
 
     def progress(step: str) -> None:
@@ -244,7 +244,7 @@ def _export(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Exit after SIGTERM or Ctrl-C, so that the temporary directory is removed; during a download, at once."""
+    """Exit on SIGTERM or Ctrl-C, so that the temporary directory is removed; during a download, immediately."""
     from model.source.hub import abort_download
 
     def stop(number: int, frame: object) -> None:
@@ -261,7 +261,7 @@ def _exit_on_signals() -> Iterator[None]:
 
 
 def _eval_texts(options: argparse.Namespace) -> Sequence[str]:
-    """Return the texts for the accuracy of the cuda graph; none without that variant."""
+    """Return the texts for measuring the accuracy of the cuda graph; none without that variant."""
     if "cuda" not in options.variants:
         return ()
     return read_texts(options.eval_texts) if options.eval_texts else sample_sentences(DEFAULT_EVAL_TEXTS)

@@ -72,7 +72,7 @@ from model.source.tokenizer import read_tokenizer
 def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None:
     """Raise CheckpointError if unattended expansion tokens are outside the attention window of the query's tokens.
 
-    They would attend to no token at all.
+    Such tokens would attend to no token at all.
     """
     windows = [layer.window for layer in encoder.config.layers if layer.window is not None]
     if expansion is None or expansion.attended or not windows:
@@ -86,7 +86,7 @@ def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None
 
 @dataclass(frozen=True)
 class _Weights:
-    """The source of a checkpoint's heads: its files and tensors. Tensor names lack the encoder's prefix."""
+    """The files and tensors that a checkpoint's heads are read from. Tensor names lack the encoder's prefix."""
 
     files: Published
     family: Family
@@ -117,7 +117,7 @@ class _Weights:
 
     def masked_lm(self) -> MaskedLM | None:
         """Return the masked-LM head; None without one. Raises CheckpointError."""
-        # Among pre-training models, BERT's contain the head.
+        # Of the pre-training models, only BERT's contain the head.
         if not has_architecture(self.config, "ForMaskedLM", "ForPreTraining") or self.family.masked_lm is None:
             return None
         layout = self.family.masked_lm(ConfigReader(self.config))
@@ -147,7 +147,7 @@ class _Weights:
         return read_vocabulary_head(layout, self.tensors, embeddings, self.encoder.config.hidden_size)
 
     def unexported(self, *exported: str) -> tuple[str, ...]:
-        """Return the `architectures` whose heads have tensors, but do not end with a name in `exported`."""
+        """Return the `architectures` whose heads are in the checkpoint but not in `exported`."""
         if not any(self.family.is_head(name) for name in self.tensors):
             return ()
         names = [str(name) for name in self.config.get("architectures") or ()]
@@ -170,7 +170,7 @@ SAVE_RERANKER = """python -c "from sentence_transformers import CrossEncoder; \
 CrossEncoder('SOURCE').save_pretrained('DIR')\""""
 POSITIONS = "embeddings.position_embeddings.weight"
 ALIBI_TOKENS = 2048
-"""With 12 heads, the biases of this many tokens take 0.2 GB."""
+"""Number of tokens whose biases take 0.2 GB with 12 heads."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Checkpoint:
     tokenizer: bytes
     embedding_config: EmbeddingConfig
     tasks: tuple[str, ...] = ()
-    """The tasks that the files contain adapters for."""
+    """The tasks for which the files contain adapters."""
     task: str | None = None
     """The task whose adapters were merged."""
     training: TrainingRecord | None = None
@@ -199,10 +199,10 @@ class Checkpoint:
     role_max_tokens: Mapping[RetrievalRole, int] = field(default_factory=dict)
     special_tokens_in_text: bool = False
     warnings: tuple[str, ...] = ()
-    """Lines for the user of the export: what the files say and the artifact does not."""
+    """Warnings for the user about information in the files that the artifact does not reflect."""
 
     def text_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of texts. Raises an exception of the tokenizers library for an invalid one."""
+        """Return the text tokenizer. Raises the tokenizers library's exception if it is invalid."""
         return Tokenizer(
             self.tokenizer,
             special_tokens_in_text=self.special_tokens_in_text,
@@ -211,11 +211,11 @@ class Checkpoint:
 
 
 CODE = ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
-"""The classes of transformers for which `auto_map` in config.json names code that changes what a model computes."""
+"""transformers classes whose entry in `auto_map` of config.json names code that can change what a model computes."""
 
 
 def read_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the code in the model's files, as `file.Class`, that transformers executes for each of its classes."""
+    """Return the custom code, as `file.Class`, that transformers executes for each class."""
     names = config.get("auto_map") or {}
     if not isinstance(names, dict):
         raise CheckpointError("config.json: auto_map is not an object. Correct it.")
@@ -224,9 +224,10 @@ def read_code(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scratch: Path | None = None) -> Checkpoint:
-    """Return the checkpoint in a directory of published files, with `settings` instead of those in the files.
+    """Load the checkpoint in a directory of published files. `settings` override the settings in the files.
 
-    With `scratch`, a directory, the float32 values of 16-bit weights are kept in unnamed files there, not in memory.
+    With `scratch`, a directory, the float32 values of 16-bit weights are stored in unnamed files there instead of
+    memory.
 
     Raises:
         CheckpointError: a file is missing, invalid or of an unsupported model.
@@ -251,7 +252,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         late = late.limit_sides(max_input_tokens)
         check_expansion(encoder, late.head.record.expansion)
         embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
-        if settings.max_input_tokens is None:  # PyLate's limit of the tokenizer excludes the marker
+        if settings.max_input_tokens is None:  # PyLate's tokenizer limit excludes the marker
             max_input_tokens = max(max_input_tokens, late.max_tokens or 0)
     embedding_config.origins["max_input_tokens"] = origin
     if settings.task is not None:
@@ -265,7 +266,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     masked_lm, sparse = weights.masked_lm(), weights.sparse()
     exported = {
         ARCHITECTURE: classifier,
-        "ForCausalLM": classifier,  # as a reranker
+        "ForCausalLM": classifier,  # exported as a reranker
         TOKEN_ARCHITECTURE: token_classifier,
         "ForMaskedLM": masked_lm or sparse,
         "ForPreTraining": masked_lm or sparse,
@@ -301,7 +302,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
 def _warn_about_length(
     files: Published, config: EncoderConfig, transformer: TransformerSettings, max_input_tokens: int
 ) -> None:
-    """Warn of a limit of tokens that sentence-transformers would exceed, and of one whose biases take much memory."""
+    """Warn if sentence-transformers would exceed the token limit, or if biases take much memory at this limit."""
     wanted = transformer.max_input_tokens or 0
     is_explicit = transformer.origin == files.transformer_config.name
     if is_explicit and not config.position_table and wanted > config.max_position_embeddings >= max_input_tokens:
@@ -318,7 +319,7 @@ def _warn_about_length(
 
 
 def _select_family(files: Published, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Family:
-    """Return the family of a checkpoint. Raises CheckpointError, and warns of code that computes something else."""
+    """Return a checkpoint's family. Raises CheckpointError, and warns about code that may compute something else."""
     family, code = find_family(config, tensors), read_code(config)
     if family is None:
         error = unsupported("config.json: model_type", config.get("model_type"), sorted(FAMILIES))
@@ -370,7 +371,7 @@ def read_training(directory: Path) -> TrainingRecord | None:
 def build_encoder(
     family: Family, config: Mapping[str, Any], tensors: Mapping[str, Tensor], scratch: Path | None = None
 ) -> Encoder:
-    """Return an `Encoder` with the weights `tensors`, in float32 and evaluation mode. Raises CheckpointError.
+    """Build an `Encoder` with the weights `tensors`, in float32 and evaluation mode. Raises CheckpointError.
 
     `scratch` is as in `load_checkpoint`.
     """
@@ -379,7 +380,7 @@ def build_encoder(
     reader.reject_unknown()
     if encoder_config.num_hidden_layers > len(tensors):
         raise CheckpointError(f"config.json: more layers ({encoder_config.num_hidden_layers}) than tensors.")
-    with torch.device("meta"):  # takes no memory, whatever config.json says
+    with torch.device("meta"):  # allocates no memory, whatever sizes config.json contains
         encoder = Encoder(encoder_config).eval()
     parameters = encoder.state_dict()
     prefix = family.find_prefix(tensors)
@@ -414,15 +415,15 @@ def build_encoder(
 
 
 MAPPED_BYTES = 2**20
-"""Smaller tensors are in memory."""
+"""Minimum size of tensors that are mapped. Smaller tensors are in memory."""
 
 
 def _to_float32(tensor: Tensor, scratch: Path | None) -> Tensor:
-    """Return a tensor in float32. With `scratch` it is in a mapped file, which the system can write back and drop."""
+    """Convert a tensor to float32. With `scratch`, it is in a mapped file, whose pages the system can evict."""
     if scratch is None or tensor.dtype == torch.float32 or tensor.nbytes < MAPPED_BYTES:
         return tensor.float()
     with tempfile.NamedTemporaryFile(dir=scratch) as file:
-        os.posix_fallocate(file.fileno(), 0, 4 * tensor.numel())  # on a full disk, writing to the mapping would crash
+        os.posix_fallocate(file.fileno(), 0, 4 * tensor.numel())  # a full disk would crash writes
         mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=torch.float32)
     return mapped.view(tensor.shape).copy_(tensor)
 
@@ -435,10 +436,10 @@ def is_norm(name: str) -> bool:
 def published_tensors(
     family: Family, config: Mapping[str, Any], source: Mapping[str, Tensor], encoder: Encoder
 ) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint with the weights of `encoder`; the inverse of loading.
+    """Return a checkpoint's tensors with the weights of `encoder`, the inverse of loading.
 
-    `config` and `source` are the config.json and the tensors of the checkpoint. Of the other tensors, only those of the
-    pooler are kept, without which transformers would initialize one.
+    `config` and `source` are the checkpoint's config.json and tensors. Of other tensors, only the pooler's are kept,
+    because transformers would otherwise initialize a new pooler.
     """
     prefix = family.find_prefix(source)
     assert prefix is not None

@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     status = run_command("attendant", lambda: _run_checked(command, rest))
     if any(thread.name == LOADING_THREAD and thread.is_alive() for thread in threading.enumerate()):
-        # A signal arrived, or a port could not be bound, while the runtime was loading: it cannot be interrupted, and
-        # may crash at interpreter exit.
+        # A signal arrived, or a port could not be bound, while the runtime was loading. Loading cannot be interrupted,
+        # and the runtime may crash at interpreter exit.
         logging.shutdown()
         os._exit(status)
     return status
@@ -98,7 +98,7 @@ def _run(command: str, rest: list[str]) -> int:
 
 
 def _run_offline(command: str, rest: list[str]) -> int:
-    # Imported here, because the server needs no command.
+    # imported here, because the server does not need commands
     from service.commands.arguments import CommandError
 
     try:
@@ -112,7 +112,7 @@ def _run_offline(command: str, rest: list[str]) -> int:
 def _serve(settings: Settings, source: str | None) -> int:
     set_up_logging(settings.log_level, settings.log_format)
     if source is not None:
-        # Until the server handles signals itself: end the exporter, too.
+        # Until the server installs signal handlers, signals must also stop the exporter.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         prepare = prepare_source if settings.workers == 1 else _prepare_in_process
         settings = settings.model_copy(update={"model_dir": prepare(settings, source)})
@@ -144,7 +144,7 @@ def _prepare_in_process(settings: Settings, source: str) -> Path:
         except BaseException:
             process.terminate()
             raise
-    if process.returncode != EX_OK:  # it has printed why
+    if process.returncode != EX_OK:  # the child has printed the reason
         sys.exit(process.returncode)
     return Path(directory)
 
@@ -173,7 +173,7 @@ def _serve_worker(descriptor: int) -> int:
 
 
 def _run_app(settings: Settings, link: "WorkerLink | None" = None) -> int:
-    # Imported here, because the supervisor needs neither.
+    # Imported here, because the supervisor does not need them.
     import uvloop
 
     from service.app import App

@@ -36,7 +36,7 @@ WORKER_TIMEOUT_S = 10.0
 
 
 class AdminPort:
-    """A small HTTP server. From the first request that it does not answer itself, it relays to a worker."""
+    """A small HTTP server. It relays requests that it does not handle itself to a worker."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class AdminPort:
         return _response(200, body, content_type, extra, closes)
 
     async def _relay(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Let a worker answer this request, then close the connection."""
+        """Relay this request to a worker, then close the connection."""
         connection = self._connect()
         if connection is None:
             writer.write(_response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True))
@@ -155,7 +155,7 @@ class AdminPort:
             other_writer.close()
 
     async def _describe_callers(self, head: bytes) -> bytes:
-        """Return the callers, with their counts summed over the workers, as an HTTP response."""
+        """Return the callers, with counts summed over the workers, as an HTTP response."""
         responses = await asyncio.gather(*(_fetch(connection, head) for connection in self._connect_all()))
         if not responses:
             return _response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True)
@@ -210,7 +210,7 @@ def _response(
 
 
 class Processes(Collector):
-    """The usual metrics `process_*` of the supervisor and its workers together."""
+    """The standard `process_*` metrics, summed over the supervisor and its workers."""
 
     def __init__(self, list_workers: Callable[[], Sequence[int]]) -> None:
         self._list_workers = list_workers
@@ -226,7 +226,7 @@ class Processes(Collector):
                 combine = min if metric.name in ("process_start_time_seconds", "process_max_fds") else sum
                 total.samples[0] = before._replace(value=combine((before.value, sample.value)))
         with contextlib.suppress(KeyError):
-            ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # so that the counter never decreases
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # keeps the counter from decreasing
             cpu = families["process_cpu_seconds"].samples
             cpu[0] = cpu[0]._replace(value=cpu[0].value + ended.ru_utime + ended.ru_stime)
         return families.values()

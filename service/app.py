@@ -1,6 +1,6 @@
 """A server process: settings -> engine -> servers. Start, serve, drain and stop, in that order.
 
-It is the whole server, or one of several workers, whose supervisor owns the listening sockets.
+The process is the whole server, or one of several workers whose supervisor owns the listening sockets.
 """
 
 import asyncio
@@ -55,11 +55,13 @@ if TYPE_CHECKING:
 LOOP_LAG_PERIOD_S = 0.25
 OPEN_FILES_PERIOD_S = 30.0
 MAX_WATCH_STEP_S = 1.0
-"""Maximum run time that one period adds to a batch: after a longer pause, the process was suspended or starved."""
+"""Maximum run time that one period adds to a batch, in seconds. A longer pause means that the process was suspended or
+starved.
+"""
 CONNECTION_GRACE_S = 2.0
 """Seconds reserved at the end of the drain.
 
-This time is for finishing responses and for closing idle connections and incomplete requests.
+During this time, responses finish, and idle connections and incomplete requests are closed.
 """
 HEALTHY_RATIO = 0.9
 """Fraction of the drain delay during which gRPC health is still SERVING. Keep the maximum connection age shorter."""
@@ -68,7 +70,7 @@ log = logging.getLogger("attendant")
 
 
 def _models_state(link: "WorkerLink | None") -> ModelsState | None:
-    """Return what the other workers serve; files may have changed since they loaded them."""
+    """Return what the other workers serve. Files may have changed since those workers loaded them."""
     models = None if link is None else link.start.models
     return None if models is None else ModelsState(**models)
 
@@ -88,7 +90,7 @@ class App:
     """One server process. `run` returns the exit status."""
 
     def __init__(self, settings: Settings, link: "WorkerLink | None" = None) -> None:
-        """`link`: the supervisor of this worker; None for a server in one process."""
+        """`link`: the connection to this worker's supervisor; None for a single-process server."""
         # `_created` series are a third of all series, and Prometheus does not use them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._settings = settings
@@ -103,7 +105,7 @@ class App:
         self._watches: list[FileWatch[Any]] = []
         self.metrics = Metrics(CollectorRegistry())
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
-        if link is None:  # the supervisor describes the processes
+        if link is None:  # the supervisor exports process metrics
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
@@ -124,7 +126,7 @@ class App:
             rest_socket = bind(settings.host, settings.rest_port, "REST")
             admin_socket = bind(settings.admin_host, settings.admin_port, "admin")
             if settings.grpc_port:
-                bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's error spans several lines
+                bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's error messages span several lines
         with (
             background_task(self._monitor_event_loop()),
             contextlib.ExitStack() as watches,
@@ -152,9 +154,9 @@ class App:
             )
             self._ports = rest_port, grpc_port, admin_port
             status = await self._finish_loading(loading)
-            del loading  # it refers to the first models, which may be replaced
+            del loading  # drop the reference to the first models, which may be replaced
             if status == EX_OK and not self._stop.is_set():
-                # One worker watches the models file for all.
+                # A single worker watches the models file for all workers.
                 models_watch = self._repository.watch() if link is None or link.start.number == 0 else None
                 if models_watch is not None:
                     self._watches.append(models_watch)
@@ -234,7 +236,7 @@ class App:
         return None if self._tls is None else make_server_credentials(self._tls)
 
     async def _finish_loading(self, loading: "asyncio.Future[list[tuple[ModelEntry, LoadedModel]]]") -> int:
-        """Start the engines once the models are loaded; return at once when a signal arrives."""
+        """Start the engines once the models are loaded. Returns immediately if a signal arrives."""
         stop = asyncio.create_task(self._stop.wait())
         either: set[asyncio.Future[Any]] = {loading, stop}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -259,7 +261,7 @@ class App:
     async def _drain(self) -> None:
         """Report not ready, serve for `drain_delay_ms`, reject new requests, finish accepted ones, then close.
 
-        All of this takes at most `drain_timeout_ms`.
+        Takes at most `drain_timeout_ms` in total.
         """
         timeout_s = self._settings.drain_timeout_ms / 1000
         deadline = time.monotonic() + timeout_s
@@ -269,8 +271,8 @@ class App:
         was_serving = self._lifecycle.loaded
         if was_serving:
             log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
-            # A client that checks health through a TCP proxy has no other connection: it would fail all calls until
-            # this connection reaches its maximum age. So change the health status only after that.
+            # A client that checks health through a TCP proxy has only this connection, and would fail all calls until
+            # the connection reaches its maximum age. So change the health status only after that age.
             await asyncio.sleep(HEALTHY_RATIO * self._settings.drain_delay_ms / 1000)
         await self._rpc.set_not_serving()
         if was_serving:
@@ -308,7 +310,7 @@ class App:
             key += " --cacert CA.pem"
             key += " --cert CLIENT.pem --key CLIENT.key" if tls.requires_client_certificates else ""
         path, body = example_request(self._lifecycle.models.find(None).info)
-        sys.stdout.write(  # in one write, so that no log line splits the text
+        sys.stdout.write(  # written in one call, so that no log line splits the text
             f"ready: REST {rest}, gRPC {format_address(host, grpc_port)}, "
             f"admin {scheme}://{format_address(admin_host, admin_port)}, page {rest}/. Try: "
             f"curl -s {rest}{path} -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
@@ -355,7 +357,7 @@ class App:
                 self._tell_supervisor("failed")
 
     async def _share_quotas(self, link: "WorkerLink") -> None:
-        """Exchange what callers with a quota have used with the other workers."""
+        """Exchange the quota usage of callers with the other workers."""
         from service.quota_board import PERIOD_S, QuotaBoard
 
         board = QuotaBoard(link.quotas, link.start.number, link.start.workers)
@@ -365,7 +367,7 @@ class App:
             await asyncio.sleep(PERIOD_S)
 
     def _on_message(self, message: "Message") -> None:
-        """Handle a message of the supervisor."""
+        """Handle a message from the supervisor."""
         match message["event"]:
             case "announce":
                 self._announce()
@@ -374,7 +376,7 @@ class App:
             case "commit":
                 try:
                     self._repository.commit()
-                except Exception:  # this worker no longer serves what the others do
+                except Exception:  # this worker no longer serves the same models as the others
                     log.exception("prepared models cannot be served")
                     self._tell_supervisor("failed")
                     return
@@ -384,7 +386,7 @@ class App:
                 self._tell_supervisor("aborted", error="")
 
     async def _prepare_models(self, change: ModelsChange) -> None:
-        """Prepare a change of the models that the supervisor then commits or aborts in every worker."""
+        """Prepare a change of the models, which the supervisor then commits or aborts in every worker."""
         error = ""
         try:
             await self._repository.prepare(change)
@@ -396,7 +398,7 @@ class App:
         self._tell_supervisor("prepared", error=error)
 
     def _measure_models(self) -> "Message":
-        """Return the measurements from which the supervisor selects an automatic number of workers."""
+        """Return the measurements that the supervisor uses to choose the number of workers."""
         models, copies = self._lifecycle.models, None
         if any(info.gpu_memory_bytes for info in models.infos):
             from service.engine.backends.cuda_memory import count_copies

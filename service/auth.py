@@ -1,4 +1,4 @@
-"""API keys and their callers, from the file that `ATTENDANT_API_KEYS_FILE` names. Changes of the file apply at once."""
+"""API keys and their callers, read from the file that `ATTENDANT_API_KEYS_FILE` names. Changes apply immediately."""
 
 import hashlib
 import hmac
@@ -18,7 +18,7 @@ OPTION = "ATTENDANT_API_KEYS_FILE"
 ADMIN_OPTION = "ATTENDANT_ADMIN_KEYS_FILE"
 SUBJECTS = {OPTION: "api_keys", ADMIN_OPTION: "admin_keys"}
 MAX_CALLERS = 256
-"""Each caller has its own series in metrics."""
+"""Maximum number of callers, because each caller has separate metric series."""
 MAX_WEIGHT = 100
 KEY = re.compile(r"[!-~]+")
 NAMED = re.compile(
@@ -26,7 +26,7 @@ NAMED = re.compile(
     r"(?::(?P<weight>[0-9]{1,3}))?(?::(?P<quota>[0-9]{1,12}))?"
 )
 API_KEY_HEADER = "x-api-key"
-"""Another header for the key."""
+"""Alternative header for the key."""
 AZURE_KEY_HEADER = "api-key"
 """The header of Azure OpenAI's clients, over REST only."""
 FORMAT = "name:sha256[:weight[:tokens_per_second]]"
@@ -36,7 +36,7 @@ log = logging.getLogger("attendant.auth")
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The contents of a key file: SHA-256 digests with their callers."""
+    """The contents of a key file: SHA-256 digests and their callers."""
 
     entries: tuple[tuple[bytes, Caller], ...]
 
@@ -65,7 +65,7 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path | None, option: str = OPTION) -> "ApiKeys | None":
-        """Return the keys of the file that an option names; None without a file. Raises `ConfigError`."""
+        """Load the keys from the file that an option names; None if there is no file. Raises `ConfigError`."""
         if path is None:
             return None
         content = read_option_file(option, path)
@@ -95,7 +95,7 @@ class ApiKeys:
         return caller
 
     def watch(self, metrics: Metrics) -> FileWatch[bytes]:
-        """Return the watch that applies changes of the file."""
+        """Return the watch that applies changes of the key file."""
         path = self._path
         assert path is not None
         subject = SUBJECTS[self._option]
@@ -120,7 +120,7 @@ class Access:
 
     Attributes:
         keys: the keys of callers; None accepts every request.
-        admin_keys: keys for loading and unloading models and for listing callers; None rejects these operations.
+        admin_keys: keys that allow loading and unloading models and listing callers; None rejects these operations.
     """
 
     keys: ApiKeys | None = None
@@ -129,7 +129,8 @@ class Access:
     def check_admin(self, headers: Mapping[bytes, bytes], operation: str) -> str:
         """Return the name of the admin who sent a request. Rejections are logged with the operation.
 
-        Raises `AdminKeyRequired` for a caller's key or without admin keys, and `Unauthenticated` for an unknown key.
+        Raises `AdminKeyRequired` for a caller's key or if there are no admin keys, and `Unauthenticated` for an unknown
+        key.
         """
         try:
             return self._find_admin(headers)
@@ -155,10 +156,9 @@ PUBLIC = Access()
 def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, option: str = OPTION) -> KeyTable:
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
-    In a truncated file, the rest of a line with a name must not become a key. Such a line contains a colon, or lacks a
-    newline in a file with names.
-    A caller of `previous` with the same weight and quota is kept, with the state of its quota. Raises `ConfigError`,
-    whose message contains no key.
+    In a truncated file, the remainder of a line with a name must not become a key. Such a line contains a colon, or
+    lacks a newline in a file with names. Callers in `previous` with the same weight and quota are reused, including
+    their quota state. Raises `ConfigError`, whose message contains no key.
     """
     try:
         lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
@@ -194,7 +194,7 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
 
 
 def _check_terms(caller: Caller, first: Caller, place: str) -> None:
-    """Raise `ConfigError` if a caller's weight or quota differs from its first line."""
+    """Raise `ConfigError` if a caller's weight or quota differs from the caller's first line."""
     if caller.terms != first.terms:
         terms, others = (
             f"weight {each.weight} and {f'quota {each.quota.tokens_per_second}' if each.quota else 'no quota'}"
@@ -204,7 +204,7 @@ def _check_terms(caller: Caller, first: Caller, place: str) -> None:
 
 
 def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller], option: str) -> Caller:
-    """Return the caller of a line; the previous one if it is the same. Raises `ConfigError`."""
+    """Return the caller of a line, or the previous caller if unchanged. Raises `ConfigError`."""
     name, weight = match["name"], int(match["weight"] or 1)
     if name == ANONYMOUS_NAME:
         raise ConfigError(f"{place} has the name of keys without a name. Use another name.")

@@ -7,16 +7,16 @@ from service.errors import QuotaExceeded
 
 ANONYMOUS_NAME = "anonymous"
 MAX_PAUSE_S = 1.0
-"""Maximum time without reads from a connection whose caller is over its share or quota."""
+"""Maximum time, in seconds, to stop reading from the connection of a caller over its share or quota."""
 BURST_S = 10.0
-"""A caller that was idle may use the tokens of this many seconds at once."""
+"""An idle caller may burst: it can use this many seconds' worth of tokens immediately."""
 
 
 class Quota:
-    """A token bucket: `tokens_per_second` of inference, in tokens of the model. It holds `BURST_S` seconds at most.
+    """A bucket of model tokens, refilled at `tokens_per_second`. Its capacity is `BURST_S` seconds' worth of tokens.
 
-    A request is accepted while the bucket is not empty, whatever its size, and the bucket may then be in debt, so that
-    a quota needs no limit for the size of a request. Not thread-safe.
+    A request of any size is accepted while the bucket is not empty, and may leave the bucket in debt, so a quota does
+    not limit the size of a request. Not thread-safe.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
@@ -28,13 +28,13 @@ class Quota:
 
     @property
     def level(self) -> float:
-        """The tokens in the bucket; negative in debt."""
+        """The number of tokens in the bucket; negative if in debt."""
         self._refill()
         return self._level
 
     @property
     def delay_s(self) -> float:
-        """The seconds until a request is accepted; 0 if one is accepted now."""
+        """Seconds until the next request is accepted; 0 if it would be accepted now."""
         return max(0.0, -self.level / self.tokens_per_second)
 
     def check(self) -> None:
@@ -69,8 +69,8 @@ class Caller:
     """The owner of API keys.
 
     Attributes:
-        name: Its name, which logs and metrics contain.
-        weight: Its share of the run time, relative to the weights of other callers.
+        name: The name used in logs and metrics.
+        weight: The caller's share of the run time, relative to the weights of other callers.
         quota: None for no limit.
     """
 
@@ -80,7 +80,7 @@ class Caller:
 
     @property
     def terms(self) -> tuple[str, int, float | None]:
-        """Its name, weight, and quota in tokens per second."""
+        """Name, weight, and quota in tokens per second."""
         return self.name, self.weight, None if self.quota is None else self.quota.tokens_per_second
 
 

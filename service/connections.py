@@ -1,4 +1,4 @@
-"""Policy for REST and gRPC: which connections a server closes when there are too many."""
+"""Connection policy for REST and gRPC: which connections to close when there are too many."""
 
 import ipaddress
 import math
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 UNKNOWN_IDLE_S = 30.0
-"""Idle connections on which no caller has sent a request are closed after this time."""
+"""Idle connections without any request from a caller are closed after this time, in seconds."""
 
 CROWDED = 0.75
 MIN_READ_BYTES_PER_S = 64 * 1024
@@ -19,7 +19,7 @@ Key = TypeVar("Key")
 
 
 def read_timeout_s(stall_timeout_s: float, size: int) -> float:
-    """Return the time that a client may take to read `size` bytes, in seconds."""
+    """Return how long a client may take to read `size` bytes, in seconds."""
     return stall_timeout_s + size / MIN_READ_BYTES_PER_S
 
 
@@ -35,7 +35,7 @@ def parse_networks(value: str) -> tuple[Network, ...]:
 
 
 def normal_address(address: str) -> str:
-    """Return an IP address, as IPv4 for an IPv4 client of an IPv6 socket; return other text unchanged."""
+    """Return an IP address, with IPv4-mapped IPv6 converted to IPv4; return other text unchanged."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -47,9 +47,10 @@ def normal_address(address: str) -> str:
 class ConnectionTable(Generic[Key]):
     """The open connections of one server.
 
-    A connection is known once a request of a caller arrived on it, with an accepted key if the server has keys. When
-    there are too many, an idle connection makes room for a new one: the oldest unknown one, else one from the address
-    with most connections. So neither idle connections nor those of one address lock out other clients.
+    A connection is known once a caller has sent a request on it, with an accepted key if the server uses keys. When
+    there are too many connections, an idle one is closed to admit a new one: the oldest unknown connection, else a
+    connection from the address with the most connections. This keeps idle connections, and any single address, from
+    locking out other clients.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ConnectionTable(Generic[Key]):
         return self._addresses.keys()
 
     def add(self, key: Key, address: str) -> Key | None:
-        """Add a connection. Return the one to close in its place, which may be the new one; None if all may stay."""
+        """Add a connection. Return the connection to close to make room, which may be the new one, or None."""
         address = normal_address(address)
         self._addresses[key] = address
         self._counts[address] += 1
@@ -101,16 +102,16 @@ class ConnectionTable(Generic[Key]):
         return next((other for other in self._idle(self._addresses) if self._addresses[other] == largest), key)
 
     def keep(self, key: Key) -> None:
-        """Note that an unknown connection may be idle. It still makes room for others."""
+        """Exempt an unknown connection from the idle timeout. It can still be closed to make room."""
         if key in self._unknown:
             self._unknown[key] = math.inf
 
     def set_known(self, key: Key) -> None:
-        """Note that a request of a caller arrived on a connection."""
+        """Mark a connection as known, because a caller has sent a request on it."""
         self._unknown.pop(key, None)
 
     def remove(self, key: Key) -> None:
-        """Remove a connection that is closed."""
+        """Remove a closed connection."""
         address = self._addresses.pop(key, None)
         self._unknown.pop(key, None)
         if address is not None:

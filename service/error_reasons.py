@@ -1,4 +1,4 @@
-"""The reasons of errors: stable names for programs."""
+"""Error reasons: stable, machine-readable names."""
 
 from typing import Literal
 

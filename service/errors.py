@@ -1,4 +1,4 @@
-"""Every error that a client can get: canonical code, HTTP status, reason and metric label."""
+"""Every error that a client can receive: canonical code, HTTP status, reason and metric label."""
 
 from typing import ClassVar
 
@@ -23,13 +23,14 @@ class ServiceError(Exception):
 
     Attributes:
         field: The path of the field in the request, such as `inputs[3]`; None if the error is not about one field.
-        minimum: The minimum value allowed, if that is what `actual` violates or a range applies.
+        minimum: The minimum value allowed, if `actual` violates it or a range applies.
         maximum: The maximum value allowed, likewise.
         actual: The rejected number or size, the JSON type if the type is wrong, or the rejected value of a closed set,
             such as a model name.
         reason: A stable machine-readable name, in UPPER_SNAKE_CASE; docs/api.md lists all reasons.
         retry_after_s: Seconds after which a retry may succeed.
-        pause_s: Seconds for which the client's connection is not read, so that its next requests cost nothing.
+        pause_s: Seconds during which the server does not read from the client's connection, so that further requests
+            cost nothing.
         label: The label of the rejection counter; "" if the error is not a rejection.
         retryable: Whether the same request may succeed later.
     """
@@ -54,7 +55,7 @@ class ServiceError(Exception):
         reason: Reason | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        """Initialize the parts of the message. In `problem` and `remedy`, `{field.value}` names a value.
+        """Set the parts of the message. In `problem` and `remedy`, `{field.value}` stands for an enum value.
 
         A value that `problem` names is not repeated as `actual` in the message.
 
@@ -85,7 +86,7 @@ class ServiceError(Exception):
 
     @property
     def message(self) -> str:
-        """The message, with the names of the engine's requests, or of the API after `spell`."""
+        """The message, with the engine's field names, or the API's names after `spell`."""
         spelling, remedy = self._spelling, self._remedy
         quoted = isinstance(self.actual, str) and self.reason != "WRONG_TYPE"
         shown = "" if self.actual is None or self._enumeration else f'"{self.actual}"' if quoted else f"{self.actual}"
@@ -99,7 +100,7 @@ class ServiceError(Exception):
         return self.message
 
     def spell(self, spelling: Spelling) -> None:
-        """Use the names of an API in `message`, `field` and `actual`. Call it once, for an error of the engine."""
+        """Use an API's names in `message`, `field` and `actual`. Call it once per engine error."""
         self._spelling = spelling
         if self._enumeration in (spelling.values or ()):
             self.actual = spelling.value(str(self._enumeration), str(self.actual)).strip('"')
@@ -118,7 +119,7 @@ def echo(value: str) -> str:
 
 
 def _detail(actual: str, minimum: float | None, maximum: float | None, unit: str) -> str:
-    """Return the parenthesis of a message. It omits a range, which the remedy states."""
+    """Return the parenthesized part of a message. It omits a range, which the remedy states."""
     unit = f" {unit}" if unit else ""
     bound = ""
     if minimum is not None and minimum == maximum:
@@ -170,7 +171,7 @@ class InvalidFormat(InvalidArgument):  # a string that does not parse
     reason = "INVALID_FORMAT"
 
 
-class InvalidHeader(InvalidArgument):  # the same in a header
+class InvalidHeader(InvalidArgument):  # a header value that does not parse
     reason = "INVALID_HEADER"
 
 
@@ -182,7 +183,7 @@ class Empty(InvalidArgument):  # no items, or no tokens other than special token
     reason = "EMPTY"
 
 
-class Duplicate(InvalidArgument):  # the same item twice
+class Duplicate(InvalidArgument):  # a repeated item
     reason = "DUPLICATE"
 
 
@@ -202,7 +203,7 @@ class UnsupportedByModel(InvalidArgument):  # the model lacks what the value or 
     reason = "UNSUPPORTED_BY_MODEL"
 
 
-class ResponseTooLarge(InvalidArgument):  # the response would be over the limit
+class ResponseTooLarge(InvalidArgument):  # the response would exceed the limit
     label, reason = "too_large", "RESPONSE_TOO_LARGE"
 
 
@@ -237,7 +238,7 @@ class HostNotAllowed(ServiceError):  # the header Host names another server
     code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "HOST_NOT_ALLOWED"
 
 
-class AdminKeyRequired(ServiceError):  # the operation needs an admin key
+class AdminKeyRequired(ServiceError):  # the operation requires an admin key
     code, http_status, label, reason = "PERMISSION_DENIED", 403, "auth", "ADMIN_KEY_REQUIRED"
 
 
@@ -271,7 +272,7 @@ class QuotaExceeded(QueueFull):  # the caller has used its quota
     label, reason = "quota", "QUOTA_EXCEEDED"
 
 
-class MemoryShareExceeded(QueueFull):  # bodies or unread responses of the caller take up too much memory
+class MemoryShareExceeded(QueueFull):  # the caller's bodies or unread responses use too much memory
     label, reason = "overload", "MEMORY_SHARE_EXCEEDED"
 
 
@@ -303,7 +304,7 @@ class DeadlineExceeded(ServiceError):
 
 
 def response_too_late() -> DeadlineExceeded:
-    """Return the error for a request whose deadline has passed while it was processed."""
+    """Return the error for a request whose deadline passed during processing."""
     return DeadlineExceeded(
         "Deadline exceeded before the response was ready",
         "Increase the timeout, at most to max_timeout_ms, or send fewer inputs.",

@@ -1,4 +1,4 @@
-"""The exporter as a child process: the server itself never imports PyTorch."""
+"""Runs the exporter in a child process, because the server never imports PyTorch."""
 
 import contextlib
 import importlib.util
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = re.compile(
     r"|can't start new thread",
     re.IGNORECASE,
 )
-"""Errors of Python, C++, PyTorch, the dynamic linker and threads under the memory limit."""
+"""Error messages of Python, C++, PyTorch, the dynamic linker and thread creation at the memory limit."""
 STOP_TIMEOUT_S = 10.0
 KEPT_LINES = 50
 
@@ -55,7 +55,7 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
             EX_CONFIG,
         )
     limit = available_memory()
-    # -P: a directory named "model" in the current directory is not the package.
+    # -P: do not import a directory named "model" from the current directory.
     process = subprocess.Popen(  # noqa: S603  # a source that starts with "-" is neither a directory nor a model ID
         [sys.executable, "-P", "-m", "model", "export", source, "-o", str(out), "--overwrite"],
         stdin=subprocess.DEVNULL,
@@ -83,13 +83,13 @@ def run_exporter(source: str, out: Path, lock: int) -> None:
 
 
 def stop_exporters() -> None:
-    """Terminate the exports of other threads: a signal that stops the server does not reach its child processes."""
+    """Terminate exports started by other threads. A signal that stops the server does not reach its child processes."""
     for process in list(_running):
         _stop(process)
 
 
 def _limit_memory(pid: int, limit: int | None) -> None:
-    """Let allocations beyond the available memory fail in the exporter, before the kernel kills other processes.
+    """Make allocations beyond the available memory fail in the exporter, before the kernel kills other processes.
 
     The limit counts private writable memory, not address space: PyTorch reserves 10 GB and uses 0.7 GB for the default
     model. The exporter raises the limit by the size of the files that it maps.
@@ -103,14 +103,14 @@ def _limit_memory(pid: int, limit: int | None) -> None:
 
 
 def python_path() -> str:
-    """Return PYTHONPATH with the folder of this package if it is a checkout, which need not be installed."""
+    """Return PYTHONPATH including the folder of this package, in case it is a checkout that is not installed."""
     folder = Path(model.__file__).parents[1]
     own = "" if folder.name in ("site-packages", "dist-packages") else str(folder)
     return os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), own) if part)
 
 
 def _relay_progress(process: "subprocess.Popen[str]") -> deque[str]:
-    """Print progress lines as they arrive; return the last other lines."""
+    """Print progress lines as they arrive; return the last lines of other output."""
     lines: deque[str] = deque(maxlen=KEPT_LINES)
     assert process.stderr is not None
     for line in process.stderr:
@@ -123,7 +123,7 @@ def _relay_progress(process: "subprocess.Popen[str]") -> deque[str]:
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
-    """End the exporter, which removes its temporary files after SIGTERM."""
+    """Stop the exporter. It removes its temporary files on SIGTERM."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Files that options name and that may change while the server runs: keys, certificates, the models to serve."""
+"""Watches files named in options that may change while the server runs: keys, certificates, models to serve."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ from service.config import ConfigError
 from service.metrics import Metrics
 
 PERIOD_S = 1.0
-"""Time between two reads. Reading finds every kind of change: a mounted Secret is replaced by changing a symbolic link
-to its directory, which a watch of the file would miss, and network file systems report no changes."""
+"""Time between two reads. Polling detects every kind of change: a mounted Secret is replaced by switching a symbolic
+link to its directory, which a watch on the file would miss, and network file systems do not report changes."""
 SETTLE_S = 1.0
-"""Time for which changed content must stay the same: until then, a program may still be writing it."""
+"""Time for which changed content must remain stable, since a program may still be writing it."""
 MAX_RETRY_S = 60.0
 """Maximum backoff between attempts to apply the same content. It doubles from `PERIOD_S`."""
 
@@ -25,7 +25,7 @@ Content = TypeVar("Content")
 
 
 async def read_settled(read: Callable[[], Content], known: Callable[[Content], bool]) -> Content:
-    """Return the content of files: what is `known`, or what two reads in a row return. `read` runs in a thread.
+    """Return the content of files once it equals `known` or two consecutive reads agree. `read` runs in a thread.
 
     A half-written file may be valid: without its last lines, it contains fewer keys, models or intermediate
     certificates.
@@ -40,7 +40,7 @@ async def read_settled(read: Callable[[], Content], known: Callable[[Content], b
 
 
 class FileWatch(Generic[Content]):
-    """Applies changes of files. On an error, counted and logged once, it keeps the content in use and retries."""
+    """Applies file changes. On an error, counted and logged once, it keeps the previous content and retries."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class FileWatch(Generic[Content]):
     ) -> None:
         """`subject`: the name in metrics and logs. `content` is in use.
 
-        `read` runs in a thread. `read` and `apply` raise `ConfigError` for content that cannot be used.
-        `on_restored` is called when the content in use is back after such an error.
+        `read` runs in a thread. `read` and `apply` raise `ConfigError` for content that cannot be used. `on_restored`
+        is called when, after such an error, the content in use is restored.
         """
         self._subject = subject
         self._metrics = metrics
@@ -81,11 +81,11 @@ class FileWatch(Generic[Content]):
             await self.check()
 
     def request(self) -> None:
-        """Check now, and retry what has failed."""
+        """Check now, and retry failed content."""
         self._requested.set()
 
     async def check(self) -> None:
-        """Apply the content if it has changed. What failed before is retried after `PERIOD_S`, then less often."""
+        """Apply the content if it has changed. Failed content is retried after `PERIOD_S`, then less often."""
         content = None
         try:
             content = await read_settled(self._read, lambda content: content in (self._applied, self._failed))

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from model.artifact.console import Parser
 
 MODEL_SELECTION = ("model_dir", "models", "models_file")
-"""Options that select models, which a source on the command line replaces."""
+"""Options that select models. A source on the command line replaces them."""
 SERVE_EPILOG = """\
 Each option is also an environment variable, such as ATTENDANT_REST_PORT, and a line of .env.
 
@@ -27,7 +27,7 @@ SOURCE_HELP = (
 def parse_flags(arguments: list[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """Return the options on the command line, keyed by field, and `source`, if given.
 
-    Exits after --help and after wrong usage.
+    Exits after --help and on usage errors.
     """
     parser = Parser("attendant serve", "Serve a model over REST and gRPC.", SERVE_EPILOG)
     parser.add_argument("source", nargs="?", default=argparse.SUPPRESS, metavar="SOURCE", help=SOURCE_HELP)
@@ -56,7 +56,7 @@ def describe_option(field: FieldInfo) -> tuple[str, str]:
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    """Return the placeholder of a value: its choices, its unit, or what it names."""
+    """Return the placeholder for a value: its choices, unit or kind."""
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(get_args(field.annotation)) + "}"
     last = name.rpartition("_")[2].upper()

@@ -1,4 +1,4 @@
-"""TLS handshakes: each starts in the context of the latest files, their number is limited, failures are counted."""
+"""TLS handshakes. Each uses the context of the latest files, their number is limited, and failures are counted."""
 
 import logging
 import ssl
@@ -16,9 +16,9 @@ REASONS = {
     "UNSUPPORTED_PROTOCOL": "unsupported_by_client",
     "NO_SHARED_CIPHER": "unsupported_by_client",
 }
-"""Labels of OpenSSL's reasons."""
+"""Metric labels by OpenSSL reason."""
 ALERT = "_ALERT_"
-"""Part of OpenSSL's reasons for alerts that the client sent."""
+"""Substring of OpenSSL's reasons for alerts sent by the client."""
 REJECTED_BY_CLIENT, TOO_MANY, OTHER = "rejected_by_client", "too_many", "other"
 LABELS = (*dict.fromkeys(REASONS.values()), REJECTED_BY_CLIENT, TOO_MANY, OTHER)
 LOG_PERIOD_S = 1.0
@@ -27,7 +27,7 @@ log = logging.getLogger("attendant.tls")
 
 
 class Connection(ssl.SSLObject):
-    """A connection that counts as a handshake of `owner` until the handshake ends or the connection is closed."""
+    """A connection that `owner` counts as a handshake until the handshake ends or the connection is closed."""
 
     owner: "CurrentContext"
 
@@ -35,7 +35,7 @@ class Connection(ssl.SSLObject):
         """Continue the handshake. Raises `ssl.SSLError` until it is complete."""
         try:
             super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError):  # incomplete, or the client left
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError):  # incomplete, or the client disconnected
             raise
         except ssl.SSLError as error:
             self.owner.count_failure(label(error), describe(error))
@@ -44,16 +44,16 @@ class Connection(ssl.SSLObject):
 
 
 class CurrentContext(ssl.SSLContext):
-    """A context that hands each new connection to the context of the latest files.
+    """An SSL context that delegates each new connection to the context of the latest files.
 
-    A session belongs to the context that it began in, so a client cannot resume one from before a change. With
-    `sni_callback`, sessions belong to the outer context: clients of a removed CA resumed theirs.
+    A TLS session belongs to the context that it started in, so a client cannot resume a session from before a change.
+    With `sni_callback`, sessions belong to the outer context, and clients of a removed CA could resume theirs.
     """
 
     current: ssl.SSLContext
 
     def __init__(self, protocol: int, port: str, metrics: Metrics, max_handshakes: int) -> None:
-        """`port`: label in metrics. `max_handshakes`: incomplete ones; a server's own limit counts the others only."""
+        """`port`: metric label. `max_handshakes`: limit on incomplete handshakes, separate from the server's limit."""
         super().__init__()
         self.handshakes: WeakSet[Connection] = WeakSet()
         self._port = port
@@ -62,7 +62,7 @@ class CurrentContext(ssl.SSLContext):
         self._log_at = 0.0
 
     def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
-        """Start a connection. Raises OSError, which closes it, if there are too many handshakes."""
+        """Start a connection. Raises OSError, which closes the connection, if there are too many handshakes."""
         if len(self.handshakes) >= self._max_handshakes:
             self.count_failure(TOO_MANY, f"limit {self._max_handshakes}")
             raise ConnectionRefusedError("too many TLS handshakes")
@@ -73,7 +73,7 @@ class CurrentContext(ssl.SSLContext):
         return connection
 
     def count_failure(self, reason: str, description: str) -> None:
-        """Count a failed handshake, and log it unless another one was logged within `LOG_PERIOD_S`."""
+        """Count a failed handshake, and log it unless another failure was logged within `LOG_PERIOD_S`."""
         self._failures[reason].inc()
         if time.monotonic() >= self._log_at:
             self._log_at = time.monotonic() + LOG_PERIOD_S
@@ -81,7 +81,7 @@ class CurrentContext(ssl.SSLContext):
 
 
 def label(error: ssl.SSLError) -> str:
-    """Return the label of a failed handshake in metrics."""
+    """Return the metric label of a failed handshake."""
     reason = error.reason or ""
     return REJECTED_BY_CLIENT if ALERT in reason else REASONS.get(reason, OTHER)
 

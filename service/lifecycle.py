@@ -1,4 +1,4 @@
-"""The state of the process, and the served models once they are loaded."""
+"""Process state, and the served models once they are loaded."""
 
 import enum
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ class Status(enum.Enum):
 class Lifecycle:
     """The process state.
 
-    Read `models` per request: it raises `Unavailable` until the models are loaded and after `reject_new`.
+    Read `models` for every request: it raises `Unavailable` until the models are loaded and after `reject_new`.
 
     Attributes:
-        draining: True from `start_draining` on. Clients should send their next request over another connection.
+        draining: True from `start_draining` on. Clients should send their next request on another connection.
         rejecting: True from `reject_new` on.
     """
 
@@ -50,7 +50,7 @@ class Lifecycle:
 
     @property
     def repository(self) -> "ModelRepository":
-        """The repository that loads and unloads models; raises as `models` does."""
+        """The repository that loads and unloads models. Raises the errors of `models`."""
         _ = self.models
         if self._repository is None:
             raise Unsupported(
@@ -60,7 +60,7 @@ class Lifecycle:
 
     @property
     def unserved(self) -> "list[ModelState]":
-        """The models of the models file that are not served."""
+        """The models in the models file that are not served."""
         states = [] if self._repository is None else self._repository.states
         return [state for state in states if not state.ready]
 
@@ -77,13 +77,13 @@ class Lifecycle:
         return self.status is Status.READY
 
     def become_ready(self, models: "Models", repository: "ModelRepository | None" = None) -> None:
-        """Accept requests. Without a repository, the models do not change."""
+        """Accept requests. Without a repository, the models never change."""
         self._repository = repository
         self._models = models
         self._set_status(Status.READY)
 
     def start_draining(self) -> None:
-        """Stop being ready, but accept requests: load balancers need time to deregister the instance."""
+        """Report not ready but keep accepting requests, because load balancers need time to deregister the instance."""
         self.draining = True
         self._set_status(Status.DRAINING)
 
@@ -98,12 +98,12 @@ class Lifecycle:
         return self._models is None or self._models.healthy
 
     def watch(self, seconds: float) -> None:
-        """Count `seconds` of run time for the running batches."""
+        """Add `seconds` to the run time of the running batches."""
         if self._models is not None:
             self._models.watch(seconds)
 
     def fail(self) -> None:
-        """Stop being ready and live: the model could not be loaded, or its backend failed."""
+        """Report neither ready nor live: the model could not be loaded, or its backend failed."""
         self._set_status(Status.FAILED)
 
     def reject_new(self) -> None:

@@ -17,12 +17,12 @@ FLUSH_TIMEOUT_S = 1.0
 MAX_KINDS = 4096
 STDERR = 2
 MAX_LINE_BYTES = 4096
-"""PIPE_BUF of Linux: longer writes of several processes may interleave in a pipe."""
+"""PIPE_BUF on Linux: longer writes by several processes may interleave in a pipe."""
 OMITTED = " ... "
 
 
 class LineLimit:
-    """A rate limit for log lines per kind, so that a flood of requests does not flood the log."""
+    """A rate limit per kind of log line, so that a flood of requests does not flood the log."""
 
     def __init__(self, per_s: float = 10.0, burst: int = 100) -> None:
         self._per_s = per_s
@@ -30,7 +30,7 @@ class LineLimit:
         self._kinds: dict[Hashable, tuple[float, float, int]] = {}  # level, time and suppressed lines
 
     def admit(self, kind: Hashable) -> int | None:
-        """Return how many lines of a kind were suppressed before the next one, or None to suppress that one too."""
+        """Return how many lines of a kind were suppressed before this one; None to suppress this one too."""
         now = time.monotonic()
         if len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()
@@ -74,7 +74,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def shorten(text: str, excess: int) -> str:
-    """Return the text without its middle, so that its JSON is `excess` bytes shorter.
+    """Cut the middle out of a text, so that its JSON is `excess` bytes shorter.
 
     A character takes at most six bytes in JSON.
     """
@@ -100,9 +100,9 @@ class TextFormatter(logging.Formatter):
 class BackgroundHandler(logging.Handler):
     """Writes log lines to stderr in a thread.
 
-    Writing to a pipe blocks while its reader is slow, and would stop the event loop and with it the whole server. Lines
-    are dropped and counted while `MAX_QUEUED_LINES` are queued, and if they cannot be written, such as on a full disk;
-    `on_dropped` is called for each.
+    Writing to a pipe blocks while its reader is slow, which would stop the event loop and thus the whole server. Lines
+    are dropped while `MAX_QUEUED_LINES` are queued, or if writing fails, such as on a full disk; `on_dropped` is called
+    for each dropped line.
     """
 
     def __init__(self) -> None:
@@ -113,14 +113,14 @@ class BackgroundHandler(logging.Handler):
         threading.Thread(target=self._write_lines, name="attendant-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the line. It is formatted here, because a record may refer to a traceback and its frames."""
+        """Queue the line. The record is formatted first, because it may reference a traceback and its frames."""
         if self._lines.qsize() >= MAX_QUEUED_LINES:
             self._count_dropped(1)
         else:
             self._lines.put(self.format(record) + "\n")
 
     def flush(self) -> None:
-        """Wait until the lines queued so far are written, at most `FLUSH_TIMEOUT_S`."""
+        """Wait until all queued lines are written, at most `FLUSH_TIMEOUT_S`."""
         written = threading.Event()
         self._lines.put(written)
         written.wait(FLUSH_TIMEOUT_S)
@@ -153,7 +153,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
-    """Join lines into as few chunks as possible that the kernel writes to a pipe at once: others may write to it."""
+    """Join lines into as few chunks as possible that the kernel writes to a pipe atomically."""
     chunk = b""
     for line in lines:
         data = line.encode()
@@ -166,9 +166,9 @@ def chunk_lines(lines: Iterable[str]) -> Iterator[bytes]:
 
 
 def _write(data: bytes) -> bool:
-    """Write to stderr, and return whether that was possible: the disk may be full, or the reader of a pipe gone.
+    """Write to stderr; return False if that fails: the disk may be full, or the reader of a pipe gone.
 
-    It does not take the lock of `sys.stderr`, which a blocked write would hold when the process exits.
+    This bypasses the lock of `sys.stderr`, which a blocked write would still hold when the process exits.
     """
     try:
         while data:
@@ -179,14 +179,14 @@ def _write(data: bytes) -> bool:
 
 
 def count_dropped_lines(count: Callable[[], None]) -> None:
-    """Call `count` for each line that the handlers of the process drop."""
+    """Call `count` for each line that the process's log handlers drop."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, BackgroundHandler):
             handler.on_dropped = count
 
 
 def set_up_logging(level: str, style: Literal["auto", "text", "json"], worker: int | None = None) -> None:
-    """Write the logs of the process to stderr. `worker`: the number of a worker, which its lines contain."""
+    """Log to stderr. `worker`: a worker's number, included in its lines."""
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
     handler = BackgroundHandler()
     handler.setFormatter(TextFormatter(worker) if text else JsonFormatter(worker))
@@ -195,5 +195,5 @@ def set_up_logging(level: str, style: Literal["auto", "text", "json"], worker: i
         logging.getLogger(name).setLevel(logging.WARNING)
     # grpc logs client disconnections as errors with a traceback; the interceptor logs the errors that matter.
     logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
-    # Its C core writes to stderr directly: one line per failed TLS handshake, in a different format.
+    # gRPC's C core writes to stderr directly: one line per failed TLS handshake, in a different format.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

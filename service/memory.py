@@ -1,4 +1,4 @@
-"""Memory of the requests and responses in transit, which all APIs share."""
+"""Memory budget for requests and responses in transit, shared by all APIs."""
 
 import threading
 from collections import Counter
@@ -9,10 +9,10 @@ RETRY_AFTER_S = 1.0
 
 
 class MemoryBudget:
-    """Bytes in transit, counted by holder: the caller of a request, or its address for a caller without a name.
+    """Bytes in transit by holder. A holder is the named caller of a request, or else its client address.
 
-    A holder may use as many bytes as are still free, so that none locks out others: a single holder gets at most half
-    of the limit. While nothing is in use, a request or response of any size is accepted.
+    A holder may use at most as many bytes as are still free, so that none locks out others: a single holder gets at
+    most half of the limit. While nothing is in use, a request or response of any size is accepted.
     """
 
     def __init__(self, limit: int, noun: str) -> None:
@@ -24,7 +24,7 @@ class MemoryBudget:
         self.used = 0
 
     def acquire(self, holder: str, size: int) -> None:
-        """Count bytes. Raises `MemoryShareExceeded` over the share of the holder, and `Overloaded` over the limit."""
+        """Count bytes. Raises `MemoryShareExceeded` over the holder's share, and `Overloaded` over the limit."""
         self.change(holder, 0, size)
 
     def release(self, holder: str, size: int) -> None:
@@ -32,7 +32,7 @@ class MemoryBudget:
         self.change(holder, size, 0, exists=True)
 
     def change(self, holder: str, before: int, after: int, *, exists: bool = False) -> None:
-        """Count `after` bytes in place of `before`; raises as `acquire` does unless the bytes exist already."""
+        """Count `after` bytes instead of `before`. Raises the errors of `acquire`, unless the bytes already exist."""
         with self.lock:
             own, used = self._by_holder[holder] - before, self.used - before
             if used and not exists:
@@ -61,9 +61,9 @@ class MemoryBudget:
 
 
 class Reservation:
-    """The memory of one body, or of one response from before its inference until the client has read it.
+    """Reserved memory of one request body, or of one response from before inference until the client has read it.
 
-    Thread-safe: a thread may still prepare a request that was cancelled.
+    Thread-safe, because a thread may still be preparing a cancelled request.
     """
 
     __slots__ = ("_budget", "_closed", "holder", "size")
@@ -75,18 +75,18 @@ class Reservation:
         self.size = 0
 
     def fork(self) -> "Reservation":
-        """Return the reservation of another response of this call."""
+        """Return a reservation for another response of this call."""
         return Reservation(self._budget, self.holder)
 
     def grow(self, size: int) -> None:
-        """Reserve at least `size` bytes. Raises as `MemoryBudget.acquire` does, for 0 if the share is used up."""
+        """Reserve at least `size` bytes. Raises the errors of `MemoryBudget.acquire`, for 0 if the share is used up."""
         with self._budget.lock:
             if not self._closed and size >= self.size:
                 self._budget.change(self.holder, self.size, size)
                 self.size = size
 
     def set(self, size: int) -> None:
-        """Replace the estimate with the size of the response that exists."""
+        """Replace the estimate with the actual response size."""
         with self._budget.lock:
             if not self._closed:
                 self._budget.change(self.holder, self.size, size, exists=True)

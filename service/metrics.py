@@ -2,9 +2,9 @@
 
 Base units (seconds, bytes). Known label sets are created at startup.
 
-A model creates at most `SERIES_PER_MODEL` series however it is used, and the process at most `PROCESS_SERIES` more
-(tests/service/test_metrics.py). The sample limit of the PodMonitor follows from them: check a new label or bucket
-against these numbers. So histograms lack an endpoint label and count successful requests only.
+A model creates at most `SERIES_PER_MODEL` series, and the process at most `PROCESS_SERIES` more
+(tests/service/test_metrics.py). The PodMonitor's sample limit is derived from these numbers, so check new labels and
+buckets against them. To save series, histograms have no endpoint label and count only successful requests.
 """
 
 import time
@@ -21,7 +21,7 @@ SERIES_PER_MODEL = 2050
 PROCESS_SERIES = 300
 
 OBJECTIVE_S = 1.0
-"""The latency objective. A client that sets a shorter deadline fails by its own choice, not by the server's fault."""
+"""The latency objective, in seconds. A failure caused by a shorter client deadline is not the server's fault."""
 LATENCY_S = (
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, OBJECTIVE_S, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
@@ -34,13 +34,13 @@ SHARE = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75)
 
 FAST_LANE, EXPLAIN_LANE = LANES = ("fast", "explain")
 NO_LANE = "none"
-"""The lane of requests that are rejected before a lane is selected."""
+"""Label for requests that are rejected before a lane is selected."""
 SUM: Literal["livesum"] = "livesum"
 LARGEST: Literal["livemax"] = "livemax"
 SMALLEST: Literal["livemin"] = "livemin"
-"""How a gauge is aggregated over workers."""
+"""Aggregation of a gauge over workers."""
 NO_MODEL = RESERVED
-"""The model of requests that are rejected before a model is selected."""
+"""Label for requests that are rejected before a model is selected."""
 LANE_REJECTIONS = ("queue_full", "deadline", "short_deadline")
 CALLER_OUTCOMES = ("ok", "rejected", "cancelled", "error")
 HTTP_CODES = ("200", "500", "503", "504")
@@ -198,9 +198,9 @@ class Metrics:
         self._models: list[str] = []
 
     def create_requests(self, api: str, endpoints: Sequence[str]) -> None:
-        """Create the label sets of the endpoints of an API, for the models that exist and those that are created later.
+        """Create the label sets of an API's endpoints, for existing models and models created later.
 
-        Rates then start from 0, so that the first error counts. Other codes than these may never occur.
+        Rates then start from 0, so that the first error counts. Codes that may never occur are not created.
         """
         self._endpoints.setdefault(api, []).extend(endpoints)
         for reason in OTHER_REJECTIONS:
@@ -209,14 +209,14 @@ class Metrics:
             self._create_endpoints(api, endpoints, model)
 
     def create_reloads(self, subject: str) -> None:
-        """Create the label sets of files that may change."""
+        """Create the label sets of watched files."""
         self.reload_failing.labels(subject)
         for result in ("success", "error"):
             self.reloads.labels(subject, result)
 
     def create_model(self, model: str) -> None:
         """Create the label sets of a model."""
-        if model in self._models:  # it replaces one of this name
+        if model in self._models:  # the model replaces another of the same name
             return
         self._models.append(model)
         for api, endpoints in self._endpoints.items():
@@ -232,7 +232,7 @@ class Metrics:
         self._observers.cache_clear()
 
     def read_functions(self) -> None:
-        """Store the values of gauges that call a function: another process cannot call it."""
+        """Store the values of gauges that call a function, because another process cannot call it."""
         for metric in vars(self).values():
             if isinstance(metric, Gauge):
                 children: Iterable[Any] = list(metric._metrics.values()) if metric._labelnames else [metric]
@@ -240,7 +240,7 @@ class Metrics:
                     child.set(next(iter(child._child_samples())).value)
 
     def describe_model(self, model: str, digest: str, provider: str, precision: str) -> None:
-        """Set the description of a model, which replaces the one of a previous artifact."""
+        """Set a model's description, replacing that of a previous artifact."""
         self.model_info.remove_by_labels({"model": model})
         self.model_info.labels(model, digest, provider, precision).set(1)
 
@@ -275,7 +275,7 @@ class Metrics:
             self.caller_tokens.labels(caller).inc(tokens)
 
     def describe_caller(self, name: str) -> dict[str, int]:
-        """Return the numbers of requests of a caller by outcome, and of tokens, since the start of the server."""
+        """Return a caller's numbers of requests by outcome, and of tokens, since the server started."""
         totals = {f"{outcome}_requests": self.caller_requests.labels(name, outcome) for outcome in CALLER_OUTCOMES}
         totals["tokens"] = self.caller_tokens.labels(name)
         return {key: int(counter._value.get()) for key, counter in totals.items()}
@@ -291,7 +291,7 @@ class Metrics:
     def observe_duration(self, api: str, lane: str, model: str, started: float, trace_id: str = "") -> None:
         """Count the duration of a successful request; `started` is a time.perf_counter() reading.
 
-        A trace ID becomes an exemplar of the bucket, which OpenMetrics shows.
+        A trace ID becomes an exemplar of the bucket in the OpenMetrics format.
         """
         exemplar = {"trace_id": trace_id} if trace_id else None
         self._observers(api, lane, model)(time.perf_counter() - started, exemplar)

@@ -1,4 +1,4 @@
-"""The artifacts of `attendant serve SOURCE`, exported on first use and kept in ATTENDANT_CACHE_DIR."""
+"""Artifacts for `attendant serve SOURCE`, exported on first use and cached in ATTENDANT_CACHE_DIR."""
 
 import contextlib
 import fcntl
@@ -29,8 +29,8 @@ log = logging.getLogger("attendant.cache")
 class CacheKey:
     """The identity of a cached artifact.
 
-    `label` is the readable part of its name, `identity` is hashed. `exported` is the source for the exporter, and
-    `hub_id` that of a Hugging Face model.
+    `label` is the readable part of the directory name; `identity` is hashed. `exported` is the source to pass to the
+    exporter, and `hub_id` the ID of a Hugging Face model.
     """
 
     label: str
@@ -45,12 +45,12 @@ class CacheKey:
 
 
 def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None] = lambda: None) -> Path:
-    """Return the directory of the artifact of `source`, which is exported unless it is an artifact or in the cache.
+    """Return the directory of the artifact for `source`. Exports it unless it is an artifact or cached.
 
     Args:
         source: the directory of an artifact, "default", a directory of published files, or a Hugging Face model ID.
         cache: directory of the cache.
-        before_export: called before the export, which takes minutes, to find other errors first.
+        before_export: called before the export, which takes minutes, to detect other errors first.
 
     Raises:
         ExportError: the source is unavailable, the export failed, or the cache cannot be written.
@@ -80,7 +80,7 @@ def prepare_artifact(source: str, cache: Path, before_export: Callable[[], None]
 
 @dataclass(frozen=True)
 class CachedArtifact:
-    """One directory of the cache. `exported` is a Unix time; `problem` says why an artifact is unusable."""
+    """One directory of the cache. `exported` is a Unix time; `problem` tells why an artifact is unusable."""
 
     directory: Path
     size: int
@@ -122,9 +122,9 @@ def remove_artifact(cache: Path, name: str) -> bool:
 
 
 def source_state(source: str) -> str:
-    """Return what changes when a source does: the digest of an artifact, or the state of published files.
+    """Return a value that changes with the source: the digest of an artifact, or the state of published files.
 
-    A Hugging Face model never changes; nor does a source that cannot be read.
+    Constant for a Hugging Face model, and for a source that cannot be read.
     """
     try:
         return (Path(source) / MANIFEST_DIGEST).read_text()
@@ -137,7 +137,7 @@ def source_state(source: str) -> str:
 
 
 def cache_directory(option: Path | None) -> Path:
-    """Return the cache directory: the option, or the default of the XDG Base Directory Specification.
+    """Return the cache directory: the option, or the default according to the XDG Base Directory Specification.
 
     Raises:
         ExportError: there is no home directory.
@@ -169,10 +169,10 @@ def _cache_key(source: str) -> CacheKey:
 
 
 def _fingerprint(directory: Path) -> str:
-    """Return names, sizes and modification times of the files of a model.
+    """Return the names, sizes and modification times of a model's files, as JSON.
 
-    Reading gigabytes of weights would take seconds at every start. A changed time without changed contents only costs
-    an export.
+    Reading gigabytes of weights would take seconds at every start. A changed time with unchanged contents only costs an
+    export.
     """
     try:
         files = sorted(path for path in directory.rglob("*") if path.is_file())
@@ -193,7 +193,7 @@ def _digest(text: str) -> str:
 
 
 def _find(cache: Path, key: CacheKey) -> Artifact | None:
-    """Return the valid artifact of a key. A commit is also found if it was exported by a branch or tag name."""
+    """Return the valid artifact for a key. A commit is also found if it was exported under a branch or tag name."""
     commit = key.hub_id.commit if key.hub_id is not None else None
     directories = [cache / key.name]
     if key.hub_id is not None and commit is not None:
@@ -209,7 +209,7 @@ def _find(cache: Path, key: CacheKey) -> Artifact | None:
 
 
 def _recorded(directory: Path) -> tuple[str, str] | None:
-    """Return source and revision in the manifest of an artifact, even of an older format; None if it is unreadable."""
+    """Return source and revision from an artifact's manifest, even in an older format; None if unreadable."""
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         return str(manifest["source"]), str(manifest["revision"])
@@ -219,7 +219,7 @@ def _recorded(directory: Path) -> tuple[str, str] | None:
 
 def _export_locked(cache: Path, key: CacheKey, source: str) -> Artifact:
     with _locked(cache, key.name, source) as lock:
-        assert lock is not None  # it waits
+        assert lock is not None  # never None, because it waits
         artifact = _find(cache, key)  # another process may have exported it in the meantime
         if artifact is None:
             _export(cache, key, lock)
@@ -230,16 +230,16 @@ def _export_locked(cache: Path, key: CacheKey, source: str) -> Artifact:
 
 
 def _export(cache: Path, key: CacheKey, lock: int) -> None:
-    """Export a model to its directory in the cache, and remove what killed exports and older files left there."""
+    """Export a model to its cache directory, and remove leftovers of killed exports and outdated files."""
     out = cache / key.name
     _remove_scratch(cache, key)
     source = key.exported
     recorded = _recorded(out)
     if key.hub_id is not None and recorded is not None and is_commit(recorded[1]):
-        # An unusable artifact is replaced by the same commit, never by a newer one.
+        # Replace an unusable artifact with the same commit, never with a newer one.
         source = str(HubId(key.hub_id.model_id, recorded[1]))
     if out.exists() and not (out / MANIFEST).is_file():
-        shutil.rmtree(out)  # the exporter replaces artifacts only
+        shutil.rmtree(out)  # the exporter replaces only artifacts
     sys.stderr.write(f"exporting {source} to {out}\n")
     sys.stderr.flush()
     try:
@@ -261,8 +261,8 @@ def _remove_scratch(cache: Path, key: CacheKey) -> None:
 def _locked(cache: Path, name: str, source: str = "", *, wait: bool = True) -> Iterator[int | None]:
     """Hold the lock of a cached artifact and yield its descriptor, or None if it is already held and `wait` is False.
 
-    The kernel releases the lock when the last process with this descriptor exits, however it ends. A third-party lock
-    would not let the exporter inherit the descriptor.
+    The kernel releases the lock when the last process with this descriptor exits, even if it is killed. With a
+    third-party lock, the exporter could not inherit the descriptor.
     """
     (cache / LOCKS).mkdir(parents=True, exist_ok=True)
     path = cache / LOCKS / name

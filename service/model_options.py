@@ -1,4 +1,4 @@
-"""The models that the options select, each with its names."""
+"""The models that the options select, with their names."""
 
 import re
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def parse_models(value: str) -> list[ModelOption]:
 def parse_aliases(value: str, names: Iterable[str | None]) -> dict[str | None, tuple[str, ...]]:
     """Return the aliases of each of these models from a list `alias` or `alias=name`; raises `ModelOptionError`.
 
-    An alias without a name is one of the first model.
+    An alias without a name belongs to the first model.
     """
     names = list(names)
     aliases: dict[str | None, tuple[str, ...]] = dict.fromkeys(names, ())

@@ -24,7 +24,7 @@ class ModelEntry(BaseModel):
     """A model to serve.
 
     Attributes:
-        name: its served name; None selects the name in the manifest, which an entry of the file cannot.
+        name: its served name; None selects the name in the manifest, and is not allowed in the file.
         source: the directory of an artifact, or a source that is exported first: see `prepare_artifact`.
         digest: the required digest of the artifact, if any.
         aliases: other names.
@@ -93,7 +93,7 @@ def _names(entries: Sequence[NamedEntry]) -> Iterator[str]:
 
 
 def _describe(invalid: ValidationError) -> str:
-    """Return the path of the first invalid key, such as `models[1].digest`, and its problem."""
+    """Return the path of the first invalid key, such as `models[1].digest`, and the problem."""
     error = invalid.errors(include_url=False)[0]
     path = ""
     for part in error["loc"]:

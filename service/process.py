@@ -1,4 +1,4 @@
-"""Parts of a server process that belong to no server: background tasks, the loading thread, memory, exit."""
+"""Process-level helpers: background tasks, the loading thread, memory and exit."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def exit_after(seconds: float) -> None:
 
 
 def start_task(work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-    """Start a task that nobody awaits. An exception that ends it is logged."""
+    """Start a task that nothing awaits. If it fails, the exception is logged."""
 
     def report(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -63,8 +63,8 @@ def relaxed_gc() -> Iterator[None]:
 
     Thousands of queued requests create many objects but no garbage. With the default thresholds, collections took more
     than half of the event loop's time under overload. A collection of the youngest generation takes a few milliseconds.
-    Older generations take 0.2 s under overload, but have to be collected: grpc leaves five small objects per RPC, and
-    some survive the first collection.
+    Older generations take 0.2 s under overload, but must be collected: grpc leaves behind five small objects per RPC,
+    and some survive the first collection.
     """
     usual = gc.get_threshold()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
@@ -76,7 +76,7 @@ def relaxed_gc() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Free what a load or the removal of a model left behind, and exclude what exists now from later collections."""
+    """Free memory after a model was loaded or removed, and exclude all current objects from later collections."""
     gc.unfreeze()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
@@ -85,10 +85,10 @@ def release_memory() -> None:
 
 
 def lower_thread_priority() -> None:
-    """Let the event loop preempt the calling thread, and the threads that it creates from now on.
+    """Lower the priority of the calling thread and of threads it creates later, so that the event loop preempts them.
 
-    Under overload, inference threads at equal priority leave the event loop so little time that requests wait for
-    seconds before they are read.
+    Under overload, inference threads at equal priority starve the event loop: requests wait for seconds before they are
+    read.
     """
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), INFERENCE_NICE)
@@ -97,7 +97,7 @@ def lower_thread_priority() -> None:
 def clear_frames(error: BaseException | None) -> None:
     """Clear the local variables in the traceback of an error and of its context.
 
-    A reference to the error would keep them alive, such as the session of a rejected model.
+    A reference to the error would keep these objects alive, such as the session of a rejected model.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -105,7 +105,7 @@ def clear_frames(error: BaseException | None) -> None:
 
 
 def run_in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """Run `work` in a daemon thread, so that a signal during loading can end the process."""
+    """Run `work` in a daemon thread, so that a signal during loading can stop the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

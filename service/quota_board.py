@@ -1,8 +1,8 @@
-"""Quotas across workers: each worker publishes the tokens that it has charged, and reads what the others have charged.
+"""Quotas across workers: each worker publishes the tokens it has charged, and reads the other workers' charges.
 
-There is no lock, because its holder could be killed. Each worker writes to its own area of the supervisor's
-memory. An area is a table of three columns of eight bytes: the caller, the tokens charged so far, and the bucket
-level, from which a replacement worker starts.
+There is no lock, because its holder could be killed. Each worker writes to a separate area of memory that the
+supervisor owns. An area is a table with three columns of eight bytes: the caller, the tokens charged so far, and the
+bucket level, which a replacement worker starts from.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from service.callers import Caller, Quota
 
 PERIOD_S = 0.025
-"""Time between two samples. Two of them pass until every worker knows of a charge."""
+"""Time between two samples. Every worker knows of a charge after two periods."""
 ROWS = 1024
 AREA_BYTES = 3 * 8 * ROWS
 
@@ -40,7 +40,7 @@ class Area:
 
 
 class QuotaBoard:
-    """The view of one worker. Call `sample` at least every 50 ms, on the event loop."""
+    """One worker's view of the quotas. Call `sample` at least every 50 ms on the event loop."""
 
     def __init__(self, descriptor: int, number: int, workers: int) -> None:
         memory = memoryview(mmap.mmap(descriptor, workers * AREA_BYTES))
@@ -51,7 +51,7 @@ class QuotaBoard:
         self._started = False
 
     def sample(self, callers: Iterable[Caller]) -> None:
-        """Write what was charged here, and charge what was charged elsewhere."""
+        """Publish this worker's charges, and apply the other workers' charges."""
         quotas = {caller.name: caller.quota for caller in callers if caller.quota is not None}
         for name in self._quotas.keys() - quotas.keys():
             self._quotas.pop(name).leave()
@@ -79,7 +79,7 @@ class SharedQuota:
         self._written = 0.0
 
     def sample(self, quota: Quota, joins: bool) -> None:
-        """Exchange charges. `joins`: whether the process has just started, so that the others know the level."""
+        """Exchange charges. `joins`: whether the process has just started and takes the level from other workers."""
         if quota is not self._quota:
             self._quota, self._written = quota, 0.0
             levels = [area.levels[row] for area in self._others if (row := area.find(self._id)) is not None]
@@ -96,12 +96,12 @@ class SharedQuota:
             self._written = quota.charged
 
     def leave(self) -> None:
-        """Free the row of a caller that no longer exists."""
+        """Free the row of a removed caller."""
         if self._row is not None:
             self._own.callers[self._row] = 0
 
     def _charged(self, place: int) -> float | None:
-        """Return what another worker has charged; None if it does not know the caller."""
+        """Return the tokens that another worker has charged; None if it does not know the caller."""
         area, row = self._others[place], self._rows.get(place)
         if row is None or area.callers[row] != self._id:
             if (row := area.find(self._id)) is None:

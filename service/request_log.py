@@ -1,6 +1,6 @@
-"""One record per request, from which metrics are counted and a line of the access log is written.
+"""Request records, the source of request metrics and access log lines.
 
-It keeps the client's request ID and trace context if they are valid, so that the logs of both sides can be joined.
+A record keeps the client's request ID and trace context if they are valid, to correlate client and server logs.
 """
 
 import logging
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from service.spans import Tracing
 
 OTHER = "_OTHER"
-"""The endpoint of requests for unknown paths and methods. A scanner could otherwise create unlimited series."""
+"""The endpoint label for unknown paths and methods. Otherwise, a scanner could create unlimited series."""
 
 SHORT_DEADLINE = "short_deadline"
-"""The label of a deadline that is shorter than the latency objective: the choice of the client, not a failure."""
+"""The label for a deadline shorter than the latency objective: the client's choice, not a failure."""
 
 SAMPLED = 1
 """The flag of a trace context whose trace is recorded (W3C Trace Context, section 3.2.3)."""
@@ -47,7 +47,7 @@ log = logging.getLogger("attendant.access")
 
 
 def request_id(value: str) -> str:
-    """Return the request ID from this header value, or a random ID unless the value is safe to log."""
+    """Return the request ID in a header value, or a random ID if the value is not safe to log."""
     return value if _HARMLESS.fullmatch(value) else f"{_IDS.getrandbits(64):016x}"
 
 
@@ -63,7 +63,7 @@ def sampled_trace(value: str) -> str:
 
 
 class Resource(Protocol):
-    """A resource that is freed only when no request uses it."""
+    """A resource that is freed once no request uses it."""
 
     def acquire(self) -> None: ...
 
@@ -72,16 +72,16 @@ class Resource(Protocol):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The facts about one request that operators see. They never contain input text.
+    """Data about one request for metrics, logs and traces. It never contains input text.
 
     `method` is the HTTP method, "" for gRPC. `stages_s` are the durations of the consecutive `STAGES`; the first one
     starts at `tokenize_started`, a time.perf_counter() reading. `bytes` is the size of the response. `batch_size` is
-    the number of sequences in the first batch that contains one of the request. `response` is the memory of the
-    response; None sets no limit. `is_known`: whether the request is one of a caller, with an accepted key if the server
-    has keys.
+    the number of sequences in the first batch with one of the request's sequences. `response` is the memory reserved
+    for the response; None sets no limit. `is_known`: whether a caller sent the request, with an accepted key if the
+    server uses keys.
 
-    Keeps the label and the reason of an error, not the exception: its traceback references every frame and would keep
-    the request in memory until the next garbage collection.
+    Stores the label and reason of an error, not the exception: its traceback references every frame and would keep the
+    request in memory until the next garbage collection.
     """
 
     api: str
@@ -112,7 +112,7 @@ class RequestRecord:
     started: float = field(default_factory=time.perf_counter)
 
     def stages(self) -> Iterator[tuple[str, float, float]]:
-        """Yield the name, start and end of each stage, time.perf_counter() readings; none for a request without."""
+        """Yield each stage's name, start and end, as time.perf_counter() readings; none if there are no stages."""
         start = self.tokenize_started
         for name, seconds in zip(STAGES, self.stages_s or (), strict=False):
             yield name, start, start + seconds
@@ -133,11 +133,11 @@ class RequestRecord:
 
     @property
     def holder(self) -> str:
-        """Who is responsible for the memory of the request: a caller with a name, else an address."""
+        """The holder that the request's memory is charged to: the named caller, else the client address."""
         return self.peer if self.caller.name == ANONYMOUS_NAME else self.caller.name
 
     def fail(self, error: ServiceError) -> None:
-        """Note the error that the client gets."""
+        """Record the error that the client receives."""
         self.rejection, self.reason, self.cancelled = error.label, error.reason, isinstance(error, Cancelled)
         self.pause_s = error.pause_s
 
@@ -147,13 +147,13 @@ _response: ContextVar[Reservation | None] = ContextVar("memory of the response",
 
 
 def set_current(record: RequestRecord) -> None:
-    """Make a record the one that `current_record` returns, in this task and the tasks it starts."""
+    """Set the record that `current_record` returns in this task and the tasks it starts."""
     _current.set(record)
     _response.set(record.response)
 
 
 def set_response(reservation: Reservation | None) -> None:
-    """Let `reserve_response` use the reservation of one response of several, in this task and the tasks it starts."""
+    """Set the reservation, one of several per call, for `reserve_response` in this task and the tasks it starts."""
     _response.set(reservation)
 
 
@@ -163,7 +163,7 @@ def current_response() -> Reservation | None:
 
 
 def reserve_response(size: int) -> None:
-    """Reserve memory for the current response, of at most `size` bytes. Raises as `MemoryBudget.acquire` does."""
+    """Reserve memory for the current response of at most `size` bytes. Raises the errors of `MemoryBudget.acquire`."""
     if (reservation := _response.get()) is not None:
         reservation.grow(size)
 
@@ -195,7 +195,7 @@ def caller_outcome(http_status: int) -> str:
 
 
 class RequestLog:
-    """Counts finished requests and writes the access log: one line per request, or per rejected or failed one."""
+    """Counts finished requests and writes the access log: one line per request, or per rejected or failed request."""
 
     def __init__(
         self,
@@ -215,12 +215,12 @@ class RequestLog:
 
     @classmethod
     def of(cls, settings: Settings, metrics: Metrics, tracing: "Tracing | None" = None) -> "RequestLog":
-        """Return the log that the options describe."""
+        """Create the log that the options describe."""
         responses = MemoryBudget(settings.max_pending_response_bytes, "responses")
         return cls(metrics, settings.access_log, settings.slow_log_ms, tracing, responses)
 
     def reservation(self) -> Reservation | None:
-        """Return the reservation of a new request."""
+        """Return a reservation for a new request."""
         return None if self.responses is None else Reservation(self.responses)
 
     def finish(self, record: RequestRecord, code: str, http_status: int) -> None:
@@ -228,7 +228,7 @@ class RequestLog:
         self.metrics.count_request(record.api, record.endpoint, code, record.model)
         if record.caller is not ANONYMOUS:
             self.metrics.count_caller(record.caller.name, caller_outcome(http_status), record.tokens)
-        is_stream = record.endpoint.endswith("Stream")  # which is open for as long as its client likes
+        is_stream = record.endpoint.endswith("Stream")  # open for as long as the client wants
         is_slow = not is_stream and time.perf_counter() - record.started > self._slow_s
         if http_status < 400 and record.lane != NO_LANE and not is_stream:
             self.metrics.observe_duration(
@@ -241,7 +241,7 @@ class RequestLog:
         record.release()
 
     def reject(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool = False) -> None:
-        """Log a message of a stream, or a request without a valid head, and count its rejection if it is one."""
+        """Log a failed stream message, or a request without a valid head, and count it if it is a rejection."""
         if record.rejection == DeadlineExceeded.label and (record.timeout_s or OBJECTIVE_S) < OBJECTIVE_S:
             record.rejection = SHORT_DEADLINE
         if record.rejection:
@@ -250,7 +250,7 @@ class RequestLog:
             self._write(record, code, http_status, is_slow=is_slow)
 
     def reject_connection(self, error: ServiceError, request_id: str, address: str) -> None:
-        """Count and log the rejection of a connection, or of a request whose head is not valid."""
+        """Count and log the rejection of a connection, or of a request with an invalid head."""
         record = RequestRecord("rest", request_id, endpoint=OTHER, peer=address)
         record.fail(error)
         self.metrics.count_request(record.api, OTHER, str(error.http_status), record.model)
@@ -268,7 +268,7 @@ class RequestLog:
     def _write(self, record: RequestRecord, code: str, http_status: int, *, is_slow: bool) -> None:
         if http_status in (429, 503, 504) or (
             is_slow and http_status < 500
-        ):  # load, a restart, or a short timeout of the client
+        ):  # load, a restart, or a short client timeout
             level = logging.WARNING
         else:
             level = logging.ERROR if http_status >= 500 and http_status != 501 else logging.INFO

@@ -1,8 +1,8 @@
-"""The metrics of several processes: values in memory that outlives them, one slot per process, and their sum.
+"""Metrics shared by several processes: values in memory that outlives the processes, one slot each, and their sums.
 
-A slot is anonymous memory of the supervisor. Its process stores a double per series in it, so nothing is lost when the
-process is killed, and the one that replaces it continues the counters. Only one process writes to a slot at a time, and
-a record counts once it is complete, so there are no locks between processes.
+A slot is anonymous memory created by the supervisor. A worker stores one double per series in its slot, so nothing is
+lost when the worker is killed, and its replacement continues the counters. Only one process writes to a slot at a time,
+and a record counts once it is complete, so no locks between processes are needed.
 """
 
 import json
@@ -24,7 +24,7 @@ HEADER_BYTES = 4096
 VALUES_END = HEADER_BYTES + 8 * MAX_SERIES
 KEYS_START = VALUES_END + MAX_SERIES
 SIZE = KEYS_START + MAX_KEY_BYTES
-"""Size of a slot in bytes. Pages that were never written take no memory."""
+"""Size of a slot in bytes. Untouched pages take no memory."""
 GAUGE = "gauge"
 
 Key = tuple[str, str, str, str, tuple[tuple[str, str], ...], str]
@@ -39,13 +39,13 @@ class Cell(IntEnum):
     KEYS_END = 1
     """End of the keys, in bytes from `KEYS_START`."""
     BEATS = 2
-    """Number of turns of the event loop's monitor."""
+    """Heartbeats of the event loop."""
     CLOSED = 3
-    """Number of passed REST connections that are closed."""
+    """Number of closed REST connections among those passed to the worker."""
 
 
 class Slot:
-    """The memory of one process. `create` it in the supervisor, and open its descriptor in a worker."""
+    """The metric memory of one process. `create` it in the supervisor, and open its descriptor in a worker."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -60,7 +60,7 @@ class Slot:
         self._owned: set[int] = set()
         self._lock = threading.Lock()
         self.sealed = False
-        """True from `seal` on: deleted series keep their values."""
+        """True after `seal`: deleted series keep their values."""
 
     @classmethod
     def create(cls) -> "Slot":
@@ -69,7 +69,7 @@ class Slot:
         return cls(descriptor)
 
     def use(self) -> None:
-        """Store the values of all metrics that this process creates from now on."""
+        """Store the values of all metrics that this process creates later."""
 
         def make_value(*series: Any, multiprocess_mode: str = "") -> SharedValue:
             kind, family, name, labels, label_values, description = series
@@ -79,7 +79,7 @@ class Slot:
         values.ValueClass = make_value  # the hook of prometheus_client's own multiprocess mode
 
     def seal(self) -> None:
-        """Keep all values, before the process ends and deletes them."""
+        """Preserve all values when the process exits and deletes its series."""
         self.sealed = True
 
     def reset(self) -> None:
@@ -102,9 +102,9 @@ class Slot:
         return self._keys
 
     def claim(self, key: Key) -> int | None:
-        """Return the index of a value of this process; None if the slot is full.
+        """Reserve a value for this process and return its index; None if the slot is full.
 
-        A counter continues from the value that the previous process left.
+        A counter continues from the previous process's value.
         """
         with self._lock:
             if not self._indices:
@@ -134,7 +134,7 @@ class Slot:
             return None
         self._memory[KEYS_START + start : KEYS_START + start + len(line)] = line
         self.cells[Cell.KEYS_END] = start + len(line)
-        self.cells[Cell.SERIES] = index + 1  # last: now the record is complete
+        self.cells[Cell.SERIES] = index + 1  # written last: now the record is complete
         return index
 
 
@@ -144,7 +144,7 @@ def _parse(line: bytes) -> Key:
 
 
 class SharedValue:
-    """A float in a slot, in place of prometheus_client's `MutexValue`. It does not support exemplars."""
+    """A float in a slot, a replacement for prometheus_client's `MutexValue`. It does not support exemplars."""
 
     _multiprocess = False
 
@@ -177,7 +177,7 @@ class SharedValue:
 
 
 class Aggregate(Collector):
-    """The metrics of all slots as if from one process: sums, except gauges whose mode is `livemin` or `livemax`."""
+    """Collects the metrics of all slots as one process: sums, except for gauges in mode `livemin` or `livemax`."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
@@ -209,7 +209,7 @@ def _combine(mode: str, total: float, value: float) -> float:
 
 
 def _cumulate(family: str, labels: tuple[tuple[str, str], ...], samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Return the samples of a histogram: its values are counts per bucket, in the order of their bounds."""
+    """Return the samples of a histogram, given the counts per bucket in the order of their bounds."""
     count = 0.0
     for sample in samples:
         if sample.name.endswith("_bucket"):

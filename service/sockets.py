@@ -1,4 +1,4 @@
-"""Listening sockets of the servers, and errors that name the options of their addresses."""
+"""The servers' listening sockets, and errors that name the options of their addresses."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,14 @@ BYTES_RECEIVED = struct.Struct("=128xQ")
 
 PERIOD_S = 1.0
 CROWDED_PERIOD_S = 0.1
-"""Time between two scans of a port, and while it has many connections."""
+"""Seconds between two scans of a port, and while it has many connections."""
 
 OWN_FILES = 256
-"""Open files of a server without connections: its libraries, models, and the pipes of its threads."""
+"""Open files of a server without connections: libraries, models, and pipes of its threads."""
 CONNECTIONS_PER_LIMIT = 4.0
-"""Connections of REST with TLS handshakes, of gRPC with the headroom that it needs to choose, and of the admin port."""
+"""File descriptors per allowed connection: REST with TLS handshakes, gRPC with the headroom it needs to choose, and the
+admin port.
+"""
 CROWDED_FILES = 0.8
 
 BACKLOG = 2048
@@ -62,9 +64,9 @@ def bind(host: str, port: int, name: str) -> socket.socket:
 
 
 def reserve(host: str, port: int, name: str) -> socket.socket:
-    """Return a bound socket that does not listen, so that processes of this user can share its port by SO_REUSEPORT.
+    """Return a bound socket that does not listen, so that processes of this user can share its port (SO_REUSEPORT).
 
-    Servers that bind without this option cannot. Raises `ConfigError` as `bind` does.
+    Servers that bind without this option cannot. Raises the errors of `bind`.
     """
     with bind(host, port, name) as probe:  # fails if another server listens, whatever its options are
         address = probe.getsockname()
@@ -94,7 +96,7 @@ def check_ports(settings: Settings) -> None:
 
 
 def bind_error(name: str, host: str, port: int, error: OSError) -> ConfigError:
-    """Return the error of an address that cannot be bound, with the option that causes it."""
+    """Return the error for an address that cannot be bound, with the responsible option."""
     reason = f"cannot bind {format_address(host, port)} ({(error.strerror or 'address in use').lower()})"
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(f"{host_option(name)}: {reason}. Choose an address of this machine.")
@@ -102,14 +104,15 @@ def bind_error(name: str, host: str, port: int, error: OSError) -> ConfigError:
 
 
 def host_option(name: str) -> str:
-    """Return the option with the address of a server."""
+    """Return the option that sets a server's address."""
     return "ATTENDANT_ADMIN_HOST" if name == "admin" else "ATTENDANT_HOST"
 
 
 def raise_open_file_limit(settings: Settings) -> None:
-    """Allow as many open files as the hard limit does: the usual limit of 1024 is below `max_connections`.
+    """Raise the limit of open files to the hard limit: the usual limit of 1024 is below `max_connections`.
 
-    Warns if all connections that the options allow need more. Raises `ConfigError` if none of them would work.
+    Warns if that is too low for all connections that the options allow. Raises `ConfigError` if it is too low for any
+    connection.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -128,7 +131,7 @@ def raise_open_file_limit(settings: Settings) -> None:
 
 
 def warn_of_open_files() -> None:
-    """Log when the process has opened most of the files that it may: the next connections fail."""
+    """Log a warning when the process is close to its limit of open files: new connections will fail."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
         opened = len(os.listdir(OPEN_FILES))
@@ -141,13 +144,14 @@ def warn_of_open_files() -> None:
 
 
 class Acceptor:
-    """Accepts the connections of a bound socket, many per turn of the event loop.
+    """Accepts connections on a bound socket, many per event loop iteration.
 
-    uvloop accepts one per turn: of 512 clients that connected to a busy server at once, the last waited for seconds.
+    uvloop accepts one per iteration: of 512 clients that connected to a busy server simultaneously, the last waited for
+    seconds.
     """
 
     def __init__(self, bound: socket.socket, take: Callable[[socket.socket], bool]) -> None:
-        """`take` takes over the connection, or returns False: then it and all later ones wait."""
+        """`take` takes over a connection, or returns False to make it and all later connections wait."""
         self._bound = bound
         self._take = take
         self._waiting: socket.socket | None = None
@@ -169,7 +173,7 @@ class Acceptor:
             self._waiting = None
 
     async def wait_closed(self) -> None:
-        """Return at once: `close` closes the socket."""
+        """Return immediately, because `close` closes the socket."""
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -178,7 +182,7 @@ class Acceptor:
                     self._waiting, _ = self._bound.accept()
                 except BlockingIOError:
                     return
-                except ConnectionError:  # the client has gone
+                except ConnectionError:  # the client has disconnected
                     continue
                 except OSError as error:  # too many open files
                     log.error("connections not accepted error=%s", error.strerror)
@@ -196,9 +200,9 @@ class Acceptor:
 
 
 class PortSockets:
-    """The connections of a port, found among the open files of the process. Empty except on Linux.
+    """A port's connections, found among the open files of the process. Empty except on Linux.
 
-    It serves servers that have no hook for connections.
+    For servers without a hook for connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -211,7 +215,7 @@ class PortSockets:
         """Return the clients of all open connections. It takes about 7 ms per 1000 open files."""
         try:
             names = os.listdir(OPEN_FILES)
-        except OSError:  # not on Linux, or all files that the process may open are open
+        except OSError:  # not on Linux, or the limit of open files is reached
             return self._descriptors.keys() - self._closing
         before, self._sockets = self._sockets, {}
         for name in names:
@@ -220,7 +224,7 @@ class PortSockets:
                 if link.startswith("socket:"):
                     self._sockets[link] = before[link] if link in before else self._describe(int(name))
         self._descriptors = {peer: descriptor for descriptor, peer in filter(None, self._sockets.values())}
-        self._closing.intersection_update(self._descriptors)  # in one step: the event loop may add one
+        self._closing.intersection_update(self._descriptors)  # in one step: the event loop may add a connection
         return self._descriptors.keys() - self._closing
 
     def bytes_received(self, peer: Peer) -> int | None:
@@ -233,7 +237,7 @@ class PortSockets:
             return received
 
     def close(self, peer: Peer) -> None:
-        """Close the connection of a client, if it is open. The server notices that both directions are shut down."""
+        """Close a client's connection if it is open. The server notices that both directions are shut down."""
         if (copy := self._copy(peer)) is not None:
             self._closing.add(peer)
             with copy, contextlib.suppress(OSError):
@@ -252,7 +256,7 @@ class PortSockets:
             return descriptor, (normal_address(host), port)
 
     def _copy(self, peer: Peer) -> socket.socket | None:
-        """Return a copy of the socket of a client, because its descriptor may since belong to another one."""
+        """Return a copy of a client's socket, checked because the descriptor may have been reused."""
         descriptor = self._descriptors.get(peer)
         copy = None if descriptor is None else _open_copy(descriptor)
         if copy is None:
@@ -266,7 +270,7 @@ class PortSockets:
 
 
 def _open_copy(descriptor: int) -> socket.socket | None:
-    """Return a copy of a socket; None if the descriptor no longer belongs to one."""
+    """Return a copy of a socket; None if the descriptor no longer belongs to a socket."""
     try:
         duplicate = os.dup(descriptor)
     except OSError:
@@ -279,7 +283,7 @@ def _open_copy(descriptor: int) -> socket.socket | None:
 
 
 class WatchedPort:
-    """Closes connections of a port as the policy of a table says, for servers that do not know their connections."""
+    """Closes a port's connections according to a table's policy, for servers that do not know their connections."""
 
     def __init__(self, port: int, table: ConnectionTable[Peer], on_closed: Callable[[str, str], None]) -> None:
         """`on_closed`: called with the reason and the address for each connection that is closed."""
@@ -295,8 +299,8 @@ class WatchedPort:
     ) -> None:
         """Scan the port until cancelled.
 
-        `ignored`: connections that do not belong to the table. `on_opened`: called for each new one in the table.
-        `on_scanned`: called after each scan.
+        `ignored`: connections that do not belong to the table. `on_opened`: called for each connection added to the
+        table. `on_scanned`: called after each scan.
         """
         while True:
             await asyncio.sleep(CROWDED_PERIOD_S if self._table.is_crowded else PERIOD_S)

@@ -1,8 +1,8 @@
-"""Spans of requests. Requires the extra `otel`.
+"""Request spans. Requires the extra `otel`.
 
-A span is created when its request has finished, from the facts in its record, so that a request whose trace is not
-sampled costs little. It is a finished span, as span processors get it. A tracer's span, which stays mutable while
-it is open, takes five times as long.
+A span is created from the request record after the request has finished, so that unsampled requests cost little. It is
+created as a finished span, as span processors receive it; a tracer's span, which is mutable while open, takes five
+times as long.
 """
 
 import time
@@ -39,7 +39,7 @@ class Tracing:
     """Creates the spans of requests and exports them in a thread."""
 
     def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
-        """Use the sampler, the IDs and the resource of a provider."""
+        """Use a provider's sampler, ID generator and resource."""
         self._provider = provider
         self._processor = BatchSpanProcessor(exporter)
         provider.add_span_processor(self._processor)
@@ -47,7 +47,7 @@ class Tracing:
     def record(self, record: "RequestRecord", code: str, http_status: int, *, is_slow: bool) -> None:
         """Export a finished request as a span. The stages are events, or separate spans for a slow request.
 
-        An event is the start of its stage, and each stage ends with the start of the next one.
+        An event marks the start of its stage; each stage ends when the next one starts.
         """
         parent, context = _read_parent(record)
         trace_id = self._provider.id_generator.generate_trace_id() if parent is None else parent.trace_id
@@ -82,7 +82,7 @@ class Tracing:
         self._processor.on_end(ReadableSpan(resource=self._provider.resource, instrumentation_scope=SCOPE, **fields))
 
     def close(self) -> None:
-        """Export the last spans, for at most `SHUTDOWN_MS`."""
+        """Export the remaining spans, for at most `SHUTDOWN_MS`."""
         self._provider.force_flush(SHUTDOWN_MS)
         self._provider.shutdown()
 
@@ -92,7 +92,7 @@ def _name(record: "RequestRecord") -> str:
 
 
 def _read_parent(record: "RequestRecord") -> tuple[SpanContext | None, Context | None]:
-    """Return the client's span, and the context that a sampler reads; None and None start a trace."""
+    """Return the client's span and the context for the sampler; None and None start a new trace."""
     if not record.traceparent:
         return None, None
     _, trace_id, parent_id, flags = record.traceparent.split("-")[:4]
@@ -104,7 +104,7 @@ def _read_parent(record: "RequestRecord") -> tuple[SpanContext | None, Context |
 
 
 def _attributes(record: "RequestRecord", code: str) -> dict[str, str | int]:
-    """Return the attributes of a span, by the semantic conventions for HTTP and RPC where they have one."""
+    """Return a span's attributes, named by the semantic conventions for HTTP and RPC where defined."""
     attributes: dict[str, str | int] = {
         "client.address": record.peer,
         "attendant.request_id": record.request_id,

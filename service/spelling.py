@@ -1,7 +1,7 @@
 """How error messages name fields and values.
 
-Operations name the fields of their requests. Messages contain values of enumerations as `{field.value}`, and fields
-that APIs name differently as `{field}`. Each API replaces them with the names that its clients use, and leaves out
+Operations use the field names of their requests. Messages contain enum values as `{field.value}`, and fields that APIs
+name differently as `{field}`. Each API replaces these placeholders with the names that its clients use, and omits
 suggestions to change options that it does not support.
 """
 
@@ -13,10 +13,10 @@ from typing import Literal
 _NAME = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
 _PATH = re.compile(r"(\w*)(.*)")
 IDS_SUFFIX = ".token_ids"
-"""The end of paths to token ids, which are items of an array themselves in most APIs."""
+"""Suffix of paths to token ids, which are direct items of an array in most APIs."""
 
 Change = Mapping[str, str | int | None]
-"""Request fields to change, at least one, and their new values; None leaves a field out."""
+"""One or more request fields to change, and their new values; None removes a field."""
 
 
 def named(field: str, value: str) -> str:
@@ -25,18 +25,18 @@ def named(field: str, value: str) -> str:
 
 
 def join(names: Sequence[str], conjunction: str = "and") -> str:
-    """Return an enumeration in prose."""
+    """Join alternatives in prose."""
     *first, last = names
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def use_range(first: int, last: int) -> str:
-    """Return the remedy for a number outside of a range."""
+    """Return the remedy for a number that is out of range."""
     return f"Use {first}." if first == last else f"Use {first} to {last}."
 
 
 def route_name(operation: str) -> str:
-    """Return the name of an operation in the path of its route."""
+    """Return an operation's name in its route path."""
     return operation.replace("_", "-")
 
 
@@ -46,9 +46,9 @@ class Remedy:
 
     Attributes:
         text: An imperative without a final period.
-        changes: Changes to the request, each of them sufficient: alternatives to `text`.
-        connective: "and" if `text` is necessary too.
-        hint: Another sentence.
+        changes: Changes to the request, each sufficient as an alternative to `text`.
+        connective: "and" if `text` is required as well.
+        hint: An additional sentence.
         if_cut: Replaces this remedy in APIs that cut texts.
     """
 
@@ -61,15 +61,15 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Spelling:
-    """The names of an API in error messages; by default those of the operations' requests.
+    """An API's names in error messages; by default, the names in the operations' requests.
 
     Attributes:
         names: Replaces the first name of a path: `{"inputs": "texts"}` turns `inputs[3]` into `texts[3]`.
-        options: The options that an error may suggest to change, by their field. None: all fields, by their names.
-        lacks: Fields that the API does not have.
-        values: Per field, how all or some of its values are written, without quotes.
-        keeps_ids: Whether paths to token ids end with their field.
-        cuts_texts: Whether the API cuts texts to the limit of characters if they may be truncated.
+        options: The options that an error may suggest changing, by field. None: all fields, under their names.
+        lacks: Fields that the API does not support.
+        values: Spellings of all or some of a field's values, per field, without quotes.
+        keeps_ids: Whether paths to token ids end with the field name.
+        cuts_texts: Whether the API cuts texts to the character limit if they may be truncated.
     """
 
     names: Mapping[str, str] | None = None
@@ -80,7 +80,7 @@ class Spelling:
     cuts_texts: bool = False
 
     def path(self, path: str) -> str:
-        """Return the path of a field of the request."""
+        """Return the API's path of a request field."""
         if not self.keeps_ids:
             path = path.removesuffix(IDS_SUFFIX)
         if not self.names:
@@ -99,13 +99,13 @@ class Spelling:
         return f'"{route_name(value) if field == "operation" else value}"'
 
     def option(self, field: str) -> str | None:
-        """Return the name of an option that an error suggests to change; None if the API does not have it."""
+        """Return the name of an option that an error suggests changing; None if the API does not support it."""
         if self.options is None:
             return None if field in self.lacks else field
         return self.options.get(field)
 
     def text(self, text: str) -> str:
-        """Return a text with the fields and values that it names."""
+        """Replace the placeholders of fields and values in a text."""
         return _NAME.sub(lambda match: self.value(*match.groups()) if match[2] else self.path(match[1]), text)
 
     def remedy(self, remedy: Remedy) -> str:
@@ -118,7 +118,7 @@ class Spelling:
         return f"{text}. {remedy.hint}".rstrip()
 
     def _change(self, change: Change) -> str | None:
-        """Return a change as `<option> to <value>`, followed by the options to leave out."""
+        """Return a change as `<option> to <value>`, followed by the options to remove."""
         parts = []
         for field, value in change.items():
             option = self.option(field)

@@ -1,4 +1,4 @@
-"""Long work on the event loop, divided into short steps so that other tasks run in between."""
+"""Divides long work on the event loop into short steps, so that other tasks run in between."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ class Steps:
         self._started = time.perf_counter()
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items, and let other tasks run after an item if the step has lasted for `STEP_S`."""
+        """Yield the items. After an item, let other tasks run if the step has lasted for `STEP_S`."""
         for item in items:
             yield item
             if time.perf_counter() - self._started >= STEP_S:

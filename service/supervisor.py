@@ -1,8 +1,8 @@
-"""The supervisor of several workers: it owns the ports, and starts, watches and replaces complete servers.
+"""The supervisor of several workers. It owns the ports, and starts, watches and replaces complete servers.
 
-It accepts REST connections and passes each to the worker with the fewest, because workers that share a listening socket
-do not share its connections: one accepted 64 of 64. gRPC cannot adopt a connection, so the workers share its port by
-SO_REUSEPORT. The supervisor loads neither a runtime nor NumPy nor FastAPI, and sees no request data.
+The supervisor accepts REST connections and passes each to the worker with the fewest, because a shared listening socket
+does not balance connections: one worker accepted 64 of 64. gRPC cannot adopt a connection, so the workers share its
+port via SO_REUSEPORT. The supervisor loads no runtime, NumPy or FastAPI, and sees no request data.
 """
 
 import asyncio
@@ -40,23 +40,25 @@ from service.worker_link import ADMIN, PARENT, REST, Channel, Message, Start
 
 PERIOD_S = 0.25
 SILENT_S = 2.0
-"""Time without a turn of a worker's event loop after which it gets no connections."""
+"""A worker gets no new connections if its event loop has made no turn for this long."""
 HUNG_S = 30.0
-"""Time without a turn after which a worker is killed. Both are counted in turns of the supervisor's own loop."""
+"""A worker is killed if its event loop has made no turn for this long. Both times are counted in turns of the
+supervisor's loop.
+"""
 BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
 STABLE_S = 60.0
-"""If a worker was ready and ran for this long, its next exit counts as the first failure."""
+"""If a worker has been ready for this long, its next exit counts as a first failure."""
 MAX_FAILURES = 5
-"""The server is no longer live when every worker has ended this often in a row."""
+"""The server stops being live when every worker has exited this many times in a row."""
 EXIT_GRACE_S = 1.0
 LOOP_TEXTS_PER_S = 12_000
-"""Texts of requests with 32 sentences that one event loop serves per second (measured beside an H200)."""
+"""Texts per second that one event loop serves in requests of 32 sentences (measured with an H200)."""
 LOADING_FACTOR = 2
-"""Memory of a worker while it loads its models, relative to a ready one."""
+"""Memory of a worker while loading its models, relative to a ready worker."""
 MAX_AUTO_WORKERS = 8
 CORES_PER_WORKER = 2
-"""With `auto`, at least: one for the event loop, and one for tokenization and inference."""
+"""Minimum cores per worker with `auto`: one for the event loop, and one for tokenization and inference."""
 MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108  # the default of NVIDIA's service
 GPU_DEVICE = Path("/dev/nvidiactl")
 
@@ -65,12 +67,12 @@ log = logging.getLogger("attendant.supervisor")
 
 @dataclass
 class Worker:
-    """A worker and its current process, if any. The slot stays when the process is replaced.
+    """A worker and its current process, if any. The slot survives replacement of the process.
 
     Attributes:
-        passed: the number of REST connections that this process got.
-        failures: how often in a row it has ended without being ready for `STABLE_S`.
-        is_replaced: whether its process was killed to restart it with its share of the machine.
+        passed: the number of REST connections passed to this process.
+        failures: how many times in a row it has exited without being ready for `STABLE_S`.
+        is_replaced: whether its process was killed in order to restart it with its share of the machine.
     """
 
     number: int
@@ -96,7 +98,7 @@ class Worker:
 
     @property
     def accepts(self) -> bool:
-        """Whether it can serve a connection."""
+        """Whether it can accept a connection."""
         return self.is_listening and self.silent_turns * PERIOD_S < SILENT_S
 
     @property
@@ -104,7 +106,7 @@ class Worker:
         return self.failures < MAX_FAILURES
 
     def pass_connection(self, kind: bytes, connection: socket.socket) -> bool:
-        """Pass a connection, and return whether that was possible."""
+        """Pass a connection; return whether that succeeded."""
         if self.channel is None or not self.channel.send_connection(kind, connection):
             return False
         self.passed += kind == REST
@@ -117,13 +119,13 @@ class Worker:
 
 
 class Supervisor:
-    """Construct it on the event loop of the main thread: workers end with the thread that has started them.
+    """Construct it on the event loop of the main thread: workers are killed when the thread that started them ends.
 
     With `auto`, the first worker starts with the whole machine and measures the speed of its models. If one event loop
-    is too slow for them, the worker restarts with its share of the machine, and the others start.
+    cannot keep up with the models, this worker restarts with its share of the machine, and the others start.
 
     Attributes:
-        module: The program of the workers.
+        module: The module that workers run.
     """
 
     module = "service"
@@ -161,7 +163,7 @@ class Supervisor:
 
     @property
     def status(self) -> Status:
-        """Ready once every worker has been ready, and then while at least one is. Failed when all keep exiting."""
+        """Ready once all workers have been ready, and then while at least one is. Failed when all keep exiting."""
         if self._deadline < math.inf:
             return Status.DRAINING
         started = [worker for worker in self._workers if worker.started_at]
@@ -185,7 +187,7 @@ class Supervisor:
         await self._admin.start(admin, None if self._tls is None else self._tls.admin_context)
         watch = None if self._tls is None else self._tls.watch(lambda: None)
         with background_task(self._watch_workers()):
-            self._start(self._workers[0])  # the others when it is ready: what it cannot load is reported once
+            self._start(self._workers[0])  # the others follow when it is ready, to report loading errors once
             if watch is None:
                 await self._ended.wait()
             else:
@@ -205,7 +207,8 @@ class Supervisor:
             return
         others = [other for other in self._workers if other is not worker]
         serves = any(other.is_ready for other in others)
-        # A new process must receive every change and load what the others serve; if none serves, the first decides.
+        # A new process must receive every change and load what the others serve. If no worker serves yet, the first one
+        # decides.
         if self._changing.locked() or (not serves and any(other.pid for other in others)):
             worker.restart = asyncio.get_running_loop().call_later(PERIOD_S, self._start, worker)
             return
@@ -264,7 +267,7 @@ class Supervisor:
             if not any(other.pid for other in self._workers):
                 self._ended.set()
             return
-        if status > 0 and not self._has_been_ready and not worker.was_ready:  # it has logged why
+        if status > 0 and not self._has_been_ready and not worker.was_ready:  # it has logged the reason
             self._exit_status = status
             self._drain(signal.SIGTERM)
             return
@@ -279,7 +282,7 @@ class Supervisor:
         self._update_status()
 
     async def _watch_workers(self) -> None:
-        """Notice workers whose event loop no longer turns, and the end of the time to drain."""
+        """Detect workers whose event loop hangs, and the end of the drain timeout."""
         while True:
             await asyncio.sleep(PERIOD_S)
             if time.monotonic() > self._deadline:
@@ -290,7 +293,7 @@ class Supervisor:
                 if not worker.is_listening:
                     continue
                 beats = worker.slot.cells[Cell.BEATS]
-                is_turning = beats != worker.beats or not worker.was_ready  # loading a model may hold the interpreter
+                is_turning = beats != worker.beats or not worker.was_ready  # loading a model may hold the GIL
                 worker.silent_turns = 0 if is_turning else worker.silent_turns + 1
                 worker.beats = beats
                 if worker.silent_turns * PERIOD_S >= HUNG_S:
@@ -298,13 +301,13 @@ class Supervisor:
                     worker.kill(signal.SIGKILL)
             self._update_status()
 
-    # Messages of workers.
+    # Messages from workers.
 
     def _receive(self, worker: Worker) -> None:
         assert worker.channel is not None
         try:
             received = worker.channel.receive()
-        except EOFError:  # its end follows
+        except EOFError:  # the worker is about to exit
             asyncio.get_running_loop().remove_reader(worker.channel.end)
             return
         if received is not None:
@@ -320,7 +323,7 @@ class Supervisor:
             start_task(self._change_models(worker, message))
         elif event == "listening":
             worker.is_listening = True
-            if not self._is_measuring:  # else this process may be replaced
+            if not self._is_measuring:  # otherwise, this process may be replaced
                 self._acceptor.start()
         elif event == "ready":
             self._become_ready(worker, message)
@@ -345,16 +348,16 @@ class Supervisor:
             self._start_others()
 
     def _select_number(self, first: Worker, texts_per_second: float, gpu_copies: int | None) -> None:
-        """Set the number of workers by what the first one has measured with the whole machine.
+        """Set the number of workers based on the first worker's measurements with the whole machine.
 
-        `gpu_copies`: how many such workers the memory of the GPU holds; None if there is no GPU, or that is unknown.
+        `gpu_copies`: how many such workers fit in GPU memory; None without a GPU, or if unknown.
         """
         resident, memory = _resident_bytes(first.pid), available_memory()
-        if not resident:  # it has just exited, and its successor measures again
+        if not resident:  # it has just exited; its successor will measure again
             return
         self._is_measuring = False
         wanted = math.ceil(texts_per_second / LOOP_TEXTS_PER_S)
-        # The last one to load takes `LOADING_FACTOR` times its memory.
+        # The last worker to load takes `LOADING_FACTOR` times its final memory.
         fitting = None if memory is None else memory // resident
         number = max(1, min(limit for limit in (len(self._workers), wanted, fitting, gpu_copies) if limit is not None))
         log.info(
@@ -367,10 +370,10 @@ class Supervisor:
             os.close(self._quotas)
             self._quotas = create_board(number)
             first.is_replaced = True
-            first.kill(signal.SIGKILL)  # it serves no connections yet
+            first.kill(signal.SIGKILL)  # it has no connections yet
 
     def _start_others(self) -> None:
-        """Start the workers that have not been started: one after another if warm-ups could exceed the memory."""
+        """Start the remaining workers, one after another if simultaneous loading could exceed the memory."""
         waiting = [worker for worker in self._workers if not worker.started_at]
         needed, available = len(waiting) * LOADING_FACTOR * _resident_bytes(self._workers[0].pid), available_memory()
         is_scarce = has_gpu(self._settings) or (available is not None and needed > available)
@@ -391,7 +394,7 @@ class Supervisor:
     # Models.
 
     async def _change_models(self, requester: Worker, request: Message) -> None:
-        """Change the models of all workers or none, one worker after another because each checks the free memory."""
+        """Change the models of all workers or none. Workers prepare one by one, because each checks the free memory."""
         channel, error, prepared = requester.channel, "", []
         async with self._changing:
             while self._is_starting_worker:  # noqa: ASYNC110  # it was told what is in use before the change
@@ -412,7 +415,7 @@ class Supervisor:
         return self._deadline == math.inf and any(worker.pid and not worker.is_ready for worker in self._workers)
 
     async def _ask(self, worker: Worker, message: Message) -> Message:
-        """Send a message to a worker, and return its reply; an error if the worker ends."""
+        """Send a message to a worker, and return its reply, or an error if the worker exits."""
         if worker.channel is None or not worker.channel.send(message):
             return {"error": f"Worker {worker.number} ended. Try again."}
         worker.reply = asyncio.get_running_loop().create_future()
@@ -421,14 +424,14 @@ class Supervisor:
     # Connections.
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Pass a new connection to the worker with the fewest; return False if no worker takes it now."""
+        """Pass a new connection to the worker with the fewest connections; return False if no worker takes it."""
         if not self._pass(REST, connection):
             return False
         connection.close()
         return True
 
     def _pass(self, kind: bytes, connection: socket.socket) -> bool:
-        """Pass a connection to a worker; return False if there is none that accepts it."""
+        """Pass a connection to a worker; return False if no worker accepts it."""
         workers = [worker for worker in self._workers if worker.accepts]
         workers.sort(key=lambda worker: (not worker.is_ready, worker.connections))
         return any(worker.pass_connection(kind, connection) for worker in workers)
@@ -470,7 +473,7 @@ class Supervisor:
 
         def on_hangup() -> None:
             for worker in self._workers:
-                if worker.is_listening:  # others have no handler yet, and still have to read the files
+                if worker.is_listening:  # other workers have no handler yet, and still have to read the files
                     worker.kill(signal.SIGHUP)
 
         handlers: Sequence[tuple[signal.Signals, Callable[..., None], tuple[signal.Signals, ...]]] = (
@@ -483,7 +486,7 @@ class Supervisor:
             loop.add_signal_handler(number, handler, *arguments)
 
     def _drain(self, number: int) -> None:
-        """Let every worker drain. The time limit applies to the whole server."""
+        """Drain every worker. The time limit applies to the whole server."""
         self._deadline = time.monotonic() + self._settings.drain_timeout_ms / 1000 + EXIT_GRACE_S
         log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
         for worker in self._workers:
@@ -499,14 +502,14 @@ SHARED_LIMITS = (
     "max_pending_response_bytes",
     "gpu_memory_limit_bytes",
 )
-"""Options that limit the memory of the whole server. Each worker gets an equal part. 0 sets no limit.
+"""Options that limit the memory of the whole server. Each worker gets an equal share. 0 sets no limit.
 
-What clients can read, such as the limit of connections, stays that of the server: see `worker_...` of `Settings`.
+Values that clients can read, such as the connection limit, still apply to the whole server; see `Settings.worker_...`.
 """
 
 
 def share(settings: Settings, number: int) -> Message:
-    """Return the options of a worker as JSON: its part of what the whole server may use."""
+    """Return a worker's options as JSON, with its share of the limits of the whole server."""
     shares: dict[str, Any] = {
         name: max(1, math.ceil(limit / settings.workers))
         for name in SHARED_LIMITS
@@ -520,12 +523,12 @@ def share(settings: Settings, number: int) -> Message:
 
 
 def has_gpu(settings: Settings) -> bool:
-    """Return whether models may run on a GPU, which a supervisor without a runtime can only guess."""
+    """Return whether models may run on a GPU. Without a runtime, the supervisor can only guess."""
     return settings.provider in ("auto", "cuda") and GPU_DEVICE.exists()
 
 
 def has_mps() -> bool:
-    """Return whether NVIDIA's Multi-Process Service runs, with which workers use the GPU at the same time."""
+    """Return whether NVIDIA's Multi-Process Service is running, which lets workers use the GPU concurrently."""
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES), "control").exists()
 
 

@@ -1,6 +1,6 @@
-"""The API of text-embeddings-inference (TEI), between its REST and gRPC adapters and the operations.
+"""The API of text-embeddings-inference (TEI): code shared by its REST and gRPC adapters.
 
-Prompts, truncation, and the response headers with the size and duration of a request follow TEI.
+Prompts, truncation, and the response headers with a request's size and duration follow TEI.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from service.operations.rerank import rerank as rank
 from service.operations.tokenize import tokenize as split
 
 NAME = "tei"
-"""The label of this API in metrics, over REST and gRPC."""
+"""The metric label of this API, over REST and gRPC."""
 Item = str | list[int]
 """A text, or its token ids."""
 
@@ -41,12 +41,12 @@ NANOSECONDS, NANOSECONDS_PER_MS = 1_000_000_000, 1_000_000
 
 
 OPTIONS, VALUES = {"truncation": "truncate"}, {"truncation": "true"}
-"""The names in errors that REST and gRPC share."""
+"""The names in errors, shared by REST and gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options that operations have in common."""
+    """Options common to the operations."""
 
     truncation: Truncation = "error"
     prompt_name: str | None = None
@@ -72,7 +72,7 @@ async def embed_all(engine: Engine, items: Sequence[Item], options: Options) -> 
     prompt = prompt_text(engine.info, options.prompt_name, "prompt_name")
     if options.prompt_name is not None and not all(isinstance(item, str) for item in items):
         raise ConflictingFields("not supported for token ids", "Send texts.", field="prompt_name")
-    # As a part of the text, the prompt gets token vectors too; prompts of encode do not.
+    # The prompt is prepended to the text, so that it gets token vectors too, unlike encode's prompts.
     inputs = to_inputs(items, options.truncation, engine, prompt)
     request = EncodeRequest(inputs, outputs=("tokens",), truncation=options.truncation, prompt="")
     return await encode(engine, request, options.call)
@@ -106,7 +106,7 @@ async def predict(
 async def rerank(
     engine: Engine, query: str, texts: Sequence[str], options: Options, *, raw_scores: bool
 ) -> RerankResponse:
-    """Return the texts by their score, best first. Raises `MissingHead`."""
+    """Return the texts, best score first. Raises `MissingHead`."""
     check_ranks(engine)
     request = RerankRequest(
         cut(query, options.truncation, engine.info),
@@ -126,7 +126,7 @@ async def tokenize(engine: Engine, texts: Sequence[str], options: Options) -> li
 
 
 def check_not_empty(items: Sequence[Any], field: str) -> None:
-    """Raise `Empty` for an empty list. An empty text is another error."""
+    """Raise `Empty` for an empty list. Empty texts raise a different error."""
     if not items and not isinstance(items, str):
         raise Empty("empty", "Send at least one item.", field=field)
 
@@ -146,7 +146,7 @@ def check_pair(texts: Sequence[str], field: str) -> None:
 
 
 def to_inputs(items: Sequence[Item], truncation: Truncation, engine: Engine, prompt: str = "") -> tuple[Input, ...]:
-    """Return the engine's inputs, with `prompt` as a part of each text."""
+    """Return the engine's inputs, with `prompt` prepended to each text."""
     return tuple(
         Input(cut(_prepend(prompt, item), truncation, engine.info))
         if isinstance(item, str)
@@ -156,7 +156,7 @@ def to_inputs(items: Sequence[Item], truncation: Truncation, engine: Engine, pro
 
 
 def prompt_text(info: ModelInfo, name: str | None, field: str) -> str:
-    """Return the text of a prompt of the model, or of its default prompt; "" if there is none."""
+    """Return the text of a named prompt, or of the default prompt; "" if there is none."""
     if name is None:
         return info.prompts[info.default_prompt_name] if info.default_prompt_name is not None else ""
     if name not in info.prompts:
@@ -165,15 +165,15 @@ def prompt_text(info: ModelInfo, name: str | None, field: str) -> str:
 
 
 def describe_tokens(text: str, tokens: Sequence[Token], *, special: bool) -> list[dict[str, Any]]:
-    """Return tokens as TEI does, with offsets in bytes of UTF-8; `special`: whether to return special tokens."""
+    """Describe tokens in TEI's format, with UTF-8 byte offsets. `special`: whether to include special tokens."""
     described = []
-    characters = position = 0  # the same place of the text in characters and in bytes
+    characters = position = 0  # the same position in characters and in bytes
     for token in tokens:
         if token.special:
             if special:
                 described.append(_token(token, None, None))
             continue
-        if token.start < characters:  # tokens may overlap
+        if token.start < characters:  # tokens may overlap, so the position may move backward
             characters = position = 0
         position += len(text[characters : token.start].encode())
         characters = token.start
@@ -186,13 +186,13 @@ def _token(token: Token, start: int | None, stop: int | None) -> dict[str, Any]:
 
 
 def _prepend(prompt: str, text: str) -> str:
-    """Return the text after the prompt; a blank text unchanged, so that the engine rejects it."""
+    """Prepend the prompt to a text. A blank text is unchanged, so that the engine rejects it."""
     return text if not text or text.isspace() else prompt + text
 
 
 @contextmanager
 def _documents_as_texts() -> Iterator[None]:
-    """Name documents as the API does, in errors."""
+    """Rename documents in errors to the API's name."""
     try:
         yield
     except ServiceError as error:
@@ -203,7 +203,7 @@ def _documents_as_texts() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ComputeMetadata:
-    """Size and duration of a request; names and units are those of `tei.v1.Metadata`."""
+    """Size and duration of a request, with the names and units of `tei.v1.Metadata`."""
 
     compute_chars: int
     compute_tokens: int
@@ -261,7 +261,7 @@ def describe_model(engine: Engine) -> dict[str, Any]:
 
 
 def model_type(engine: Engine) -> Literal["embedding", "reranker", "classifier"]:
-    """Return the kind of the model, which selects what POST / does."""
+    """Return the kind of the model, which determines what POST / does."""
     labels = len(engine.info.labels)
     return "embedding" if labels == 0 else "reranker" if labels == 1 else "classifier"
 

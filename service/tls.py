@@ -1,4 +1,4 @@
-"""TLS: the certificate, its key and the client CAs, read from files again when they change."""
+"""TLS: the certificate, its key and the client CAs, reloaded when their files change."""
 
 import asyncio
 import contextlib
@@ -82,14 +82,14 @@ class Credentials:
 
     @classmethod
     def load(cls, files: TlsFiles, contents: Contents) -> "Credentials":
-        """Use the contents of the files. Raises `ConfigError` that names the option, the file and the problem."""
+        """Load the contents of the files. Raises a `ConfigError` that names the option, the file and the problem."""
         from cryptography.exceptions import UnsupportedAlgorithm
 
         try:
             credentials = cls._check(files, *contents)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigError(f"{CERT_OPTION}: cannot parse {files.cert} ({error}). Replace it.") from None
-        if files.read() != contents:  # OpenSSL loads the contexts by path, so they may be newer
+        if files.read() != contents:  # OpenSSL loads the files by path, so the context may be newer
             raise ConfigError(f"{CERT_OPTION}: {files.cert} changed while it was read. Try again.")
         return credentials
 
@@ -116,10 +116,10 @@ class Credentials:
 
 
 class Tls:
-    """The credentials in use. Existing connections keep theirs when the files change."""
+    """The credentials in use. When the files change, existing connections keep their credentials."""
 
     def __init__(self, files: TlsFiles, metrics: Metrics, max_handshakes: int) -> None:
-        """Load the files; raises `ConfigError`. `max_handshakes`: limit of each port, except that of gRPC."""
+        """Load the files; raises `ConfigError`. `max_handshakes`: limit per port, except gRPC's."""
         self._files = files
         self._metrics = metrics
         self.context = CurrentContext(ssl.PROTOCOL_TLS_SERVER, "rest", metrics, max_handshakes)
@@ -151,7 +151,7 @@ class Tls:
         self.context.current, self.admin_context.current = credentials.context, credentials.admin_context
         for name, expiry in credentials.expiry.items():
             self._metrics.tls_expiry.labels(name).set(expiry.timestamp())
-        with contextlib.suppress(OSError):  # it has been replaced in the meantime
+        with contextlib.suppress(OSError):  # replaced in the meantime
             if self._files.key.stat().st_mode & stat.S_IROTH:
                 log.warning("TLS key is readable by every user option=%s path=%s", KEY_OPTION, self._files.key)
 
@@ -219,15 +219,15 @@ def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLConte
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sslobject_class = Connection
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, none with CBC
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, no CBC ciphers
     context.set_alpn_protocols(ALPN_PROTOCOLS)
     try:
         context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt
         if client_cas:
             context.verify_mode = ssl.CERT_REQUIRED
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is enough, as with gRPC
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is enough, as in gRPC
             context.load_verify_locations(cadata=b"".join(client_cas))
-    except ssl.SSLError as error:  # such as a key that is too short
+    except ssl.SSLError as error:  # for example, the key is too short
         reason = (error.reason or str(error)).lower().replace("_", " ")
         raise ConfigError(f"{CERT_OPTION}: OpenSSL rejects {files.cert} ({reason}). Replace it.") from None
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The connection between the supervisor and a worker: messages, and the sockets that travel with them.
+"""The link between the supervisor and a worker: passes messages and sockets.
 
-It is a pair of Unix sockets that preserve message boundaries. A message is JSON, or one byte with the descriptor of an
-accepted connection. Either end of the pair closes when its process ends, however that happens.
+The link is a pair of Unix sockets that preserve message boundaries. A message is JSON, or one byte with the descriptor
+of an accepted connection. Either end closes when its process exits, even if it is killed.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from service.config import ConfigError
 from service.shared_values import Slot
 
 REST, ADMIN = b"r", b"a"
-"""Messages with a connection to serve: one of the REST port, or one that the supervisor relays from the admin port."""
+"""Messages that pass a connection: from the REST port, or one that the supervisor relays from the admin port."""
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_DESCRIPTORS = 8
 MESSAGES_PER_WAKEUP = 16
-"""A worker reads at most this many messages before it serves its connections again."""
+"""Maximum number of messages that a worker reads before it serves its connections again."""
 
 PR_SET_PDEATHSIG = 1
 PARENT = "WORKER_PARENT"
@@ -48,22 +48,22 @@ class Channel:
         return cls(own), other
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send a message; return whether the other end can receive it."""
+        """Send a message; return whether that succeeded."""
         return self._send(json.dumps(message).encode(), descriptors)
 
     def send_connection(self, kind: bytes, connection: socket.socket) -> bool:
-        """Pass a connection, and return whether that was possible. The caller closes its own descriptor."""
+        """Pass a connection; return whether that succeeded. The caller must close its descriptor."""
         return self._send(kind, (connection.fileno(),))
 
     def _send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
         try:
             socket.send_fds(self.end, [data], descriptors)
-        except OSError:  # its buffer is full, or its process has ended
+        except OSError:  # the buffer is full, or the process has exited
             return False
         return True
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """Return the next message and its descriptors; None if there is none yet. Raises EOFError if closed."""
+        """Return the next message and its descriptors; None if none has arrived. Raises EOFError if closed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         except BlockingIOError:
@@ -80,9 +80,9 @@ class Channel:
 
 @dataclass(frozen=True)
 class Start:
-    """The first message to a worker: its options, with its part of the limits, and its place among the workers.
+    """The first message to a worker: its options, with its share of the limits, and its index among the workers.
 
-    Its descriptors are the memory of its metrics and of the quotas. Ports in `settings` belong to the supervisor.
+    It carries the descriptors of the metrics memory and the quota memory. Ports in `settings` belong to the supervisor.
     `models`: the models in use, if any worker has loaded them.
     """
 
@@ -93,17 +93,17 @@ class Start:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, which is the main thread of its parent."""
+    """Ask the kernel to kill this process when the thread that started it, the parent's main thread, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ.pop(PARENT, "0")):  # it had ended before
+    if os.getppid() != int(os.environ.pop(PARENT, "0")):  # the parent had already exited
         os._exit(EX_SOFTWARE)
 
 
 class WorkerLink:
-    """The worker's end. Attach it to the event loop once the worker has servers."""
+    """The worker's end. Attach it to the event loop once the worker has created its servers."""
 
     def __init__(self, channel: Channel, start: Start, slot: Slot, quotas: int) -> None:
-        """`slot`: the memory of the metrics. `quotas`: the descriptor of the memory of the quotas."""
+        """`slot`: metrics memory. `quotas`: descriptor of the quota memory."""
         self.start = start
         self.slot = slot
         self.quotas = quotas
@@ -113,7 +113,7 @@ class WorkerLink:
 
     @classmethod
     def open(cls, descriptor: int) -> "WorkerLink":
-        """Wait for the first message. Raises EOFError if the supervisor has ended."""
+        """Wait for the first message. Raises EOFError if the supervisor has exited."""
         end = socket.socket(fileno=descriptor)
         data, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not data:
@@ -127,7 +127,7 @@ class WorkerLink:
         serve_admin: Callable[[socket.socket], object],
         on_message: Callable[[Message], None],
     ) -> None:
-        """Serve the connections that arrive from now on, and tell the supervisor to pass them."""
+        """Tell the supervisor to start passing connections, and serve them."""
         serve = {REST: serve_rest, ADMIN: serve_admin}
 
         def receive() -> None:
@@ -135,7 +135,7 @@ class WorkerLink:
                 try:
                     if (received := self._channel.receive()) is None:
                         return
-                except EOFError:  # the supervisor has ended, and so does this process (PR_SET_PDEATHSIG)
+                except EOFError:  # the supervisor has exited, and this process is about to (PR_SET_PDEATHSIG)
                     asyncio.get_running_loop().remove_reader(self._channel.end)
                     return
                 data, descriptors = received

@@ -77,7 +77,7 @@ _MODULES = {
     "RetryPolicy": "retries",
     "TlsFiles": "connections",
 }
-"""The module of each name that `types` does not define."""
+"""The modules of names that `types` does not define."""
 
 __all__ = [
     "AsyncClient",

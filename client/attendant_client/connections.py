@@ -19,7 +19,7 @@ GRPC_SCHEMES = ("grpc", "grpcs")
 MAX_MESSAGE_BYTES = 256 * 2**20
 ROUND_ROBIN: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
 SERVICE_CONFIG = {**ROUND_ROBIN, "healthCheckConfig": {"serviceName": "attendant.v1.EncoderService"}}
-"""Balance calls over all healthy addresses of the host name.
+"""Balance calls over all healthy addresses that the host name resolves to.
 
 gRPC's default, pick_first, sends all calls of a channel to one server. There is no retryPolicy here, because its
 attempts would multiply with the client's own retries (`RetryPolicy`).
@@ -51,7 +51,7 @@ class TlsFiles:
     A client reads them once. After a renewal, create another client.
 
     Attributes:
-        ca: CAs that may have issued the server's certificate. None selects public ones.
+        ca: CAs to verify the server's certificate with. None selects public CAs.
         cert: Client certificate and its intermediates, if the server requires one.
         key: Unencrypted key of the client certificate.
     """
@@ -69,14 +69,14 @@ class TlsFiles:
         try:
             context = httpx.create_ssl_context() if self.ca is None else ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key, password=bytes)  # no password, rather than a prompt
-        except OSError as error:  # ssl.SSLError too
+                context.load_cert_chain(self.cert, self.key, password=bytes)  # None would prompt for a password
+        except OSError as error:  # includes ssl.SSLError
             raise ValueError(f"tls: {_describe(self)}: {error.strerror or error}. Check the files.") from None
         return context
 
     def make_channel_credentials(self) -> Any:
         """Return credentials for a gRPC channel. Raises ValueError for invalid files."""
-        self.make_context()  # gRPC would only report invalid files as an unreachable server
+        self.make_context()  # gRPC would report invalid files only as an unreachable server
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
 
@@ -107,7 +107,7 @@ class Address:
     def parse(cls, url: str, tls: TlsFiles | None = None, channels: int = 1) -> "Address":
         """Parse an http://, https://, grpc:// or grpcs:// URL; raises ValueError for any other.
 
-        Also raises ValueError for `tls` with an unencrypted URL, and for `channels` of REST.
+        Also raises ValueError for `tls` with an unencrypted URL, and for `channels` with REST.
         """
         parts = urlsplit(url)
         if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
@@ -118,16 +118,16 @@ class Address:
         is_grpc = parts.scheme in GRPC_SCHEMES
         if channels < 1 or (channels > 1 and not is_grpc):
             raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
-        target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in the URL for OpenAI's clients
+        target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in OpenAI's base URL
         return cls(is_grpc, target, (tls or TlsFiles()) if is_secure else None, channels)
 
     def http_options(self, api_key: str | None) -> dict[str, Any]:
-        """Return the options for a client of httpx. Raises ValueError for an invalid key or TLS file."""
+        """Return the options for an httpx client. Raises ValueError for an invalid key or TLS file."""
         return {
             "base_url": self.target,
             "headers": authorization(api_key),
-            "timeout": None,  # each request sets its own
-            # An http:// address needs no CA certificates, which take 20 ms to load.
+            "timeout": None,  # each request sets a timeout
+            # For http://, skip loading CA certificates, which takes 20 ms.
             "verify": False if self.tls is None else self.tls.make_context(),
         }
 
@@ -135,17 +135,16 @@ class Address:
     def channel_options(self) -> tuple[tuple[str, Any], ...]:
         """Return the options for a gRPC channel.
 
-        A secure address may belong to a proxy. Checking health through it would only reach one of the servers behind
-        it.
+        A secure address may belong to a proxy. Health checks would reach only one of the servers behind it.
         """
         config = SERVICE_CONFIG if self.tls is None else ROUND_ROBIN
-        # Channels with equal options share one connection otherwise.
+        # Otherwise, channels with equal options share one connection.
         own_connection = (("grpc.use_local_subchannel_pool", 1),) if self.channels > 1 else ()
         return (*CHANNEL_OPTIONS, *own_connection, ("grpc.service_config", json.dumps(config)))
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header with the API key, if any; raises ValueError if the key is not valid in a header."""
+    """Return the header with the API key, if any. Raises ValueError if the key is not valid in a header."""
     if api_key is None:
         return {}
     if not re.fullmatch("[!-~]+", api_key):
@@ -158,7 +157,7 @@ WRONG_ADDRESSES = {
     "http1.x server": "This is a REST port: use http://, or the gRPC port.",
     "WRONG_VERSION_NUMBER": "This port has no TLS: use http:// or grpc://.",
 }
-"""Parts of the errors that libraries raise if the server uses another protocol, and the remedy for each."""
+"""Substrings of library errors that indicate a server with a different protocol, and remedies."""
 
 
 def unreachable(message: str) -> AttendantError:
@@ -167,7 +166,7 @@ def unreachable(message: str) -> AttendantError:
 
 
 def with_hint(message: str) -> str:
-    """Return the message of a library, with a hint if the server uses another protocol."""
+    """Return a library's error message, with a hint if the server seems to use a different protocol."""
     hint = next((hint for part, hint in WRONG_ADDRESSES.items() if part in message), "")
     return f"{message.rstrip('.')}. {hint}" if hint else message
 

@@ -1,4 +1,4 @@
-"""Errors returned by the server, or raised because it could not be reached."""
+"""Errors returned by the server, or raised if it cannot be reached."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ class AttendantError(Exception):
     Attributes:
         code: Canonical gRPC code, such as INVALID_ARGUMENT; UNAVAILABLE if the server cannot be reached.
         reason: Stable name of the error, such as TOO_LONG; docs/api.md lists all.
-        message: Message for people.
+        message: Human-readable message.
         field: Path of the field, such as `inputs[3]`; None if the error is not about one field.
         minimum: The minimum value allowed, if any.
         maximum: The maximum value allowed, if any.
@@ -63,7 +63,7 @@ class AttendantError(Exception):
         return self.reason in RETRYABLE
 
     def count_from(self, first: int) -> None:
-        """Make the error refer to the whole request: `first` is the index of the part's first input."""
+        """Change the error's field to refer to the whole request. `first` is the index of the part's first input."""
         old = self.field or ""
         new = re.sub(r"^inputs\[(\d+)\]", lambda match: f"inputs[{int(match[1]) + first}]", old)
         if new != old:

@@ -1,4 +1,4 @@
-"""Requests: JSON bodies and gRPC messages from the arguments of a call, split to fit the server's limits."""
+"""Requests: JSON bodies and gRPC messages built from a call's arguments, split to fit the server's limits."""
 
 import json
 import math
@@ -22,7 +22,7 @@ Inputs = str | Input | Sequence[str | Input]
 
 
 class InputChunk(NamedTuple):
-    """A body with consecutive inputs of a request; `first` is the index of the first one."""
+    """A body with consecutive inputs of a request. `first` is the index of its first input."""
 
     first: int
     body: Body
@@ -66,7 +66,7 @@ def make_ranking(query: str, documents: Sequence[str], **options: Any) -> Body:
     """Return the body of a rerank request, leaving out options that are None."""
     items = to_list(documents, "documents")
     for index, item in enumerate(items):
-        if not isinstance(item, str):  # REST would accept an object with `text`
+        if not isinstance(item, str):  # REST would also accept an object with `text`
             raise wrong_type(f"documents[{index}]", item, "Send a string.")
     return {"query": query, "documents": items, **present(options)}
 
@@ -81,7 +81,7 @@ def make_model_query(name: str | None) -> Body:
 
 
 def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChunk]:
-    """Yield the parts of a body. Each part is within the limits if its inputs are."""
+    """Split a body into parts. Each part is within the limits if its inputs are."""
     part: list[Any] = []
     first = size = spans = 0
     for item in body["inputs"]:
@@ -103,7 +103,7 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChun
 
 
 def is_too_large(error: AttendantError) -> bool:
-    """Return whether a part of a request may succeed: the response is too large, or has too many chunks."""
+    """Return whether splitting the request may help: the response is too large or contains too many chunks."""
     return error.reason == "RESPONSE_TOO_LARGE" or (error.reason == "TOO_MANY" and error.field == "chunks")
 
 
@@ -117,7 +117,7 @@ def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
 
 
 def to_list(value: Any, path: str) -> list[Any]:
-    """Return the items as a list; raises `AttendantError` for a string or a value without items."""
+    """Convert items to a list. Raises `AttendantError` for a string or a value that is not iterable."""
     if isinstance(value, np.ndarray):
         return value.tolist()  # type: ignore[no-any-return]  # of one axis or more
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -126,9 +126,9 @@ def to_list(value: Any, path: str) -> list[Any]:
 
 
 def to_json_value(value: Any, path: str = "") -> Any:
-    """Return a value of a body as JSON: NumPy's numbers and arrays, sets and decimals become numbers and lists.
+    """Convert a value to JSON types. NumPy numbers and arrays, sets and decimals become numbers and lists.
 
-    Raises `AttendantError` for a number that is not finite, a string that is not valid Unicode, and any other type.
+    Raises `AttendantError` for non-finite numbers, invalid Unicode, and unsupported types.
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
@@ -163,7 +163,7 @@ def _input_body(item: str | Input, path: str) -> str | Body:
 
 
 def _option_body(value: Any) -> Any:
-    """Return an option as JSON: objects such as `ChunkOptions` without the fields that are None."""
+    """Convert an option to JSON. Objects such as `ChunkOptions` omit fields that are None."""
     return present(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
 
 
@@ -172,7 +172,7 @@ def _size(item: str | Body) -> int:
 
 
 class Call(NamedTuple):
-    """How an operation is called: its REST path, its RPC, its request as a message, and the type of its response."""
+    """An operation's REST path, RPC, request message, and response type."""
 
     path: str
     method: str

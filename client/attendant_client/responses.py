@@ -38,7 +38,7 @@ def decode_json(operation: str, document: Any) -> Any:
 
 
 def read_message(kind: type[T], message: Message) -> T:
-    """Read a message of a server that may be newer than this client."""
+    """Read a message from a server that may be newer than this client."""
     return from_message(kind, message, lenient=True)
 
 
@@ -49,7 +49,7 @@ def decode_messages(operation: str, messages: Sequence[Message]) -> Any:
     (message,) = messages
     response = read_message(CALLS[operation].response, message)
     if operation == "similarity" and response.similarity == "sparse" and response.pairs is not None:
-        # No shared entry is an empty list: gRPC does not distinguish it from no list.
+        # Without shared entries, set an empty list, which gRPC does not distinguish from a missing list.
         return replace(response, pairs=[replace(pair, products=pair.products or []) for pair in response.pairs])
     return response
 
@@ -96,7 +96,7 @@ def http_error(status: int, document: Any, retry_after: str | None) -> Attendant
     retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
     if not isinstance(error, dict) or not {"reason", "param"} & error.keys():
         code = CODES.get(status, "UNKNOWN")
-        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which gives no reason
+        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which sends no reason
         return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
     if "reason" not in error:  # /v1/models returns OpenAI's errors
         code, reason = CODES.get(status, "UNKNOWN"), error["code"].upper()
@@ -111,8 +111,7 @@ def grpc_error(error: grpc.RpcError) -> AttendantError:
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             return status_error(Status.FromString(value))
-    # gRPC cancels calls that arrive while the server stops. Calls that the client itself cancels do not raise an
-    # RpcError.
+    # gRPC cancels calls that arrive while the server is stopping. Calls cancelled by the client do not raise RpcError.
     reason = "UNAVAILABLE" if code in ("UNAVAILABLE", "CANCELLED") else code
     return AttendantError(code, reason, with_hint(error.details() or code))
 
@@ -141,7 +140,7 @@ def status_error(status: Status) -> AttendantError:
 
 
 def _number(value: str | None) -> Any:
-    """Return an error detail, converted to a number if possible."""
+    """Convert an error detail to a number if possible."""
     for kind in (int, float):
         try:
             return value if value is None else kind(value)

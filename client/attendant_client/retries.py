@@ -15,7 +15,8 @@ class RetryPolicy:
 
     The delay is the server's hint, or else `initial_delay_s` times 4 per attempt up to `max_delay_s`, plus up to 25%
     random jitter, so that clients do not retry in lockstep. With the defaults, the first retry goes to another server
-    at once, and the attempts span 2 s, enough for a stopping server to finish its requests and close its connections.
+    immediately, and the attempts span 2 s, enough for a stopping server to finish its requests and close its
+    connections.
     """
 
     max_attempts: int = 4

@@ -147,7 +147,7 @@ def open_channel(module: Any, address: Address) -> Any:
 
 
 def open_methods(channel: Any) -> dict[str, Any]:
-    """Return the callable of each operation's RPC, built from the proto's descriptor."""
+    """Return a callable per operation's RPC, built from the proto descriptor."""
     service = pb.DESCRIPTOR.services_by_name["EncoderService"]
     methods = {}
     for operation, call in CALLS.items():
@@ -177,7 +177,7 @@ def http_request(
     options: dict[str, Any] = {"headers": headers, "timeout": timeout}
     try:
         return client.build_request("POST", path, json=body, **options)
-    except (TypeError, ValueError):  # what JSON cannot represent
+    except (TypeError, ValueError):  # values that JSON cannot represent
         return client.build_request("POST", path, json=to_json_value(body), **options)
 
 

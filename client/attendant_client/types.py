@@ -1,9 +1,9 @@
-"""The contract: every request and response of the server, once.
+"""The contract: the single definition of every request and response.
 
 Frozen dataclasses describe the fields. The server derives JSON validation, OpenAPI and its gRPC conversion from them,
 and the client decodes responses into them (`wire.py`). In `Annotated`, a string describes the field, and the markers
-below state limits and how arrays are encoded. In JSON, a response leaves out a field that is None if its default is
-None, and contains null otherwise.
+below state limits and how arrays are encoded. In JSON responses, a field that is None is omitted if its default is
+None, and is null otherwise.
 
 Shapes: T tokens, W words, S spans, C chunks, D hidden size, E width of the embedding table, R rows and C columns of a
 map, Q queries, N documents or occurrences, U and V units of a query (or an input) and of a document.
@@ -47,7 +47,7 @@ class Items(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """In JSON, this field and others with the same `name` are one field of that name; at most one of them is set."""
+    """In JSON, fields with the same `name` share one field of that name; at most one of them is set."""
 
     name: str
 
@@ -55,8 +55,8 @@ class Alternative(NamedTuple):
 class Encoding(NamedTuple):
     """An array with this many axes.
 
-    `uint8` names the dtype of its bytes. An array with that name follows the `encoding_format` of the request; others
-    are always numbers in JSON.
+    `uint8` is the dtype name of uint8 arrays. Arrays with this name follow the request's `encoding_format`; other
+    arrays are always numbers in JSON.
     """
 
     axes: tuple[int, ...]
@@ -68,7 +68,7 @@ class Nullable(NamedTuple):
 
 
 class PresentWith(NamedTuple):
-    """An empty list is present in a gRPC response if this other field is: proto3 lists have no presence."""
+    """An empty list counts as present in a gRPC response if this other field is: proto3 lists have no presence."""
 
     field: str
 
@@ -137,7 +137,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 MAX_DECIMALS = 9
 MAX_CHUNKED_CHARACTERS = 2**19
-"""Characters of a text to split into chunks: with one token per character, this takes 2.6 s and 110 MB."""
+"""Maximum length of a text to split into chunks, in characters: with one token per character, this takes 2.6 s and 110
+MB.
+"""
 MIN_OCCURRENCES, MAX_OCCURRENCES = 2, 64
 DEFAULT_PREDICTIONS, MAX_PREDICTIONS = 5, 100
 
@@ -198,7 +200,7 @@ def required(value: T | None) -> T:
 
 
 def shortest(value: float) -> float:
-    """Return the number with the fewest digits that is `value` in float32, so that it prints like an array does."""
+    """Return the shortest decimal that equals `value` in float32, so that it prints as in an array."""
     return float(str(np.float32(value)))
 
 

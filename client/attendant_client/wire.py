@@ -1,4 +1,4 @@
-"""The contract on the wire: conversion of its types to and from JSON and messages of attendant.v1, field by field.
+"""The contract on the wire: converts its types to and from JSON and attendant.v1 messages, field by field.
 
 Converters are built once per type from its fields. A field has the same name in JSON, in the proto and in Python.
 """
@@ -22,7 +22,7 @@ Json = Any
 Message = Any
 Converter = Callable[[Any], Any]
 JsonWriter = Callable[[Any, bool], Any]
-"""Converts a value to what a JSON library renders; the flag selects base64 for arrays that can be encoded."""
+"""Converts a value to types that JSON libraries support. The flag selects base64 for arrays that allow it."""
 MessageWriter = Callable[[Message, Any], None]
 
 
@@ -75,7 +75,7 @@ class Field:
 
     @property
     def omitted(self) -> bool:
-        """True if JSON leaves the field out when it is None."""
+        """Whether JSON omits the field when it is None."""
         return self.default is None and self.find(Nullable) is None
 
 
@@ -118,7 +118,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def _element(kind: Any) -> Any:
-    """Return the dtype of an array type; float32 if it names none."""
+    """Return the dtype of an array type, by default float32."""
     (element,) = get_args(get_args(kind)[1])
     return np.float32 if element is Any else element
 
@@ -145,7 +145,7 @@ def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> Array:
 
 @cache
 def json_writer(kind: Any, uint8: str = "") -> JsonWriter | None:
-    """Return the writer of a type, or None if JSON libraries render its values unchanged."""
+    """Return the writer of a type, or None if JSON libraries can render its values directly."""
     if _is_array(kind):
         return _array_writer(uint8) if uint8 else None
     if (item := item_type(kind)) is not None:
@@ -193,7 +193,7 @@ def _object_writer(kind: Any) -> JsonWriter | None:
 
 
 def _write_sparse_matrix(matrix: SparseMatrix, encoded: bool) -> Json:
-    """Return the entries per row; values in base64 are one array over all rows, in the order of the indices."""
+    """Return the entries per row. In base64, values are a single array over all rows, in the order of the indices."""
     bounds = matrix.indptr.tolist()
     rows = [slice(start, end) for start, end in pairwise(bounds)]
     values = _array_writer("sqrt_uint8")(matrix.values, True) if encoded else [matrix.values[row] for row in rows]
@@ -206,7 +206,7 @@ def _write_sparse_matrix(matrix: SparseMatrix, encoded: bool) -> Json:
 
 
 def from_json(kind: type[T], document: Json) -> T:
-    """Return the value of a contract type that a JSON object describes; unknown fields are ignored."""
+    """Convert a JSON object to a value of a contract type, ignoring unknown fields."""
     read: Converter = _json_reader(kind)  # type: ignore[arg-type]  # classes are hashable
     value: T = read(document)
     return value
@@ -233,7 +233,7 @@ def _object_reader(kind: Any) -> Converter:
     table = []
     for field in fields_of(kind):
         alternative = field.find(Alternative)
-        # Of two alternatives, the object contains a name that the array, which may be an object too, lacks.
+        # Of two alternatives, the object has a name that the array, which may also be an object, does not.
         mark = "" if alternative is None or _is_array(field.kind) else fields_of(field.kind)[-1].name
         excluded = _other_mark(kind, field, alternative) if alternative and not mark else ""
         key = alternative.name if alternative else field.name
@@ -273,7 +273,7 @@ def _read_sparse_matrix(document: Json) -> SparseMatrix:
 
 
 def to_message(value: Any, message: Message) -> Message:
-    """Set the fields of a response message from a value of a contract type, and return the message."""
+    """Set a response message's fields from a value of a contract type, and return the message."""
     kind: Any = type(value)
     message_writer(kind, message.DESCRIPTOR)(message, value)
     return message
@@ -281,7 +281,7 @@ def to_message(value: Any, message: Message) -> Message:
 
 @cache
 def message_writer(kind: Any, descriptor: Descriptor) -> MessageWriter:
-    """Return the writer from a type to messages of this descriptor. Fields that the proto lacks are left out."""
+    """Return the writer from a type to messages of this descriptor. Fields missing in the proto are omitted."""
     table = [
         (field.name, _field_writer(field, target))
         for field in fields_of(kind)
@@ -350,7 +350,7 @@ def _list_writer(field: Field, target: FieldDescriptor) -> MessageWriter:
 
 
 def write_in_pieces(value: Any, message: Message, depth: int = 2) -> Iterator[None]:
-    """Do what `to_message` does, and yield after each item of a list, down to lists of lists with a `depth` of 2."""
+    """Like `to_message`, but yield after each list item; with a `depth` of 2, also in lists of lists."""
     for name, write, write_item in _pieces(value.__class__, message.DESCRIPTOR):
         part = getattr(value, name)
         if part is None:
@@ -369,7 +369,7 @@ def write_in_pieces(value: Any, message: Message, depth: int = 2) -> Iterator[No
 
 @cache
 def _pieces(kind: Any, descriptor: Descriptor) -> list[tuple[str, MessageWriter, MessageWriter | None]]:
-    """Return the name of each field, its writer and, if it is a list of messages, the writer of an item."""
+    """Return each field's name, its writer and, for lists of messages, the item writer."""
     table = []
     for field in fields_of(kind):
         if (target := descriptor.fields_by_name.get(field.name)) is None:
@@ -397,7 +397,7 @@ def enum_names(enum: EnumDescriptor) -> dict[int, str]:
 
 
 def from_message(kind: type[T], message: Message, *, lenient: bool = False) -> T:
-    """Return the value of a contract type that a message describes.
+    """Convert a message to a value of a contract type.
 
     `lenient`: an unknown enum value becomes its number as a string, because the server may be newer. Otherwise raises
     `InvalidEnum` for it. Raises `ConflictingLayers`.
@@ -409,9 +409,9 @@ def from_message(kind: type[T], message: Message, *, lenient: bool = False) -> T
 
 @cache
 def _message_reader(kind: Any, descriptor: Descriptor, lenient: bool) -> Converter:
-    """Return the reader of messages. Unset fields get the default of the type, or the zero value of a required field.
+    """Return the reader of messages. Unset fields get the type's default, or the zero value if required.
 
-    `ListFields` yields what is set: scalars with presence, other scalars if they are not zero, and lists with items.
+    `ListFields` yields set fields: scalars with presence, other scalars if not zero, and nonempty lists.
     """
     described = [(field, descriptor.fields_by_name.get(field.name)) for field in fields_of(kind)]
     if (read_scalars := _scalars_reader(kind, described)) is not None:
@@ -440,7 +440,7 @@ def _message_reader(kind: Any, descriptor: Descriptor, lenient: bool) -> Convert
 
 
 def _scalars_reader(kind: Any, described: Sequence[tuple[Field, FieldDescriptor | None]]) -> Converter | None:
-    """Return a faster reader for messages with scalar fields only, such as tokens; None for other messages."""
+    """Return a faster reader for messages with only scalar fields, such as tokens; None for other messages."""
     targets = [target for _, target in described if target is not None]
     plain = all(not (target.is_repeated or target.message_type or target.enum_type) for target in targets)
     if not plain or len(targets) < max(2, len(described)):
@@ -467,7 +467,7 @@ def _scalars_reader(kind: Any, described: Sequence[tuple[Field, FieldDescriptor 
 
 
 def _zero(field: Field) -> Any:
-    """Return what proto3 means by an unset field."""
+    """Return proto3's value of an unset field."""
     if field.optional or is_dataclass(field.kind):
         return None
     if item_type(field.kind) is not None:

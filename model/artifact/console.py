@@ -1,4 +1,4 @@
-"""Conventions that the commands `attendant` and `attendant-model` share; docs/commands.md describes them."""
+"""Conventions shared by the commands `attendant` and `attendant-model`, described in docs/commands.md."""
 
 import argparse
 import difflib
@@ -32,13 +32,13 @@ STATUSES = {
     EX_INTERRUPTED: "interrupted with Ctrl-C",
     EX_PIPE: "the reader of standard output closed the pipe",
 }
-"""Exit statuses: the numbers of sysexits.h, and 128 plus the signal."""
+"""Exit statuses: the numbers in sysexits.h, and 128 plus the signal number."""
 _OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*(=.*)?", re.DOTALL)
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 class ReportedError(Exception):
-    """An error that a command reports in one line, which names the cause and a remedy, before it exits."""
+    """An error that a command reports before it exits, in one line that names the cause and a remedy."""
 
     status: int
 
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             stream.flush()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse all arguments. The error for unknown ones names an option, but no text, which may be confidential."""
+        """Parse all arguments. The error for unknown arguments names only options, since texts may be confidential."""
         options: argparse.Namespace
         options, extra = self.parse_known_args(args, namespace)
         if extra:
@@ -96,14 +96,14 @@ class Subcommand(Parser):
 
 
 def output_path(text: str) -> Path:
-    """Return a path to write; argparse reports the error."""
+    """Validate an output path; argparse reports the error."""
     if text == "-":
         raise argparse.ArgumentTypeError('"-" is not supported. Name a file, or ./- for a file of that name')
     return Path(text)
 
 
 def run_command(program: str, command: Callable[[], int]) -> int:
-    """Run a command and return its exit status, also if it is interrupted or standard output cannot be written."""
+    """Run a command and return its exit status, even if it is interrupted or cannot write to standard output."""
     try:
         status = command()
         if sys.stdout is not None:
@@ -125,7 +125,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
 
 
 def _discard_output() -> None:
-    """Drop buffered output. The interpreter would write it at exit and report the error again."""
+    """Discard buffered output, which the interpreter would otherwise write at exit, reporting the error again."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)

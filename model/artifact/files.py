@@ -41,7 +41,7 @@ STORED = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 
 class MappedTensor:
-    """A read-only tensor in a memory-mapped file. Indexing returns float32: a view of float32 values, else a copy."""
+    """A read-only tensor in a memory-mapped file. Indexing returns float32: a view of float32 data, else a copy."""
 
     def __init__(self, record: TensorRecord, mapping: mmap.mmap) -> None:
         self.shape = record.shape
@@ -77,7 +77,7 @@ class ArtifactError(ReportedError):
 class _OpenFiles:
     """Descriptors and memory maps of the files of a directory, opened on first use.
 
-    Descriptors are closed with this object. A map is closed with this object and all arrays over it.
+    Descriptors close when this object is freed, and a map when this object and all arrays over it are freed.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Artifact:
 
     @classmethod
     def open(cls, root: Path, expected_digest: str | None = None) -> "Artifact":
-        """Verify every file of `root`. Raises ArtifactError."""
+        """Verify every file in `root`. Raises ArtifactError."""
         manifest, digest = cls.read_manifest(root, expected_digest)
         artifact = cls(root.resolve(), manifest, digest)
         artifact._reject_unlisted_files()
@@ -123,7 +123,7 @@ class Artifact:
 
     @staticmethod
     def read_manifest(root: Path, expected_digest: str | None = None) -> tuple[Manifest, str]:
-        """Return the manifest and its digest, without verifying the other files. Raises as `open` does."""
+        """Return the manifest and its digest, without verifying the other files. Raises the errors of `open`."""
         if not root.is_dir():
             raise ArtifactError(
                 f"{root}: no such directory. Name another one, or run: attendant-model export SOURCE -o {root}"
@@ -144,7 +144,7 @@ class Artifact:
         return b"".join(self._read_chunks(name))
 
     def _read_chunks(self, name: str) -> Iterator[bytes]:
-        """Yield a listed file in pieces, so that weights never take memory. The last step verifies the digest."""
+        """Yield a listed file in blocks, to limit memory use. The last step verifies the digest."""
         record, digest = self.manifest.files[name], hashlib.sha256()
         descriptor = self._files.descriptor(self.root, name)
         size = os.fstat(descriptor).st_size
@@ -214,7 +214,7 @@ class Artifact:
                 raise ArtifactError(f"{self.root / MANIFEST}: refers to unlisted file {name!r}. Export again.")
 
     def _check_tensors(self) -> None:
-        """Raise ArtifactError for a tensor beyond the end of its file: mapping it would fail or yield another size."""
+        """Raise ArtifactError for a tensor beyond the end of its file: mapping it would fail or yield a wrong size."""
         for name, tensor in self.manifest.tensors():
             end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
             if end > self.manifest.files[tensor.file].size:
@@ -257,7 +257,7 @@ def _parse(root: Path, body: bytes) -> Manifest:
 
 
 def _export_command(root: Path, manifest: Any) -> str:
-    """Return the command that exports the model of an artifact of another format, with the options of its export."""
+    """Return the command that re-exports an artifact of another format with its original options."""
     source, graphs = manifest.get("source"), manifest.get("graphs")
     # A Hugging Face model ID has a commit; the default model is verified by its weights.
     if source == DEFAULT_SOURCE and str(manifest.get("revision")).startswith("sha256:"):
@@ -284,7 +284,7 @@ def _export_command(root: Path, manifest: Any) -> str:
 
 
 def _listed_digests(body: bytes) -> list[str]:
-    """Return the digests of a digest file: one, or two while the manifest is replaced."""
+    """Return the digests in a digest file: one, or two while the manifest is being replaced."""
     return body.decode().split() if re.fullmatch(rb"([0-9a-f]{64}\n){1,2}", body) else []
 
 
@@ -299,16 +299,16 @@ def _read(root: Path, name: str) -> bytes:
 def _open(root: Path, name: str) -> int:
     """Open a regular file of `root`.
 
-    Symbolic links are rejected: their target can change before a file is opened. Hard links are not: who can write to
-    a file through another name can also write to it through this one.
+    Symbolic links are rejected, because their target can change before the file is opened. Hard links are accepted:
+    anyone who can write to the file through another name can also write to it through this one.
     """
     path = root / name
-    if "\0" in name or root not in Path(os.path.realpath(path)).parents:  # Path.resolve raises for a loop of links
+    if "\0" in name or root not in Path(os.path.realpath(path)).parents:  # Path.resolve raises for symlink loops
         raise ArtifactError(f"{path}: outside of the artifact. Export again, or copy it without links: cp -rL.")
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # O_NONBLOCK: opening a pipe blocks
+        )  # O_NONBLOCK: otherwise, opening a pipe blocks
     except FileNotFoundError:
         if name == MANIFEST:
             remedy = "Export a model: attendant-model export SOURCE -o DIR."
@@ -337,9 +337,10 @@ def check_writable(root: Path) -> None:
 
 
 def update_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> str:
-    """Replace the manifest by the result of `change` and return its digest. `root` is an `Artifact.root`.
+    """Replace the manifest with the result of `change` and return its digest. `root` is an `Artifact.root`.
 
-    The old or the new artifact is valid after a crash or a full disk. Concurrent updates wait for each other.
+    After a crash or on a full disk, either the old or the new artifact is valid. Concurrent updates wait for each
+    other.
 
     Raises:
         ArtifactError: the artifact is invalid or cannot be written, or `change` raises it.
@@ -349,7 +350,7 @@ def update_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> str:
             artifact = Artifact.open(root)
             body = change(artifact.manifest).model_dump_json(indent=1).encode()
             digest = hashlib.sha256(body).hexdigest()
-            # Beside the artifact, because an unlisted file in it is invalid.
+            # Outside of the artifact directory, which must not contain unlisted files.
             with tempfile.TemporaryDirectory(dir=root.parent, prefix=f".{root.name}.") as scratch:
                 _replace(root, Path(scratch), body, artifact.digest, digest)
             return digest
@@ -366,7 +367,7 @@ def _replace(root: Path, scratch: Path, body: bytes, old_digest: str, digest: st
         (MANIFEST_DIGEST, f"{digest}\n".encode()),
     )
     written = []
-    for number, (name, content) in enumerate(steps):  # all are on the disk before the first replaces a file
+    for number, (name, content) in enumerate(steps):  # all must be on disk before the first one replaces a file
         path = scratch / str(number)
         with path.open("wb") as file:
             file.write(content)

@@ -9,7 +9,7 @@ CGROUP_MEMORY = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int | None:
-    """Return the bytes that a new process can use, by the kernel's estimate and the cgroup limit; None if unknown."""
+    """Return how many bytes a new process can use, from the kernel's estimate and the cgroup limit; None if unknown."""
     values = []
     with contextlib.suppress(OSError, AttributeError):
         match = re.search(r"^MemAvailable: +(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)

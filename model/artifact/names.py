@@ -1,4 +1,4 @@
-"""Names of models and licenses, as users write them, and of the graphs of an artifact."""
+"""Names of models and licenses, as users write them, and names of graphs in an artifact."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CUDA, CUDA_SHORT = "cuda", "cuda_short"
 PADDED_ROWS = "rows"
 """The name of the first axis of `token_offset` (B, S) in a CUDA graph that computes a bias for B S x S scores."""
 RESERVED = "none"
-"""The model of requests that select none, in metrics."""
+"""Metric label for requests that select no model."""
 MAX_CHARACTERS = 128
 NAME_FORMAT = (
     f"must be up to {MAX_CHARACTERS} ASCII letters, digits and . _ : @ + ~ - in parts separated by /, each with a "
@@ -48,7 +48,7 @@ class SourceError(ReportedError):
 
 
 class HubUnavailableError(SourceError):
-    """A failure of the network or of the hub, after which a retry may succeed."""
+    """A failure of the network or the hub; a retry may succeed."""
 
     status = EX_UNAVAILABLE
 
@@ -80,7 +80,7 @@ def is_commit(revision: str) -> bool:
 
 
 def parse_hub_id(source: str, revision: str | None = None) -> HubId:
-    """Return the model ID and the revision of `ORG/NAME` or `ORG/NAME@revision`, which is not an existing directory.
+    """Parse a model ID `ORG/NAME` or `ORG/NAME@revision`. `source` is not an existing directory.
 
     `revision` is the value of the option `--revision`. Setting both is an error.
 
@@ -149,5 +149,5 @@ def read_license(directory: Path) -> str | None:
 
 
 def restricts_commercial_use(license_id: str | None) -> bool:
-    """Return whether the name of a license says that it is for non-commercial or research use only."""
+    """Return whether a license's name indicates non-commercial or research use only."""
     return license_id is not None and _NON_COMMERCIAL.search(license_id) is not None

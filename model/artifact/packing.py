@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 PACKED_TOKENS = 512
-"""Longer rows hold one sequence, one row per batch, unless `max_batch_tokens` is greater."""
+"""Rows longer than this hold one sequence, with one row per batch, unless `max_batch_tokens` is greater."""
 MAX_BATCH_TOKENS = 1024
-"""Maximum of `max_batch_tokens`: attention in longer rows does not keep several sequences apart."""
+"""Maximum of `max_batch_tokens`: in longer rows, attention does not separate sequences."""
 LONG_STEP = 128
-"""Lengths of rows with one sequence are multiples of this, in tokens. Blocks of queries are as long."""
+"""Lengths of single-sequence rows are multiples of this, in tokens. It is also the length of query blocks."""
 LONG_STEPS = 4
-"""Number of these lengths from one power of two to the next: each is compiled at its first use, which takes time and
-memory. Powers of two are the usual limits to which texts are truncated."""
+"""Number of these lengths between one power of two and the next. Each is compiled on first use, which takes time and
+memory. Powers of two are included because they are the usual truncation limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class BatchShape:
 
 
 LEAST_FIXED = 0.25
-"""The fixed part of the run time is at least this fraction of the shortest one: small batches are never efficient."""
+"""The fixed cost is at least this fraction of the shortest run time, because small batches are never efficient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class CostModel:
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[BatchShape, float]]) -> "CostModel":
-        """Return the model with the least squared relative error whose coefficients are not negative.
+        """Fit nonnegative coefficients that minimize the squared relative error.
 
         `measured`: shapes and their run times in seconds, all positive. Fewer than three shapes determine fewer
         coefficients: `token` first, then `fixed`.
 
-        On a busy machine, a short batch runs within one time slice, and longer ones seem up to twice as slow. Without
-        `LEAST_FIXED`, each text would then run in a batch of its own, because that seems the cheapest per token.
+        On a busy machine, a short batch runs within one time slice, while longer batches seem up to twice as slow.
+        Without `LEAST_FIXED`, each text would then run in a separate batch, which seems cheapest per token.
         """
         seconds = np.array([time for _, time in measured])
         terms = np.array([[shape.tokens, 1.0, shape.tokens * shape.length] for shape, _ in measured])
@@ -84,18 +84,18 @@ class CostModel:
 
 
 DEFAULT_COSTS = CostModel(fixed=3e-3, token=5e-5, square=8e-8)
-"""The order of the shapes until a backend has measured some: bfloat16 with AMX, of the default model."""
+"""Costs that order the shapes until a backend has measured some: the default model in bfloat16 with AMX."""
 
 
 class BatchFill(Protocol):
-    """A batch while its sequences are selected."""
+    """A batch during selection of its sequences."""
 
     @property
     def free(self) -> int:
         """The number of tokens that remain, at least 0."""
 
     def add(self, size: int) -> bool:
-        """Reserve `size` tokens; False if they do not fit. The first sequence always fits."""
+        """Reserve `size` tokens; return False if they do not fit. The first sequence always fits."""
 
 
 class TokenLimit:
@@ -119,12 +119,12 @@ MAX_PADDING = 0.25
 class PaddedFill:
     """A batch of rows with one sequence each: at most `limit` tokens, including at most 25% padding.
 
-    A sequence longer than `limit` is only accepted as the first, and then fills the batch.
+    A sequence longer than `limit` is accepted only as the first, and fills the batch.
     """
 
     @classmethod
     def partial(cls, tokens: int, limit: int) -> "PaddedFill":
-        """Return an empty batch for about `tokens` tokens without padding, and at most `limit` with it."""
+        """Return an empty batch for about `tokens` tokens without padding, and at most `limit` with padding."""
         return cls(min(limit, math.ceil(tokens / (1 - MAX_PADDING))))
 
     def __init__(self, limit: int) -> None:
@@ -145,7 +145,7 @@ class PaddedFill:
 
 
 class RowFill:
-    """A full batch: the first sequence selects the shape, and each one gets a place in its rows by best fit.
+    """A full batch. The first sequence selects the shape; all sequences are placed in its rows by best fit.
 
     The batch runs for at most `max_seconds`, unless its first sequence takes longer.
     """
@@ -172,8 +172,8 @@ class RowFill:
 class BatchShapes:
     """The allowed shapes of packed batches, cheapest first.
 
-    Any sequences with a total of at most `max_batch_tokens` fit one shape. A longer sequence gets a separate batch.
-    `max_batch_tokens` is at most `MAX_BATCH_TOKENS`. The rows of all shapes but `packed` hold one sequence.
+    Sequences with a total of at most `max_batch_tokens` always fit one shape. A longer sequence gets a separate batch.
+    `max_batch_tokens` is at most `MAX_BATCH_TOKENS`. Only rows of the `packed` shapes hold several sequences.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class BatchShapes:
         self.use(costs)
 
     def use(self, costs: CostModel) -> None:
-        """Order the shapes by these costs. Not safe while other threads use the shapes."""
+        """Order the shapes by these costs. Not thread-safe."""
         limit = self.max_batch_tokens
         self.costs = costs
         self.shapes = tuple(sorted(self._allowed, key=costs.seconds))
@@ -216,19 +216,19 @@ class BatchShapes:
         return tuple(sorted({shape.tokens for shape in self.shapes}))
 
     def sample(self, count: int) -> list[BatchShape]:
-        """Return up to `count` different packed shapes, evenly spread from the cheapest to the costliest."""
+        """Return up to `count` distinct packed shapes, evenly spaced from the cheapest to the most expensive."""
         last = len(self.packed) - 1
         return [self.packed[index] for index in sorted({round(last * step / (count - 1)) for step in range(count)})]
 
     def longest_within(self, max_seconds: float) -> BatchShape | None:
-        """Return the longest shape that is not packed and runs within `max_seconds`, by the current costs."""
+        """Return the longest single-sequence shape that runs within `max_seconds` according to the current costs."""
         long = [shape for shape in self.shapes if shape not in self.packed]
         return max((s for s in long if self.costs.seconds(s) <= max_seconds), key=lambda s: s.length, default=None)
 
     def full_shape(self, size: int, max_seconds: float = math.inf) -> BatchShape:
-        """Return the shape of a batch under load that starts with a sequence of this size: the cheapest per token.
+        """Return the shape for a full batch that starts with a sequence of this size: the cheapest per token.
 
-        If no shape that holds it runs within `max_seconds`, return the one that runs for the shortest time.
+        If no fitting shape runs within `max_seconds`, return the fastest one.
         """
         for shape in self._full:
             if shape.length >= size and self.costs.seconds(shape) <= max_seconds:
@@ -236,13 +236,13 @@ class BatchShapes:
         return next(shape for shape in self.shapes if shape.length >= size)
 
     def sequence_seconds(self, size: int) -> float:
-        """Return the run time of a sequence of this size: its share of a full batch, or all of a separate batch."""
+        """Return the run time of a sequence of this size: its share of a full batch, or that of a separate batch."""
         index = bisect_left(self._row_lengths, size)
         length = self._row_lengths[index]
         return (size if length <= self._packed_length else length) * self._token_seconds[index]
 
     def fit(self, sizes: Sequence[int]) -> tuple[BatchShape, list[int]]:
-        """Return the cheapest shape that holds sequences of these sizes, and the start of each in its R * T tokens."""
+        """Return the cheapest shape that fits sequences of these sizes, and their start indices in its R * T tokens."""
         total, longest = sum(sizes), max(sizes)
         for shape in self.shapes:
             if shape.tokens >= total and shape.length >= longest:
@@ -267,7 +267,7 @@ def _round_up(length: int) -> int:
 
 
 def best_row(rows: Sequence[int], size: int) -> int | None:
-    """Return the row with the fewest free tokens that has room for `size`, or None; `rows` are the free tokens."""
+    """Return the index of the fullest row with room for `size`, or None; `rows` are the free tokens per row."""
     best, least = None, 0
     for row, free in enumerate(rows):
         if free >= size and (best is None or free < least):
@@ -278,7 +278,7 @@ def best_row(rows: Sequence[int], size: int) -> int | None:
 def _place(sizes: Sequence[int], shape: BatchShape) -> list[int] | None:
     """Return the start of each sequence; None if they need more rows.
 
-    Best fit in decreasing order, and then in the order of the batch, in which a `RowFill` has placed it.
+    Tries best fit in decreasing order of size, then in batch order, the order in which `RowFill` placed the sequences.
     """
     if shape.rows == 1:
         return [0, *accumulate(sizes[:-1])]
@@ -315,9 +315,9 @@ def pack_batch(
     shape: BatchShape,
     starts: Sequence[int] | None = None,
 ) -> PackedBatch:
-    """Pack N sequences, each a pair of `input_ids` and `token_type_ids` (None means all 0).
+    """Pack N sequences, given as pairs of `input_ids` and `token_type_ids` (None means all 0).
 
-    `starts` comes from `BatchShapes.fit`. Without it, sequences are placed end to end in their order.
+    `starts` comes from `BatchShapes.fit`. Without `starts`, sequences are placed end to end in order.
     """
     sizes = [len(ids) for ids, _ in sequences]
     offsets = list(starts) if starts is not None else [sum(sizes[:index]) for index in range(len(sizes))]

@@ -1,4 +1,4 @@
-"""Tokenization: from texts, pairs or token ids to tokenized inputs."""
+"""Tokenization of texts, pairs and token ids."""
 
 import json
 import re
@@ -14,11 +14,11 @@ from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
 Offsets = tuple[int, int]
 Text = str | tuple[str, str]
-"""A text or a pair, as the library takes them."""
+"""A text or a pair, in the library's format."""
 
 
 class Encoding(Protocol):
-    """The subset of `tokenizers.Encoding` that the tokenizer reads; each list contains one element per token."""
+    """The subset of `tokenizers.Encoding` that is used here. Each list contains one element per token."""
 
     @property
     def ids(self) -> list[int]: ...
@@ -33,7 +33,7 @@ class Encoding(Protocol):
 
 
 class ProcessedEncoding:
-    """The encoding of a text or pair whose texts were encoded separately, before special tokens were added.
+    """The encoding of a text or pair whose texts were encoded separately before special tokens were added.
 
     The library loses the sequence id of the first text of a pair, and trims offsets a second time.
     """
@@ -74,9 +74,9 @@ class TokenIdsEncoding:
 
 
 class TemplateEncoding:
-    """The encoding of a pair in a template, whose other tokens count as special.
+    """The encoding of a pair inserted into a template. The template's tokens count as special.
 
-    A token that covers the start of the query or document and text before it belongs to the query or document.
+    A token that covers both template text and the start of the query or document belongs to the query or document.
     """
 
     def __init__(self, text: Encoding, template: PairTemplateRecord, query: str, document: str) -> None:
@@ -136,13 +136,13 @@ class TokenizerInput(NamedTuple):
 class TokenizedInput:
     """The T tokens of one input. Lists other than `input_ids` are built on first access.
 
-    T includes the tokens of the prompt. They are marked as special tokens, and belong to no segment. Offsets refer to
-    the text without the prompt. `truncated` is True if truncation dropped tokens.
+    T includes the prompt's tokens, which are marked as special tokens and belong to no segment. Offsets refer to the
+    text without the prompt. `truncated` is True if truncation dropped tokens.
 
     Attributes:
-        unattended: The number of tokens at the end to which no token attends.
-        skipped_ids: The ids of tokens that get no vector in the output of a multi-vector head.
-        least_tokens: The number of tokens that remain if words are removed.
+        unattended: The number of final tokens that no token attends to.
+        skipped_ids: The ids of tokens that get no vector from a multi-vector head.
+        least_tokens: The minimum number of tokens after words are removed.
         side: Whether the text is a query or a document, for a model that distinguishes them.
         has_types: False if all `token_type_ids` are known to be 0.
     """
@@ -215,12 +215,12 @@ class TokenizedInput:
 
     @cached_property
     def kept_characters(self) -> tuple[Offsets, Offsets]:
-        """The character range `[start, end)` of each segment that remains; all of it if the segment lost no token."""
+        """The remaining character range `[start, end)` of each segment; the whole segment if it lost no tokens."""
         texts = (self.source.text, self.source.pair or "")
         if self._truncation is None:
             return (0, len(texts[0])), (0, len(texts[1]))
         side, dropped = self._truncation.side, self._truncation.dropped
-        offsets = self._encoding.offsets  # one list per access, as long as the untruncated text: read it once
+        offsets = self._encoding.offsets  # read once: each access builds a list as long as the untruncated text
         prompts = (len(self.source.prompt), 0)
 
         def kept(segment: int) -> Offsets:
@@ -241,10 +241,10 @@ class TokenizedInput:
         return not all(self._encoding.special_tokens_mask)
 
     def truncate(self, limit: int, side: Side) -> "TokenizedInput":
-        """Return at most `limit` tokens, special tokens included, by dropping tokens at `side`.
+        """Truncate to `limit` tokens, including special tokens, by dropping tokens at `side`.
 
-        A pair loses tokens as in the strategy "longest_first" of the tokenizers library, where the prompt counts as a
-        part of the first text. Special tokens and the prompt are never dropped.
+        Pairs are truncated as in the tokenizers library's strategy "longest_first", with the prompt counted as part of
+        the first text. Special tokens and the prompt are never dropped.
         """
         if len(self) <= limit:
             return self
@@ -281,7 +281,7 @@ class TokenizedInput:
 
 
 class _Truncation:
-    """The token indices of an encoding that truncation dropped, per segment, and those that it kept."""
+    """The token indices that truncation dropped, per segment, and the indices that it kept."""
 
     def __init__(self, side: Side, dropped: tuple[list[int], list[int]], size: int) -> None:
         self.side = side
@@ -291,10 +291,10 @@ class _Truncation:
 
 
 def _fit_longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many of the tokens of two texts fit into `room`: `LongestFirst` of the tokenizers library.
+    """Return how many tokens of each of two texts fit in `room`, as `LongestFirst` in the tokenizers library.
 
-    The longer text is shortened to the shorter one. If both are too long, each gets half, and the longer one the odd
-    token, the second one if they are equally long.
+    The longer text is shortened first, at most to the length of the shorter one. If that is not enough, each gets half.
+    An odd token goes to the longer text, or to the second text if both are equally long.
     """
     shorter, longer = sorted((first, second))
     longer = shorter if shorter > room else max(shorter, min(longer, room - shorter))
@@ -305,7 +305,7 @@ def _fit_longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def _trim(text: str, start: int, end: int) -> Offsets:
-    """Return the character range without whitespace at its ends; unchanged if it is all whitespace."""
+    """Strip whitespace from both ends of a character range; leave it unchanged if it is all whitespace."""
     covered = text[start:end]
     trimmed = covered.strip()
     if len(trimmed) == len(covered) or not trimmed:
@@ -315,9 +315,11 @@ def _trim(text: str, start: int, end: int) -> Offsets:
 
 
 RARE_TEXTS = ("a" * 2000, "\U00012000 \U00013000 \U00010380 \ua66e")
-"""Texts of one long word, and of letters that few vocabularies contain: tokenizers with an unknown token return it."""
+"""A long word, and letters that few vocabularies contain. Tokenizers with an unknown token return that token for one of
+these texts.
+"""
 MAX_TOKEN_ID = 2**24
-"""No vocabulary is larger. The library loops over all ids up to the largest."""
+"""Upper bound on token ids, because the library loops over all ids up to the largest."""
 
 
 class Tokenizer:
@@ -374,7 +376,7 @@ class Tokenizer:
 
     @property
     def unknown_token_id(self) -> int | None:
-        """The id of the token for text that the vocabulary lacks; None if the vocabulary has no such token."""
+        """The id of the unknown token; None if the vocabulary does not define one."""
         model = self._tokenizer.model
         if isinstance(model, models.Unigram):  # has no attribute for it
             number: int | None = json.loads(model.__getstate__())["unk_id"]
@@ -387,10 +389,10 @@ class Tokenizer:
         return {number for encoding in self._tokenizer.encode_batch(["a", ("a", "a")]) for number in encoding.type_ids}
 
     def find_input_tokens(self) -> dict[int, str]:
-        """Return the tokens that texts, pairs and the model's prompts can contain, by id.
+        """Return the tokens that can occur in texts, pairs and the model's prompts, by id.
 
-        Some tokenizers define special tokens of other tasks, such as images, which no text contains: they may lie
-        beyond the embedding table of the model.
+        Some tokenizers define special tokens for other tasks, such as images, that never occur in texts and may be
+        missing from the model's embedding table.
         """
         added = self._tokenizer.get_added_tokens_decoder()
         special = {number: token.content for number, token in added.items() if token.special}
@@ -407,7 +409,7 @@ class Tokenizer:
         return any(content in text for content in self._special_texts)
 
     def _split_spelled_special_tokens(self) -> None:
-        """Split the spelling of special tokens that are also pieces of the vocabulary, such as `</s>` in a unigram."""
+        """Split the spelling of special tokens that are also vocabulary pieces, such as `</s>` in a unigram model."""
         special = {
             number: token for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         }
@@ -425,14 +427,14 @@ class Tokenizer:
     def encode(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> list[TokenizedInput]:
         """Return the untruncated tokens of each input.
 
-        `offsets=False` is 20% faster and makes all offsets (0, 0), unless an input has a prompt.
+        `offsets=False` is 20% faster, and sets all offsets to (0, 0) unless an input has a prompt.
         """
         plain: list[Text] = []
         for source in sources:
             if source.token_ids is None and source.prompt not in self._prompts:
                 text = source.prompt + source.text
                 plain.append(text if source.pair is None else (text, source.pair))
-                offsets = offsets or source.prompt != ""  # the end of the prompt is known by its offsets
+                offsets = offsets or source.prompt != ""  # offsets determine where the prompt ends
         encodings = iter(self._encode_batch(plain, offsets=offsets) if plain else ())
         tokenized = []
         for source in sources:
@@ -448,7 +450,7 @@ class Tokenizer:
             else:
                 encoding = next(encodings)
             tokens = TokenizedInput(source, encoding)
-            if source.pair is None and not source.prompt:  # most inputs; reading these lists takes a microsecond each
+            if source.pair is None and not source.prompt:  # the usual case; reading each list takes a microsecond
                 tokens.has_types = self._has_types
                 if len(tokens.input_ids) > self._special_tokens:
                     tokens.has_content = True
@@ -458,13 +460,13 @@ class Tokenizer:
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Return the encodings of texts and pairs; also for a single one, as `encode` does not release the GIL."""
+        """Encode texts and pairs. Also used for a single text, because `encode` does not release the GIL."""
         encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         encodings: list[tokenizers.Encoding] = encode(texts, add_special_tokens=add_special_tokens)
         return encodings
 
     def _encode_with_prompt(self, prompt: str, text: str) -> tokenizers.Encoding:
-        """Return the encoding of one of the model's prompts, in which special tokens are recognized, and a text."""
+        """Encode a text after one of the model's prompts, in which special tokens are recognized."""
         if not self._spells_special_token(text):
             (encoding,) = self._with_special_tokens.encode_batch([prompt + text], add_special_tokens=False)
             return encoding
@@ -476,7 +478,7 @@ class Tokenizer:
     def encode_pairs(
         self, text: str, pairs: Sequence[str], *, prompt: str = "", offsets: bool = True
     ) -> list[TokenizedInput]:
-        """Return the untruncated tokens of a text with each of several others; the text is tokenized once.
+        """Return the untruncated tokens of a text paired with each of several others. The text is tokenized once.
 
         `prompt` is prepended to the text. `offsets` is as in `encode`.
         """
@@ -506,7 +508,7 @@ class Tokenizer:
         ]
 
     def token_texts(self, tokens: TokenizedInput) -> list[str]:
-        """Return the slice of the text that each token covers, or the vocabulary entry of tokens without offsets."""
+        """Return the text slice that each token covers, or the vocabulary entry for tokens without offsets."""
         texts = (tokens.source.text, tokens.source.pair or "")
         from_ids = tokens.source.token_ids is not None
         return [
@@ -522,7 +524,7 @@ class Tokenizer:
         return len(self._prefix)
 
     def find_token(self, text: str) -> list[int]:
-        """Return the id of a text that is an entry of the vocabulary, else the ids of its tokens."""
+        """Return the id of a text that is a vocabulary entry, else the ids of its tokens."""
         number = self._tokenizer.token_to_id(text)
         if number is not None:
             return [number]
@@ -530,7 +532,7 @@ class Tokenizer:
         return ids
 
     def vocabulary_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the vocabulary entry of each id; an empty text for an id without one."""
+        """Return the vocabulary entry of each id, or an empty text if there is none."""
         return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
 
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
@@ -546,7 +548,7 @@ class Tokenizer:
 
 
 def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
-    """Return the contents of tokenizer.json. Raises ValueError for an id for which the library would loop for hours."""
+    """Return the contents of tokenizer.json. Raises ValueError for ids that would make the library loop for hours."""
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest > MAX_TOKEN_ID:
         raise ValueError(f"tokenizer.json: token id too large ({largest}, limit {MAX_TOKEN_ID})")
@@ -554,7 +556,7 @@ def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def check_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise ValueError for a template with a special token that it does not define, for which the library panics."""
+    """Raise ValueError if a template uses a special token that it does not define, which makes the library panic."""
     processor = json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else {}
     for step in (processor, *processor.get("processors", ())):
         if step.get("type") == "TemplateProcessing":
@@ -565,7 +567,7 @@ def check_template(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _mark_as_text(definition: bytes, token_id: int) -> bytes:
-    """Return a tokenizer.json in which an added token is not special."""
+    """Return tokenizer.json with an added token changed to non-special."""
     values = json.loads(definition)
     for token in values["added_tokens"]:
         if token["id"] == token_id:
@@ -576,7 +578,7 @@ def _mark_as_text(definition: bytes, token_id: int) -> bytes:
 def inserted_tokens(
     late: MultiVectorHead | None, template: PairTemplateRecord | None, mask_token_id: int | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield the ids that heads insert into inputs, each with the field of the manifest that contains it."""
+    """Yield the ids that heads insert into inputs, each with its manifest field."""
     if late is not None:
         for side, record in (("query", late.query), ("document", late.document)):
             if record.marker is not None:
@@ -591,7 +593,7 @@ def inserted_tokens(
 
 
 def find_missing_token(tokenizer: Tokenizer, rows: int, inserted: Iterator[tuple[str, int]]) -> str | None:
-    """Return the problem with a token of an input that is not one of the `rows` of the embedding table, if any is."""
+    """Return an error message if inputs can contain a token beyond the `rows` of the embedding table, else None."""
     for field, number in inserted:
         if not 0 <= number < rows:
             (text,) = tokenizer.vocabulary_texts([max(0, number)])
@@ -604,8 +606,8 @@ def find_missing_token(tokenizer: Tokenizer, rows: int, inserted: Iterator[tuple
 
 
 def find_missing_type(tokenizer: Tokenizer, rows: int) -> str | None:
-    """Return the problem with a token type that is not one of the `rows` of the table of types, if any is."""
+    """Return an error message if a token type is beyond the `rows` of the token type table, else None."""
     largest = max(tokenizer.token_type_ids)
-    if rows <= 1 or largest < rows:  # a model of one type reads none
+    if rows <= 1 or largest < rows:  # a model with one type reads no types
         return None
     return f"token type is not in the table of types (id {largest}, limit {rows - 1})"

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention over packed rows: masks, and no tensor of size T x T in long rows."""
+"""Scaled dot-product attention over packed rows, with masks, and without T x T tensors in long rows."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 DOMAIN = "attendant"
-"""The domain of operators that `model.export.graphs` replaces by standard ones."""
+"""The domain of operators that `model.export.graphs` replaces with standard ones."""
 MAX_DENSE_TOKENS = 1024
 """Rows up to this length use masks of size T x T."""
 BLOCK_TOKENS = 128
@@ -16,17 +16,17 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The pairs of query and key that attend, in all layers of one kind.
+    """The query-key pairs that attend, for all layers of one kind.
 
     Attributes:
         sequence_ids: int64 (R, T), 0 for padding; negative for tokens of a sequence that no token attends to.
-        radius: Tokens attend to tokens at most this far away. None sets no limit.
+        radius: Tokens attend to tokens at most this far away. None: no limit.
         causal: Tokens do not attend to later tokens.
         additive: float32 (R, 1, T, T): 0 for pairs that attend, else `LOWEST`. None for rows over `MAX_DENSE_TOKENS`.
-            Exported graphs use other shapes for them, see `model.export.graphs`.
+            Exported graphs use other shapes; see `model.export.graphs`.
         keys: int64, the key indices of all query blocks. Only in an exported graph, if there is a radius.
-        slopes: float32 (H, 1, 1): the distance times this is subtracted from the scores of a head. `additive` already
-            includes that.
+        slopes: float32 (H, 1, 1): a head's slope times the distance is subtracted from its scores. `additive` already
+            includes this term.
     """
 
     sequence_ids: Tensor
@@ -42,8 +42,8 @@ def attention_mask(
 ) -> Tensor:
     """Return the additive attention mask (R, 1, T, T) of short rows: 0 where tokens attend, else `LOWEST`.
 
-    Tokens attend within their sequence, at most `window` positions away, and not to later ones if `causal`. A token of
-    a negative sequence id belongs to the sequence of the positive one, but no token attends to it.
+    Tokens attend within their sequence, at most `window` positions away, and not to later tokens if `causal`. A token
+    with a negative sequence id belongs to the sequence with the positive id, but no token attends to it.
     """
     allowed = sequence_ids.abs().unsqueeze(-1) == sequence_ids.unsqueeze(-2)  # (R, T, T)
     if causal:
@@ -61,9 +61,10 @@ def build_mask(
     causal: bool = False,
     slopes: Tensor | None = None,
 ) -> AttentionMask:
-    """Return the mask of one kind of layer. `position_ids` and `sequence_ids` are int64 (R, T).
+    """Build the mask for one kind of layer. `position_ids` and `sequence_ids` are int64 (R, T).
 
-    Positions restart at 0 in each sequence and increase by 1. There are no `slopes` with a radius or causal attention.
+    Positions restart at 0 in each sequence and increase by 1. `slopes` cannot be combined with a radius or causal
+    attention.
     """
     assert slopes is None or (radius is None and not causal)
     if torch.compiler.is_exporting():
@@ -108,12 +109,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scale: float) -
 
 
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, additive: Tensor, scale: float) -> Tensor:
-    """Return the attention of all queries to all keys; `additive` broadcasts to (R, H, queries, keys)."""
+    """Compute attention of all queries to all keys; `additive` broadcasts to (R, H, queries, keys)."""
     return (q @ k.transpose(-2, -1) * scale + additive).softmax(dim=-1) @ v
 
 
 def _additive(allowed: Tensor) -> Tensor:
-    """Return 0 for allowed pairs, else `LOWEST`, with an axis for the heads."""
+    """Return 0 for allowed pairs, else `LOWEST`, with an added head axis."""
     return torch.where(allowed, torch.zeros(()), torch.full((), LOWEST)).unsqueeze(1)
 
 

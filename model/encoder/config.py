@@ -1,4 +1,4 @@
-"""The configuration of an encoder. The defaults of its options are BERT's."""
+"""Encoder configuration. Defaults are BERT's."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -55,10 +55,10 @@ class RotaryConfig:
 
 @dataclass(frozen=True)
 class RelativeConfig:
-    """A learned bias of the scores per head and bucket of distances, as in T5 (Raffel et al. 2020, section 2.1).
+    """A learned score bias per head and distance bucket, as in T5 (Raffel et al. 2020, section 2.1).
 
-    Half of the `buckets` are for later keys. Half of those cover one distance each, the others logarithmic ranges up to
-    `max_distance`.
+    Half of the `buckets` are for later keys. In each half, half of the buckets cover one distance each, and the others
+    cover logarithmic ranges up to `max_distance`.
     """
 
     buckets: int = 32
@@ -67,15 +67,15 @@ class RelativeConfig:
 
 @dataclass(frozen=True)
 class DisentangledConfig:
-    """Disentangled attention (He et al. 2021, section 3.1): scores depend on content and distance of two tokens.
+    """Disentangled attention (He et al. 2021, section 3.1): scores depend on the content and distance of two tokens.
 
-    Distances have `2 span` embeddings of size D: keys up to `span - 1` tokens before the query and `span` after it.
-    With `max_distance`, those over `span / 2` share embeddings in logarithmic buckets up to it.
+    There are `2 span` distance embeddings of size D, for keys up to `span - 1` tokens before the query and `span` after
+    it. With `max_distance`, distances over `span / 2` share embeddings in logarithmic buckets.
 
     Attributes:
-        content_to_position: Queries are multiplied with keys of distances.
-        position_to_content: Keys are multiplied with queries of distances.
-        shared: The layers compute keys and queries of distances with the maps for tokens.
+        content_to_position: Queries are multiplied by distance keys.
+        position_to_content: Keys are multiplied by distance queries.
+        shared: Layers compute distance keys and queries with the projections for tokens.
         norm: The embeddings are normalized.
     """
 
@@ -94,10 +94,10 @@ class DisentangledConfig:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """The options in which the layers of one encoder can differ.
+    """The options that can differ between layers of an encoder.
 
-    `window`: tokens attend to tokens at most this far away, in both directions; None means all tokens.
-    `attention_norm` False: a pre-norm block without a norm before its attention.
+    `window`: tokens attend to tokens at most this far away in both directions; None means all tokens. If
+    `attention_norm` is False, a pre-norm block has no norm before attention.
     """
 
     window: int | None = None
@@ -107,7 +107,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """The sizes and parts of an encoder. Sizes are named as in Hugging Face's config.json.
+    """The sizes and parts of an encoder. Sizes have the names used in Hugging Face's config.json.
 
     Attributes:
         max_position_embeddings: The number of usable positions: RoBERTa's table has more rows.
@@ -122,15 +122,15 @@ class EncoderConfig:
         head_size: 0 means `hidden_size / num_attention_heads`.
         attention_scale: The factor of the dot products; 0 means `head_size ** -0.5`.
         attention_bias: The linear maps of queries, keys and values have biases.
-        attention_output_bias: The linear map of the attention output has one.
+        attention_output_bias: The linear map of the attention output has a bias.
         query_key_norm: Queries and keys are normalized per head.
-        joint_query_key_norm: The queries of all heads are normalized together, and so are the keys.
-        relative_bias: A learned bias of the scores depends on the distance of two tokens. All layers share it.
-        alibi: A fixed bias of the scores is proportional to the distance of two tokens.
+        joint_query_key_norm: The queries, and the keys, of all heads are normalized together.
+        relative_bias: A learned score bias depends on the distance of two tokens. All layers share it.
+        alibi: A fixed score bias is proportional to the distance of two tokens.
         disentangled: Scores depend on embeddings of distances.
         gated: The feed-forward network is gated.
         feed_forward_bias: The inner linear maps of the feed-forward network have biases.
-        feed_forward_output_bias: Its outer linear map has one.
+        feed_forward_output_bias: The outer linear map of the feed-forward network has a bias.
         layers: One per layer; () selects the defaults for all layers.
     """
 
@@ -199,5 +199,5 @@ class EncoderConfig:
 
     @property
     def norms_first(self) -> bool:
-        """Whether the blocks normalize their inputs, as pre-norm and sandwich blocks do; a final norm then follows."""
+        """Whether blocks normalize their inputs, as pre-norm and sandwich blocks do, and a final norm follows."""
         return self.block in ("pre", "sandwich")

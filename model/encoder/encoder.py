@@ -1,4 +1,4 @@
-"""The encoder: embeddings, blocks, and in pre-norm and sandwich encoders a final norm."""
+"""The encoder: embeddings, blocks and, in pre-norm and sandwich encoders, a final norm."""
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor, sequence_ids: Tensor
     ) -> list[Tensor]:
-        """Return L+1 tensors (R, T, D): the input of each layer, then the output of the last one and the final norm."""
+        """Return L+1 tensors (R, T, D): the input of each layer, then the last layer's output after the final norm."""
         inputs = {
             layer: self.positions(layer, sequence_ids, position_ids)
             for layer in dict.fromkeys(map(attention_options, self.config.layers))
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
 
 
 def attention_options(layer: LayerConfig) -> LayerConfig:
-    """Return the options of a layer that determine its mask and its rotation."""
+    """Return the layer options that determine mask and rotation."""
     return LayerConfig(layer.window, layer.rotary)
 
 
@@ -101,9 +101,9 @@ class PositionInputs(nn.Module):
 
 
 def holds_one_sequence(sequence_ids: Tensor) -> bool:
-    """Return whether rows are long and each holds one sequence, then padding, which an exported graph may assume.
+    """Return whether rows are long and each contains a single sequence followed by padding. Exported graphs assume so.
 
-    Batches of training have long rows of several sequences.
+    Training batches contain long rows with several sequences.
     """
     if torch.compiler.is_exporting():
         return True

@@ -1,4 +1,4 @@
-"""The layers of an encoder, from the leaves up: norms, positions, embeddings, feed-forward, attention, blocks."""
+"""The layers of an encoder, bottom-up: norms, positions, embeddings, feed-forward, attention, blocks."""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x / rms(x) * weight` over the last dimension, with the shape of `x`.
 
-        The squares of float16 values would overflow.
+        Computed in float32, because squares of float16 values would overflow.
         """
         values = x.float() if x.dtype == torch.float16 else x
         scaled = values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + self.eps)
@@ -59,8 +59,8 @@ def sinusoids(positions: int, size: int) -> Tensor:
 class RotaryEmbedding(nn.Module):
     """Rotations of pairs of channels by angles proportional to the position (Su et al. 2021, section 3.2).
 
-    Channel k of a head is paired with channel k + d/2. Cosines and sines come from a table: at position 8,191, an
-    angle in bfloat16 would be meaningless. With dynamic scaling, angles depend on the length of the sequence, and are
+    Channel k of a head is paired with channel k + d/2. Cosines and sines come from a table, because a bfloat16 angle
+    would be meaningless at position 8,191. With dynamic scaling, angles depend on the sequence length, and are
     computed.
     """
 
@@ -84,8 +84,8 @@ class RotaryEmbedding(nn.Module):
     def forward(self, position_ids: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (R, 1, T, d/2), for positions (R, T).
 
-        `lengths` (R, T) are the lengths of each token's sequence. If it is None, each row holds one sequence, or only
-        sequences that are too short for scaling.
+        `lengths` (R, T) contains the length of each token's sequence. If None, each row holds one sequence, or only
+        sequences too short for scaling.
         """
         if self.config.dynamic is None:
             return F.embedding(position_ids, self.cos).unsqueeze(1), F.embedding(position_ids, self.sin).unsqueeze(1)
@@ -103,7 +103,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def scale_frequencies(frequencies: Tensor, config: RotaryConfig) -> Tensor:
-    """Return the frequencies (d/2,) divided by `divisor`, with `ramp` only the low ones."""
+    """Return the frequencies (d/2,) divided by `divisor`; with `ramp`, only low frequencies are divided."""
     if config.ramp is None:
         return frequencies / config.divisor
     low, high, length = config.ramp
@@ -119,7 +119,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias of the scores for each head and bucket of distances; see `RelativeConfig`."""
+    """A learned score bias per head and distance bucket; see `RelativeConfig`."""
 
     def __init__(self, config: RelativeConfig, heads: int) -> None:
         super().__init__()
@@ -141,10 +141,10 @@ class RelativeBias(nn.Module):
 
 
 class AlibiBias(nn.Module):
-    """A bias of the scores that falls with the distance of two tokens: attention with linear biases.
+    """A score bias that decreases with the distance of two tokens: attention with linear biases.
 
-    Press et al. 2022, section 3: head h of n has the slope `2 ** (-8 (h + 1) / n)` if n is a power of 2. Otherwise the
-    heads after the largest power p get every other slope of 2 p heads. Here the distances of later keys count, too.
+    Press et al. 2022, section 3: head h of n has the slope `2 ** (-8 (h + 1) / n)` if n is a power of 2. Otherwise, the
+    heads after the largest power p use every other slope of 2 p heads. Distances to later keys also count here.
     """
 
     def __init__(self, heads: int) -> None:
@@ -172,7 +172,7 @@ class DistanceEmbeddings(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2 * config.span, size))
         self.norm = nn.LayerNorm(size, eps) if config.norm else nn.Identity()
         offsets = torch.arange(1 - positions, positions, device="cpu")  # also while the weights are on "meta"
-        # A table, because the bounds of buckets depend on the last bit of a logarithm.
+        # Stored as a table, because bucket bounds depend on the last bit of a logarithm.
         self._rows = (self.bucket(offsets, config) + config.span).clamp(0, 2 * config.span - 1).tolist()
 
     @staticmethod
@@ -188,7 +188,7 @@ class DistanceEmbeddings(nn.Module):
         return torch.where(offsets.abs() <= exact, offsets, large * offsets.sign())
 
     def rows(self, device: torch.device | None = None) -> Tensor:
-        """Return the row of each query-minus-key offset from `1 - positions` on, int64."""
+        """Return the row of each query-minus-key offset, starting at `1 - positions`, int64."""
         return torch.tensor(self._rows, device=device)
 
     def embeddings(self) -> Tensor:
@@ -259,11 +259,11 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of attention besides hidden states. All layers with the same options share them.
+    """The inputs of attention other than hidden states. Layers with the same options share them.
 
-    `mask`: additive, (R, 1 or H, T, T), with the relative position bias if there is one, or for encoders of long rows
-    an `AttentionMask`. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each.
-    `distances`: the result of `DistanceEmbeddings`.
+    `mask`: additive, (R, 1 or H, T, T), including the relative position bias if any; or an `AttentionMask` for long
+    rows. `rotation`: the cosines and sines of rotary position embeddings, (R, 1, T, d/2) each. `distances`: the result
+    of `DistanceEmbeddings`.
     """
 
     mask: Tensor | AttentionMask
@@ -274,8 +274,8 @@ class AttentionInputs:
 class SelfAttention(nn.Module):
     """Multi-head scaled dot-product self-attention (Vaswani et al. 2017, section 3.2).
 
-    With G < H key/value heads, groups of H/G query heads share one (Ainslie et al. 2023). Queries and keys may be
-    normalized, per head (Henry et al. 2020) or all heads together, and rotated.
+    With G < H key/value heads, each is shared by H/G query heads (Ainslie et al. 2023). Queries and keys may be
+    rotated, and normalized per head (Henry et al. 2020) or over all heads.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -316,14 +316,14 @@ class SelfAttention(nn.Module):
         return scores if distances is None else scores + self.distance_scores(q, k, *distances)
 
     def distance_scores(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> Tensor:
-        """Return what the distances add to the scores, (R, H, Q, T): the sum of `distance_terms`."""
+        """Return the distance part of the scores, (R, H, Q, T): the sum of `distance_terms`."""
         return sum(self.distance_terms(q, k, embeddings, rows).values(), q.new_zeros(()))
 
     def distance_terms(self, q: Tensor, k: Tensor, embeddings: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """Return the terms of disentangled attention that the model uses, by name, (R, H, Q, T) each.
 
-        `embeddings` are (2 span, D), and `rows` (R, Q, T) are their indices. He et al. 2021, equation 4, but as in the
-        published code, both terms take the distance from the query to the key.
+        `embeddings` are (2 span, D), and `rows` (R, Q, T) are indices into them. He et al. 2021, equation 4, except
+        that both terms use the distance from query to key, as in the published code.
         """
         keys, queries = self.project_distances(embeddings)
         index = rows.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
@@ -336,7 +336,7 @@ class SelfAttention(nn.Module):
         return terms
 
     def project_distances(self, embeddings: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the keys and the queries of distances, (1, H, 2 span, d) each; None for a term the model lacks."""
+        """Return the distance keys and queries, (1, H, 2 span, d) each; None for a term that the model does not use."""
         options, keys, queries = self.disentangled, None, None
         assert options is not None
         if options.content_to_position:

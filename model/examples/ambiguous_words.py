@@ -1,10 +1,10 @@
-"""A small language with ambiguous words, in which one known word of the sentence decides the sense.
+"""A toy language with ambiguous words, whose sense is determined by one known word of the sentence.
 
-Each ambiguous noun belongs to two topics. The deciding noun of its sentence belongs to one of them, and stands near or
+Each ambiguous noun belongs to two topics. The deciding noun in the sentence belongs to one of them, and appears near or
 far, before or after. All other nouns are neutral or belong to unrelated topics.
 
 The texts for language modeling are easier: they add nouns of the deciding topic, and adjectives that match their noun's
-topic. From them a language model learns which words belong together.
+topic. They teach a language model which words belong together.
 """
 
 import random
@@ -45,7 +45,9 @@ CONJUNCTIONS = ("while", "because", "and", "although", "until")
 MAX_CLAUSES = 3
 NOUNS_PER_CLAUSE = 3
 SAME_TOPIC_SHARE, UNRELATED_SHARE = 0.5, 0.3
-"""Shares of other nouns from the deciding topic (in easy sentences), and of the rest from unrelated topics."""
+"""Fraction of other nouns drawn from the deciding topic (in easy sentences), and fraction of the rest drawn from
+unrelated topics.
+"""
 TOPIC_ADJECTIVE_SHARE, ADJECTIVE_SHARE = 0.7, 0.3
 
 SENTENCES, PAIRS, TEST_PAIRS, TEST_SENTENCES, VALIDATION = 20_000, 10_000, 1_000, 500, 500
@@ -77,7 +79,7 @@ class Sentence:
 
 
 def make_sentence(draw: random.Random, word: str, topic: str, *, easy: bool = False) -> Sentence:
-    """Return a random sentence with an ambiguous word in one of its senses; `easy` adds words of the topic."""
+    """Return a random sentence with an ambiguous word in one of its senses; `easy` adds words from the topic."""
     count = NOUNS_PER_CLAUSE * draw.randint(1, MAX_CLAUSES)
     place, deciding = draw.sample(range(count), 2)
     topics = [_topic_of_noun(draw, word, topic, easy) for _ in range(count)]

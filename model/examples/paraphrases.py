@@ -1,7 +1,7 @@
 """Pairs of sentences with the same meaning and converse verbs: "A lent the drill to B", "B borrowed the drill from A".
 
-The negatives swap the people. They reuse the words of one sentence of the pair with another meaning, so a model that
-compares words instead of roles ranks them first. The people and objects of held-out sentences never occur in training.
+The negatives swap the people. They reuse the words of one sentence with a different meaning, so a model that compares
+words instead of roles ranks them first. People and objects in held-out sentences never occur in training.
 """
 
 import random

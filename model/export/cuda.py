@@ -47,21 +47,24 @@ PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"
 BLOCK_ATTENTION = "com.microsoft::MultiHeadAttention"
 ROTARY = "com.microsoft::RotaryEmbedding"
 BLOCK_TOKENS = 64
-"""The queries of one block in layers with windows."""
+"""Number of queries per block in layers with windows."""
 MAX_BLOCK_REACH = 512
-"""Layers with longer windows use a bias of all pairs: the keys of a block would take more memory than the sequence."""
+"""Layers with longer windows use a bias over all pairs: the keys of a block would take more memory than the sequence.
+"""
 ALIGNED = 8
-"""Heads are padded to a multiple of this size. For others, ONNX Runtime offers only a kernel that writes all scores."""
+"""Heads are padded to a multiple of this size. For other sizes, ONNX Runtime offers only a kernel that writes all
+scores.
+"""
 UNLIMITED = 2**30
 LOWEST = torch.finfo(torch.float16).min
-"""The bias of masked keys. It is finite, because a row of -inf would become NaN."""
+"""The bias of masked keys. Finite, because a row of -inf would become NaN."""
 TOKEN_INPUTS = ("input_ids", "position_ids", "token_type_ids")
 IN_GRAPH: tuple[Pooling, ...] = ("mean", "cls", "last")
 LAST_HIDDEN_STATE, SENTENCE_EMBEDDING = "last_hidden_state", "sentence_embedding"
 
 
 class SequenceBounds(NamedTuple):
-    """The bounds of the sequences. Of `token_offset`, only the shape (B, S) is used."""
+    """Sequence boundaries. Only the shape (B, S) of `token_offset` is used."""
 
     token_offset: Tensor
     cu_seqlens: Tensor
@@ -69,7 +72,7 @@ class SequenceBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """The largest distances, in tokens, of the keys before and after a query that it attends to; None sets no limit."""
+    """How far a query attends, in tokens, to keys before and after it; None: no limit."""
 
     behind: int | None = None
     ahead: int | None = None
@@ -84,11 +87,11 @@ class Reach:
 
     @property
     def in_blocks(self) -> bool:
-        """True if the exported graph divides the queries of the layer into blocks."""
+        """Whether the exported graph divides the layer's queries into blocks."""
         return self.behind is not None and self.behind <= MAX_BLOCK_REACH
 
     def covers(self, offsets: Tensor) -> Tensor:
-        """Return True for each key-minus-query offset at which a query attends to a key."""
+        """Return, for each key-minus-query offset, whether the query attends to the key."""
         if self.behind is None:
             return offsets <= (UNLIMITED if self.ahead is None else self.ahead)
         covered = offsets >= -self.behind
@@ -96,10 +99,10 @@ class Reach:
 
 
 class DistanceIndices(NamedTuple):
-    """The int32 indices with which `DistanceTerms` gathers the scores of B sequences, padded to S tokens.
+    """The int32 indices that `DistanceTerms` uses to gather the scores of B sequences, padded to S tokens.
 
     Attributes:
-        tokens: (B, S), the token at each place; past the end of a sequence, its last token.
+        tokens: (B, S), the token at each position; past the end of a sequence, its last token.
         by_query: (H, B, S, S), the row of the distance embeddings for each query and key.
         by_key: The same, (H, S, B, S).
     """
@@ -110,17 +113,17 @@ class DistanceIndices(NamedTuple):
 
 
 class VarlenInputs(NamedTuple):
-    """The inputs of the attention of a layer, besides hidden states. All layers with the same options share them.
+    """The inputs of a layer's attention other than hidden states. Layers with the same options share them.
 
     Attributes:
         bounds: The bounds of the sequences.
         indices: int32 (T,): 0, 1, ..., T-1.
         reach: The keys that a query attends to.
         rotation: Cosines and sines of each token's rotary position embedding, (T, d/2) each.
-        bias: Added to the scores: (1 or B, 1 or H, S, S) for the positions of a sequence, or for a layer in blocks
-            (T/64, 1, 64, K), for the keys of each block of queries. Blocks are in exported graphs only.
+        bias: Added to the scores: (1 or B, 1 or H, S, S) for the positions of a sequence, or, in layers with blocks,
+            (T/64, 1, 64, K) for the keys of each query block. Blocks occur only in exported graphs.
         unattended: bool (T,), True for tokens that no token attends to; None for a model without such tokens.
-        distances: For disentangled attention, from which each layer computes its own bias.
+        distances: For disentangled attention; each layer computes a bias from them.
     """
 
     bounds: SequenceBounds
@@ -135,12 +138,12 @@ class VarlenInputs(NamedTuple):
 def packed_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: VarlenInputs, scale: float) -> Tensor:
     """Return the scaled dot-product attention (T, H d) of each sequence.
 
-    Outputs of tokens past the last sequence are NaN: the CUDA kernel leaves them uninitialized, so nothing may depend
-    on them. Sums are float32 for any input dtype, as in the kernel.
+    Outputs past the last sequence are NaN: the CUDA kernel leaves them uninitialized, so nothing may depend on them.
+    Sums are in float32 for any input dtype, as in the kernel.
 
     Args:
         parts: queries, keys and values, (T, H, d) each, or one tensor of them, (T, H, 3, d).
-        bias: is added to queries, keys and values, (3, H, d), if they are one tensor.
+        bias: added to queries, keys and values, (3, H, d), if they are one tensor.
         inputs: the inputs of the layer.
         scale: the factor of the scores.
     """
@@ -193,14 +196,14 @@ def _symbolic_attention(parts: Sequence[Tensor], bias: Tensor | None, inputs: Va
 
 
 def hide_keys(parts: Sequence[Tensor], unattended: Tensor) -> list[Tensor]:
-    """Return queries, keys and values with one more channel, (T, H, d+1), which hides the keys that are `unattended`.
+    """Add a channel to queries, keys and values, (T, H, d+1), that masks the `unattended` keys.
 
-    The kernels do not support a mask of keys. The channel is 1 in all queries. In the keys it is 0, or for unattended
-    tokens the lowest float16, so that they get no weight.
+    The kernels do not support key masks. The added channel is 1 in all queries. In keys it is 0, or the lowest float16
+    for unattended tokens, so that they get no weight.
     """
     query, key, value = parts
     last = torch.where(unattended, LOWEST, 0.0).to(key.dtype).view(-1, 1, 1)
-    keys = torch.cat((key, key[..., :1] * 0 + last), dim=2)  # an expansion would need the shape, on the CPU
+    keys = torch.cat((key, key[..., :1] * 0 + last), dim=2)  # an Expand would need the shape on the CPU
     return [F.pad(query, (0, 1), value=1.0), keys, F.pad(value, (0, 1))]
 
 
@@ -221,9 +224,9 @@ def _attend_in_blocks(
 def key_blocks(values: Tensor, reach: int, padding: float) -> Tensor:
     """Return the rows of `values` (T, D) that each block of 64 queries can attend to, (T/64, K, D).
 
-    These are the rows of the block and of the neighboring blocks within `reach` on both sides. Rows beyond the ends are
-    filled with `padding`.
-    T must be a multiple of 64: a number computed from T would be on the CPU, see `token_indices`.
+    These are the rows of the block and of neighboring blocks within `reach` on both sides. Rows beyond the ends are
+    filled with `padding`. T must be a multiple of 64, because a number computed from T would be on the CPU; see
+    `token_indices`.
     """
     sides = -(-reach // BLOCK_TOKENS)
     blocks = values.view(-1, BLOCK_TOKENS, values.shape[1])
@@ -263,7 +266,7 @@ def rotate_packed(x: Tensor, rotation: tuple[Tensor, Tensor], indices: Tensor) -
 
 
 class DistanceTerms(nn.Module):
-    """The scores that disentangled attention adds, see `SelfAttention.distance_scores`; both terms are scaled."""
+    """The scores added by disentangled attention, both terms scaled; see `SelfAttention.distance_scores`."""
 
     def __init__(self, attention: SelfAttention, distances: DistanceEmbeddings) -> None:
         super().__init__()
@@ -273,7 +276,7 @@ class DistanceTerms(nn.Module):
             self.queries = None if queries is None else nn.Parameter(queries[0] * attention.scale)  # (H, W, d)
 
     def forward(self, query: Tensor, key: Tensor, indices: DistanceIndices) -> Tensor | None:
-        """Return the sum of the terms, (B, H, S, S), for queries and keys (T, H, d); None for a model without any."""
+        """Return the sum of the terms, (B, H, S, S), for queries and keys (T, H, d); None if there are no terms."""
         terms = []
         if self.keys is not None:
             rows = _gather(query.transpose(0, 1) @ self.keys.to(query.dtype), indices.tokens, 1)  # (H, B, S, W)
@@ -293,19 +296,19 @@ def distance_indices(distances: DistanceEmbeddings, heads: int, bounds: Sequence
     farthest = torch.full((), first, dtype=torch.int32)  # padded rows can be longer than the model's maximum length
     offsets = _at_least_0(torch.minimum(places.unsqueeze(1) - places, farthest) + first)
     rows = _gather(distances.rows().int(), offsets, 0)
-    # Sums instead of expansions, which would need the shape, on the CPU.
+    # Sums instead of Expand operators, which would need the shape on the CPU.
     by_query = torch.zeros(heads, 1, 1, 1, dtype=torch.int32) + (tokens * 0).unsqueeze(2) + rows
     by_key = torch.zeros(heads, 1, 1, 1, dtype=torch.int32) + (tokens * 0).unsqueeze(0) + rows.unsqueeze(1)
     return DistanceIndices(tokens, by_query, by_key)
 
 
 def _at_least_0(values: Tensor) -> Tensor:
-    """Return the larger of each value and 0. As a maximum, the exporter would fuse it to a `Clip`, on the CPU."""
+    """Return max(value, 0) elementwise. The exporter would fuse a maximum into a `Clip` on the CPU."""
     return torch.where(values < 0, torch.zeros((), dtype=values.dtype), values)
 
 
 def _gather(values: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Return the slices of `values` along an axis, which the axes of `indices` replace."""
+    """Gather slices of `values` along an axis. The axes of `indices` replace that axis."""
     shape = (*values.shape[:axis], *indices.shape, *values.shape[axis + 1 :])
     if torch.compiler.is_exporting():
         gathered: Tensor = torch.onnx.ops.symbolic(
@@ -316,7 +319,7 @@ def _gather(values: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def _gather_elements(values: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Return torch's `gather`, but with int32 indices, which the exporter would convert to int64."""
+    """Compute torch's `gather` with int32 indices, which the exporter would otherwise convert to int64."""
     if torch.compiler.is_exporting():
         gathered: Tensor = torch.onnx.ops.symbolic(
             "GatherElements", (values, indices), {"axis": axis}, dtype=values.dtype, shape=indices.shape
@@ -326,10 +329,10 @@ def _gather_elements(values: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 class PackedAttention(nn.Module):
-    """`SelfAttention` with packed operators in `dtype`: their fast kernels support float16 only.
+    """`SelfAttention` with packed operators in `dtype`. Their fast kernels support only float16.
 
-    If `joined`, one product computes queries, keys and values, and the operator adds their biases. That is possible if
-    queries and keys do not change between projection and attention.
+    If `joined`, a single product computes queries, keys and values, and the operator adds their biases. This requires
+    that queries and keys do not change between projection and attention.
     """
 
     def __init__(
@@ -370,7 +373,7 @@ class PackedAttention(nn.Module):
 
 
 def _join(parts: Sequence[nn.Linear], heads: int) -> nn.Linear:
-    """Return the linear map that computes the queries, keys and values of each head one after another, (H, 3, d)."""
+    """Return the linear map that computes queries, keys and values, interleaved per head, (H, 3, d)."""
     joined = nn.Linear(parts[0].in_features, 3 * parts[0].out_features, bias=False)
     with torch.no_grad():
         weights = torch.stack([part.weight.view(heads, -1, part.in_features) for part in parts], dim=1)
@@ -454,7 +457,7 @@ class VarlenEncoder(nn.Module):
         Args:
             input_ids: int32 (T,), as are `position_ids` and `token_type_ids`.
             position_ids: restart at 0 in each sequence.
-            token_type_ids: segment numbers of pairs, or -1 minus the number for a token that no token attends to.
+            token_type_ids: segment numbers of pairs, or -1 minus that number for a token that no token attends to.
             cu_seqlens: int32 (B+1,), cumulative sequence lengths.
             token_offset: int32 (B, S), only its shape is used.
         """
@@ -492,7 +495,7 @@ class VarlenEncoder(nn.Module):
             rotation = cos.flatten(0, 2).to(self.attention_dtype), sin.flatten(0, 2).to(self.attention_dtype)
         reach = self._reach(layer)
         if reach.in_blocks and torch.compiler.is_exporting():
-            assert self.positions.bias is None  # no architecture has both
+            assert self.positions.bias is None  # no architecture uses both
             assert self.positions.distances is None
             bias = window_bias(indices, position_ids, unattended, reach, self.attention_dtype)
         elif self.positions.bias is not None or torch.compiler.is_exporting():
@@ -503,7 +506,7 @@ class VarlenEncoder(nn.Module):
         return VarlenInputs(bounds, indices, reach, rotation, bias, unattended, distances)
 
     def _bias(self, reach: Reach, bounds: SequenceBounds) -> Tensor | None:
-        """Return the bias of a layer that is not in blocks."""
+        """Return the bias of a layer without blocks."""
         dtype = self.attention_dtype
         if self.positions.bias is None and reach == Reach():
             return None
@@ -523,14 +526,14 @@ def _dtype(block: nn.Module) -> torch.dtype:
 def token_indices(input_ids: Tensor) -> Tensor:
     """Return 0, 1, ..., T-1, (T,), as a cumulative sum of ones.
 
-    A range would need T as a number, which onnxruntime computes on the CPU, and a graph that synchronizes with the CPU
-    cannot be captured as a CUDA graph.
+    A Range would need T as a scalar, which onnxruntime computes on the CPU, and work that synchronizes with the CPU
+    cannot be captured in a CUDA graph.
     """
     return torch.cumsum(input_ids * 0 + 1, 0, dtype=torch.int32) - 1
 
 
 def sequence_lengths(indices: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the length of the sequence of each token, int32 (T,)."""
+    """Return the length of each token's sequence, int32 (T,)."""
     number = (cu_seqlens.unsqueeze(1) <= indices).sum(0)  # from 1: the first bound is 0
     ends = torch.cat((cu_seqlens, cu_seqlens[-1:]))
     return ends.index_select(0, number) - ends.index_select(0, number - 1)
@@ -539,8 +542,8 @@ def sequence_lengths(indices: Tensor, cu_seqlens: Tensor) -> Tensor:
 def pool_varlen(hidden: Tensor, indices: Tensor, cu_seqlens: Tensor, pooling: CombinedPooling) -> Tensor:
     """Return the mean, first or last vector of each sequence, float32 (B, D); zeros for an empty sequence.
 
-    `indices` is the result of `token_indices`. The mean is one matrix product in the dtype of `hidden`. A factor in
-    float32 then corrects the rounding error of the weights 1/length.
+    `indices` is the result of `token_indices`. The mean is a single matrix product in the dtype of `hidden`. A float32
+    factor then corrects the rounding error of the weights 1/length.
     """
     starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
     lengths = ends - starts
@@ -592,7 +595,7 @@ Floats = NDArray[np.float64]
 
 
 class AccuracyError(ReportedError):
-    """Insufficient accuracy in float16, even with every supported part in float32."""
+    """Insufficient accuracy in float16, even with all supported parts in float32."""
 
     status = EX_SOFTWARE
 
@@ -600,7 +603,7 @@ class AccuracyError(ReportedError):
 class EmulatedFloat16(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that computes operations on float16 tensors in float32 and rounds their results.
 
-    torch's float16 kernels for CPUs round in the same way, but their matrix product is fifty times slower.
+    torch's CPU float16 kernels round the same way, but their matrix product is fifty times slower.
     """
 
     def __torch_dispatch__(
@@ -654,7 +657,7 @@ class AccuracyTest:
         return replace(self, batches=[*filter(None, batches)], expected=self.expected[[*chain.from_iterable(fits)]])
 
     def min_cosine(self, embed: Callable[[list[Inputs]], NDArray[Any]]) -> float:
-        """Return the smallest cosine similarity between `embed` of a batch and `expected`; -1 if not all are finite."""
+        """Return the smallest cosine similarity of `embed`'s results to `expected`; -1 if a value is not finite."""
         embeddings = np.concatenate([embed(batch) for batch in self.batches]).astype(np.float64)
         if not np.isfinite(embeddings).all():
             return -1.0
@@ -667,7 +670,7 @@ class AccuracyTest:
         return self.min_cosine(lambda batch: run_varlen(module, batch))
 
     def head(self) -> "AccuracyTest":
-        """Return the test over the first `RANKING_BATCHES` batches."""
+        """Return a test limited to the first `RANKING_BATCHES` batches."""
         batches = self.batches[:RANKING_BATCHES]
         return replace(self, batches=batches, expected=self.expected[: sum(map(len, batches))])
 
@@ -675,10 +678,10 @@ class AccuracyTest:
 def choose_float32_parts(test: AccuracyTest) -> AccuracyRecord:
     """Return the fewest float32 parts that keep every cosine similarity at or above `MIN_COSINE`.
 
-    Parts are added in decreasing order of the error with only that part in float16.
+    Parts are added in decreasing order of the error that each causes when only it is in float16.
 
     Raises:
-        AccuracyError: The limit is missed even with every part in float32.
+        AccuracyError: The limit is missed even with all parts in float32.
     """
     names, head, ranked = part_names(test.encoder), test.head(), list[str]()
 
@@ -731,7 +734,7 @@ def _length(sequence: Inputs) -> int:
 
 
 def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
-    """Split sequences, in order, into batches of at most `MAX_BATCH_TOKENS`; a longer one gets a batch to itself."""
+    """Split sequences in order into batches of at most `MAX_BATCH_TOKENS`. A longer sequence is a separate batch."""
     batches: list[list[Inputs]] = []
     remaining = 0
     for sequence in sequences:
@@ -746,7 +749,7 @@ def _make_batches(sequences: Sequence[Inputs]) -> list[list[Inputs]]:
 
 WEIGHTS = "cuda.bin"
 TOLERANCE = 3e-2
-"""Maximum relative difference of a token vector, as in parity.py. The limit of the cosine similarity is stricter.
+"""Maximum relative difference of a token vector, as in parity.py. The limit on the cosine similarity is stricter.
 
 Tiny models with random weights reach 0.025 (GTE) and 0.024 (Nomic BERT) from float16 rounding alone.
 """

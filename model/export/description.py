@@ -1,4 +1,4 @@
-"""Lines that `attendant-model` prints about a model: its embedding settings, heads, training and evaluations."""
+"""Lines that `attendant-model` prints about a model: embedding settings, heads, training and evaluations."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def describe_settings(
 def warn_about_assumptions(
     pooling: str, origins: Mapping[str, str], source: str, revision: str | None = None
 ) -> str | None:
-    """Return a warning about settings that no file of the model contains; None without one.
+    """Return a warning about settings that are in none of the model's files; None if there are none.
 
     `source` and `revision` complete the suggested export command.
     """
@@ -65,7 +65,7 @@ def warn_about_assumptions(
 def describe_heads(
     classifier: ClassificationHead | None, tokens: TokenClassificationHead | None, others: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield lines about the heads besides the embedding head; `others` are those without options, None if absent."""
+    """Yield lines about the heads other than the embedding head. `others` are heads without options, None if absent."""
     if classifier is not None:
         kind = "cross-encoder" if len(classifier.labels) == 1 else "classifier"
         labels = _count_labels(classifier.labels)

@@ -74,7 +74,7 @@ def check_directory(out: Path) -> None:
 
 
 def check_same_source(out: Path, source: ModelSource) -> None:
-    """Raise OutputError if `out` contains another model's artifact, even a damaged one or one of an older format."""
+    """Raise OutputError if `out` contains another model's artifact, even if damaged or in an older format."""
     if not (out / MANIFEST).is_file():
         return
     try:
@@ -82,7 +82,7 @@ def check_same_source(out: Path, source: ModelSource) -> None:
         existing = manifest["source"], manifest["revision"]
     except (ValueError, RecursionError, TypeError, KeyError):
         raise OutputError(f"{out}: has a damaged {MANIFEST}. Choose another directory, or set --overwrite.") from None
-    # Directories of two models can have the same name; a Hugging Face model ID names one model in all its revisions.
+    # Two models' directories can have the same name, but a Hugging Face model ID identifies one model in all revisions.
     is_directory = str(source.revision).startswith("sha256:")
     if existing[0] != source.source or (is_directory and existing[1] != source.revision):
         raise OutputError(
@@ -98,7 +98,7 @@ def _describe_source(source: str, revision: str | None) -> str:
 def check_space(out: Path, source: ModelSource) -> None:
     """Raise SpaceError if the artifact may not fit.
 
-    The second graph's weights are written before they are compared, and 16-bit weights also in float32.
+    The second graph's weights are written before they are compared, and 16-bit weights are also written in float32.
     """
     files = model_weight_files(source.directory)
     halves = sum(map(half_bytes, files))
@@ -107,9 +107,9 @@ def check_space(out: Path, source: ModelSource) -> None:
 
 
 def _allow_mapped_files(directory: Path) -> None:
-    """Raise the soft limit of private memory, if any, by the size of the files that an export maps privately.
+    """Raise the soft limit on private memory, if any, by the size of the files that an export maps privately.
 
-    An export maps the published weights and, while it compares a graph, those of the artifact. RLIMIT_DATA counts
+    An export maps the published weights and, while comparing a graph, the artifact's weights. RLIMIT_DATA counts
     private mappings in full, even if few of their pages are in memory.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -131,9 +131,9 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"tokenizer.json: invalid ({error}). {REDOWNLOAD}") from None
     if (slow := find_slow_pattern(checkpoint.tokenizer)) is not None:
         raise CheckpointError(f"tokenizer.json: {slow}. Use another tokenizer, or correct the pattern.")
-    # transformers 5 writes a tokenizer of special tokens only if the vocabulary files are missing: every word becomes
-    # [UNK]. Either condition may be legitimate: a model of another script may not distinguish Latin letters, and an
-    # embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
+    # If the vocabulary files are missing, transformers 5 writes a tokenizer with only special tokens: every word
+    # becomes [UNK]. Either condition alone may be legitimate: a model for another script may not distinguish Latin
+    # letters, and an embedding table may be larger than the vocabulary. A real model that meets both is very unlikely.
     indistinct = len({tuple(tokens.input_ids) for tokens in letters}) == 1
     if indistinct and 2 * (max(tokens) + 1) < config.vocab_size:
         raise CheckpointError(f"tokenizer.json: no vocabulary ({tokenizer.vocab_size} tokens). Use another one.")
@@ -160,9 +160,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Variants:
-    """Optional graphs to write. `eval_texts` are the texts for the accuracy measurement of `cuda`.
+    """Optional graphs to write. `eval_texts` are the texts for measuring the accuracy of `cuda`.
 
-    `explain`: write the graph of all hidden states and the records that attention maps need.
+    `explain`: write the graph that returns all hidden states, and the records needed for attention maps.
     """
 
     names: Sequence[Variant] = ()
@@ -190,7 +190,7 @@ def export(  # noqa: PLR0913  # the options of the command
         name: model name in the manifest; defaults to the last part of the source.
         progress: called with a message before each step.
         variants: optional graphs.
-        settings: embedding settings that replace those in the files of the model.
+        settings: embedding settings that override the settings in the model's files.
         overwrite: replace the artifact of another source, too.
 
     Raises:
@@ -198,7 +198,7 @@ def export(  # noqa: PLR0913  # the options of the command
         CheckpointError: the checkpoint is invalid or unsupported.
         ParityError: a graph differs from the encoder.
         AccuracyError: float16 embeddings differ too much from float32.
-        ArtifactError: `out` is unusable or holds another model's artifact, or the written artifact is invalid.
+        ArtifactError: `out` is unusable or contains another model's artifact, or the written artifact is invalid.
     """
     check_directory(out)
     progress(f"locating {source}")
@@ -243,7 +243,7 @@ def export(  # noqa: PLR0913  # the options of the command
 
 
 def _load(directory: Path, settings: SettingOptions, scratch: Path, *, is_graph: bool) -> Checkpoint:
-    """Return a checkpoint that can be exported. Raises CheckpointError."""
+    """Load a checkpoint and check that it can be exported. Raises CheckpointError."""
     try:
         checkpoint = (
             load_imported(directory, settings, scratch) if is_graph else load_checkpoint(directory, settings, scratch)
@@ -273,7 +273,7 @@ def _report_settings(checkpoint: Checkpoint, source: str, revision: str | None, 
         progress(line)
     if checkpoint.unexported:
         progress(f"not exported: {', '.join(checkpoint.unexported)}")
-    # Embeddings of a model for another task are not trained.
+    # A model for another task was not trained to produce embeddings.
     warning = warn_about_assumptions(embedding.pooling, embedding.origins, source, revision)
     if warning and all(head is None for head in (classifier, tokens, sparse, vectors)):
         progress(warning)

@@ -1,8 +1,8 @@
-"""Golden vectors: what the heads of a model compute in float32 for a few texts, to check each backend at every start.
+"""Golden vectors: the float32 results of a model's heads for a few texts, used to check each backend at every start.
 
-The texts are fixed, so that two exports of one model can be compared. They contain 3 to about 60 tokens, in several
-languages, with digits and rare words, because rounding errors depend on the activations. This module shares no step
-after tokenization with the server, so that the comparison finds an error in any of them.
+The texts are fixed, so that two exports of a model can be compared. They contain 3 to about 60 tokens, in several
+languages, with digits and rare words, because rounding errors depend on the activations. After tokenization, this
+module shares no code with the server, so that the comparison detects an error in any step.
 """
 
 import base64
@@ -68,12 +68,12 @@ TEXTS = (
 )
 
 FEW = range(0, len(TEXTS), 4)
-"""Texts of heads whose results are large, or that compute a product with the whole vocabulary at every start."""
+"""Texts for heads with large results, or heads whose check multiplies with the whole vocabulary at every start."""
 PREDICTED_WORDS = 32
 
 
 def compute_golden_vectors(checkpoint: Checkpoint, manifest: Manifest) -> GoldenVectors:
-    """Return the results of all heads. Raises CheckpointError if one is NaN or infinite."""
+    """Return the results of all heads. Raises CheckpointError if a value is NaN or infinite."""
     with torch.inference_mode():
         heads = dict(_Reference(checkpoint, manifest, checkpoint.text_tokenizer()).heads())
     return GoldenVectors(texts=TEXTS, heads=heads)
@@ -124,7 +124,7 @@ class _Reference:
         return self._run(tokens.input_ids, tokens.token_type_ids, 0)
 
     def _run(self, ids: Sequence[int], types: Sequence[int], unattended: int) -> Tensor:
-        """Return the last hidden states (T, D); no token attends to the last `unattended` ones."""
+        """Return the last hidden states (T, D); no token attends to the last `unattended` tokens."""
         encoder = self.checkpoint.encoder
         inputs = make_sequence(ids, types if encoder.config.type_vocab_size > 1 else [0] * len(ids))
         inputs["sequence_ids"][:, len(ids) - unattended :] *= -1
@@ -167,7 +167,7 @@ class _Reference:
         return own
 
     def _predict(self, hidden: Tensor) -> torch.return_types.topk:
-        """Return the likeliest words at the token in the middle."""
+        """Return the most likely words at the middle token."""
         assert self.checkpoint.masked_lm is not None
         head, row = self.checkpoint.masked_lm.head, hidden[len(hidden) // 2]
         features = row if head.layers is None else head.layers(row[None])[0]
@@ -175,7 +175,7 @@ class _Reference:
         return probabilities.topk(min(PREDICTED_WORDS, len(probabilities)))
 
     def _weigh(self, record: SparseHead, input_ids: Sequence[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the entries of the vocabulary with the largest positive weights, and these weights."""
+        """Return the vocabulary entries with the largest positive weights, and the weights."""
         sparse = self.checkpoint.sparse
         assert sparse is not None
         features = hidden if sparse.head is None else sparse.head(hidden)
@@ -192,7 +192,7 @@ class _Reference:
         return top.indices, top.values
 
     def _interact(self, head: MultiVectorHead, side: RetrievalRole, text: str) -> Tensor:
-        """Return the vectors of a text with its marker and, of a query, its expansion."""
+        """Return the token vectors of a text with its marker and, for a query, its expansion."""
         record = head.query if side == "query" else head.document
         limit = self.manifest.role_max_tokens.get(side, self.manifest.max_input_tokens)
         limit = min(limit, record.max_tokens or limit)

@@ -1,4 +1,4 @@
-"""ONNX graphs: export from PyTorch, attention of long rows, compact storage of weights, and their records."""
+"""ONNX graphs: export from PyTorch, attention in long rows, compact weight storage, and records."""
 
 import hashlib
 import logging
@@ -38,14 +38,14 @@ COMPACT_TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
 OTHER_WEIGHTS = "other.bin"
 TYPES: dict[TensorType, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CHUNK = 2**20
-"""Values that are compared at once. Most float32 matrices are rejected after the first chunk."""
+"""Number of values compared per step. Most float32 matrices are rejected after the first chunk."""
 
 
 def compact_weights(model: onnx_ir.Model) -> None:
-    """Store each float32 matrix in bfloat16 or float16 if all its values fit exactly, with a Cast to float32.
+    """Store each float32 matrix in bfloat16 or float16 if all values fit exactly, with a Cast to float32.
 
-    For a table, only the rows that are looked up are cast, so that no float32 copy of it is in memory. Vectors remain
-    float32: they are small.
+    For tables, only the rows that are looked up are cast, so that no float32 copy of the table is in memory. Vectors
+    are small, and remain float32.
     """
     for value in list(model.graph.initializers.values()):
         tensor = value.const_value
@@ -62,7 +62,7 @@ def compact_weights(model: onnx_ir.Model) -> None:
 
 
 def _narrow(tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType, name: str) -> onnx_ir.TensorProtocol:
-    """Return a tensor in 16 bits that is computed when it is saved."""
+    """Return a lazy 16-bit tensor, computed when it is saved."""
     shape = onnx_ir.Shape(tensor.numpy().shape)
     return onnx_ir.LazyTensor(lambda: onnx_ir.tensor(tensor.numpy().astype(dtype.numpy())), dtype, shape, name=name)
 
@@ -77,7 +77,7 @@ def _is_table(graph: onnx_ir.Graph, value: onnx_ir.Value) -> bool:
 
 
 def _cast_rows(graph: onnx_ir.Graph, table: onnx_ir.Value, stored: onnx_ir.TensorProtocol) -> None:
-    """Replace a table by one of 16 bits, and cast the rows that nodes gather from it."""
+    """Replace a table with a 16-bit table, and cast the rows that nodes gather from it."""
     narrow = onnx_ir.val(stored.name, const_value=stored)
     graph.register_initializer(narrow)
     for gather, _ in list(table.uses()):
@@ -93,7 +93,7 @@ def _cast_rows(graph: onnx_ir.Graph, table: onnx_ir.Value, stored: onnx_ir.Tenso
 
 
 def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
-    """Return whether every value is the same in a 16-bit type, bit for bit."""
+    """Return whether every value is bit-for-bit the same in a 16-bit type."""
     flat = values.reshape(-1)
     with np.errstate(over="ignore"):
         return all(
@@ -105,7 +105,7 @@ def is_lossless(values: NDArray[np.float32], dtype: np.dtype[Any]) -> bool:
 def compute_weight(
     graph: onnx_ir.Graph, weight: onnx_ir.Value, operator: str, stored: Sequence[onnx_ir.TensorProtocol], options: Any
 ) -> None:
-    """Replace a weight, an initializer or a Cast of one, by an operator of `stored` tensors, named as they are."""
+    """Replace a weight (an initializer or its Cast) with an operator over the `stored` tensors, by name."""
     inputs = [onnx_ir.val(tensor.name, const_value=tensor) for tensor in stored]
     node = onnx_ir.node(operator, inputs, options, name=f"{weight.name}.{operator.lower()}")
     weight.replace_all_uses_with(node.outputs[0])
@@ -382,13 +382,13 @@ FUNCTIONS = (
 
 
 def define_attention(model: onnx_ir.Model) -> None:
-    """Replace the operators of `DOMAIN` in a model by the nodes of their functions."""
+    """Replace the operators of `DOMAIN` in a model with the nodes of their functions."""
     nodes = [node for node in model.graph if node.domain == DOMAIN]
     if not nodes:
         return
     for node in nodes:
         for value in node.outputs:
-            value.shape = None  # torch declares T x T, the functions decide
+            value.shape = None  # torch declares T x T, but the functions determine the shape
     for text in FUNCTIONS:
         function = onnx_ir.serde.deserialize_function(onnx.parser.parse_function(f"{HEADER}\n{text}"))
         model.functions[function.identifier()] = function
@@ -417,8 +417,8 @@ class GraphSignature:
     """The inputs and outputs of a graph.
 
     `example_inputs` contains an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
-    number. `variadic` is the number of inputs, at the end, that are variadic arguments of the module. `multiples`
-    contains the divisors of dynamic axes that must be a multiple of a number.
+    number. The last `variadic` inputs are variadic arguments of the module. `multiples` contains, for dynamic axes that
+    must be a multiple of a number, that number.
     """
 
     example_inputs: dict[str, Tensor]
@@ -483,9 +483,9 @@ def _refer_to_weights(model: onnx_ir.Model, owner: onnx_ir.Model) -> None:
 def open_session(
     graph: Path | bytes, options: onnxruntime.SessionOptions | None = None, *, copies_weights: bool = True
 ) -> onnxruntime.InferenceSession:
-    """Return a session on the CPU execution provider that logs errors only.
+    """Return a session on the CPU execution provider that logs only errors.
 
-    Without `copies_weights`, it uses the mapped file, and casts 16-bit weights at each run.
+    Without `copies_weights`, the session uses the mapped file, and casts 16-bit weights in every run.
     """
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -500,14 +500,14 @@ def open_session(
 
 
 class ParityError(ReportedError):
-    """A difference over the tolerance between the encoder and an exported graph; no artifact was written."""
+    """A difference over the tolerance between the encoder and an exported graph. No artifact was written."""
 
     status = EX_SOFTWARE
 
 
 @dataclass(frozen=True)
 class GraphSet:
-    """The graphs written to the directory of an artifact, with their measurements, by name."""
+    """The graphs written to an artifact's directory, and their measurements, by name."""
 
     root: Path
     progress: Callable[[str], None] = lambda step: None
@@ -561,7 +561,7 @@ def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]
 
 
 def _dimension(name: str, multiple: int) -> Any:
-    """Return a dynamic axis whose size is a multiple of a number."""
+    """Return a dynamic axis whose size is a multiple of a given number."""
     return torch.export.Dim(name) if multiple == 1 else torch.export.Dim(f"{name}_parts") * multiple
 
 
@@ -612,9 +612,9 @@ def _strip_metadata(model: onnx_ir.Model) -> None:
 
 
 class WeightStore:
-    """The tensors in the weights of a graph, found by their digests, and a file for others, such as tiny ones.
+    """The tensors in a graph's weights, found by digest, and a file for other tensors, such as tiny ones.
 
-    Tensor names cannot be used: the exporter renames linear weights and merges equal tensors.
+    Tensor names cannot be used, because the exporter renames linear weights and merges equal tensors.
     """
 
     def __init__(self, graph: Path) -> None:

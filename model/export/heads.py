@@ -1,4 +1,4 @@
-"""Export of heads: their records and, besides the embedding head, a small graph each over rows of hidden states."""
+"""Export of heads: their records and, except for the embedding head, a small graph over rows of hidden states."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ TESTED_ROWS = (1, 2, 33)
 
 
 class NormedHead(nn.Module):
-    """The final norm of an encoder and the layers of a head, for the hidden states of earlier layers."""
+    """An encoder's final norm followed by a head's layers, applied to hidden states of earlier layers."""
 
     def __init__(self, norm: nn.Module, head: RowHead | None, hidden_size: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def write_embedding_head(embedding: EmbeddingConfig, hidden_size: int, store: We
 
 
 def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) -> Iterator[Head]:
-    """Write the graphs of all heads besides the embedding head; yield the records of the heads."""
+    """Write the graphs of all heads except the embedding head; yield the heads' records."""
     if (classifier := checkpoint.classifier) is not None:
         write_row_graph(graphs, "classification", classifier.head)
         yield classifier.record
@@ -88,7 +88,8 @@ def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) ->
             bias=store.find_optional(sparse.bias),
             pooling=sparse.pooling,
             activation=sparse.activation,
-            # A linear head weights the tokens of the text; sentence-transformers keeps all entries of a projection.
+            # A linear head weights only the tokens of the text; for a projection, sentence-transformers keeps all
+            # entries.
             skipped_token_ids=special_ids(checkpoint.tokenizer) if sparse.decoder is None else (),
             query_weights=store.find_optional(without_frame(sparse.query_weights, checkpoint.tokenizer)),
             max_active=sparse.max_active,
@@ -100,7 +101,7 @@ def write_heads(checkpoint: Checkpoint, store: WeightStore, graphs: GraphSet) ->
 
 
 def without_frame(weights: Tensor | None, tokenizer: bytes) -> Tensor | None:
-    """Return weights (V) with 0 for the tokens around each text, which a query with a table of weights lacks."""
+    """Return weights (V) with 0 for the tokens around each text, which queries with a weight table do not contain."""
     if weights is None:
         return None
     changed = weights.clone()

@@ -1,10 +1,10 @@
-"""Import of a model that is published only as an ONNX graph: its hidden states, without the encoder's internals.
+"""Import of models published only as an ONNX graph: hidden states, without the encoder's internals.
 
-The graph is kept as it is. Nodes in front of it compute its inputs from those of the exported graphs, so the server
-runs it like them, but with one text per row: a graph from elsewhere does not keep several texts of a row apart.
+The graph is kept unchanged. Nodes prepended to it convert the inputs of exported graphs, so the server runs it like an
+exported graph, but with one text per row: a foreign graph does not separate several texts in a row.
 
-A graph that ends with the logits of a classifier is cut at the hidden states that its head reads. The part after them
-becomes the graph of the head.
+A graph that returns a classifier's logits is cut at the hidden states that the head reads. The part after them becomes
+the head's graph.
 """
 
 import contextlib
@@ -75,43 +75,45 @@ PYTORCH = "Use the PyTorch weights of the model."
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 """Inputs that a graph may take; the first two are required."""
 HIDDEN_STATES = ("last_hidden_state", "token_embeddings", "hidden_states")
-"""Usual names of the output. Without them, the only output with three dimensions is used, except for logits."""
+"""Common names of the output. Otherwise, the only three-dimensional output other than logits is used."""
 HIDDEN_DIMENSIONS = 3
 FLOAT = onnx_ir.DataType.FLOAT
 SIZE_OPERATORS = ("Shape", "Size")
 LOGITS = "logits"
 MAX_BOTTLENECKS = 64
-"""Maximum number of values before the logits that are tried as the hidden states."""
+"""Maximum number of values before the logits to try as hidden states."""
 SAMPLES = ("The bank of the river was steep.", "Bank", "She paid the money into her account, and went home.")
-"""Texts, and their pairs, with which a graph is cut."""
+"""Texts used, as single texts and pairs, to find where to cut a graph."""
 SAMPLE_TOKENS = 16
 UNNAMED_LABELS = 2
-"""The labels of a model whose config.json names none."""
+"""The number of labels of a model whose config.json names none."""
 CLASSIFIER_POOLINGS: tuple[ClassifierPooling, ...] = ("cls", "mean", "last")
 MAX_RUN_S = 120.0
-"""For one text, or one batch of the comparison: a graph can contain endless loops."""
+"""Time limit for one text, or one batch of the comparison: a graph can contain endless loops."""
 MAX_MESSAGE = 300
-"""Characters of a message of ONNX Runtime."""
+"""Maximum length of a quoted ONNX Runtime message, in characters."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""Domains of standard operators, and of those that ONNX Runtime contains."""
+"""Domains of standard operators and of ONNX Runtime's built-in operators."""
 QUANTIZED = ("DynamicQuantizeLinear", "MatMulInteger", "MatMulNBits", "QAttention", "QGemm", "QLinearMatMul")
 LEAST_OPSET = 11
-"""Minimum opset, which the operators in front of a graph require."""
+"""Minimum opset, required by the prepended operators."""
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(bool)": np.bool_}
 WEIGHT_TYPES = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT8", "UINT8", "INT32", "INT64", "BOOL"}
 TOLERANCES: dict[GraphPrecision, float] = {"float32": TOLERANCE, "float16": 1e-2, "int8": TOLERANCE}
-"""Maximum difference between a text run alone and in a batch, relative to the largest value."""
+"""Maximum difference between a text's results alone and in a batch, relative to the largest value."""
 WEIGHT_COPIES = 5
-"""Memory for the import, in sizes of the graph: two sessions hold copies of the weights, and more while they open."""
+"""Memory for the import, as a multiple of the graph size: two sessions hold copies of the weights, and more while
+opening.
+"""
 MEMORY_RESERVE = 2 * 2**30
 DEFAULT_POSITIONS = 512
 SIZES = (LAYERS, HEADS, POSITIONS)
-"""Keys of config.json, each with its alternative names."""
+"""Keys of config.json, each with alternative names."""
 
 
 @contextlib.contextmanager
 def limited_memory(graph: Path | None) -> Iterator[None]:
-    """Let allocations fail beyond what a graph of this size needs. Raises CheckpointError for a failed one."""
+    """Make allocations fail beyond what a graph of this size needs. Raises CheckpointError if one fails."""
     if graph is None:
         yield
         return
@@ -134,16 +136,16 @@ def limited_memory(graph: Path | None) -> Iterator[None]:
 
 
 def _data_bytes() -> int:
-    """Return the memory of this process that RLIMIT_DATA limits."""
+    """Return how much of this process's memory counts toward RLIMIT_DATA."""
     status = Path("/proc/self/status").read_text()
     return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
 
 
 class ImportedHead(RowHead):
-    """The part of a graph that computes logits (N, C) of rows (N, D), as `model`. It has no parameters."""
+    """The part of a graph that computes logits (N, C) from rows (N, D), as `model`. It has no parameters."""
 
     def __init__(self, graph: Path, model: onnx_ir.Model, in_features: int, out_features: int) -> None:
-        """Open the part. Raises an exception of ONNX Runtime."""
+        """Open the part. Raises ONNX Runtime's exceptions."""
         nn.Module.__init__(self)
         self.graph, self.model, self.in_features, self.out_features = graph, model, in_features, out_features
         self._session = open_session(onnx_ir.to_proto(model).SerializeToString())
@@ -157,14 +159,14 @@ class ImportedHead(RowHead):
 class ImportedEncoder(Encoder):
     """An encoder that runs an ONNX graph, one text at a time. It has a configuration and no parameters.
 
-    `pad` is the id of padding, and `output` the name of the hidden states. Before `split`, it is `LOGITS` for the graph
-    of a classifier.
+    `pad` is the padding token's id, and `output` the name of the hidden states, or `LOGITS` for a classifier's graph
+    before `split`.
     """
 
     def __init__(self, graph: Path, pad: int, *, is_classifier: bool) -> None:
-        """Open the graph. Raises CheckpointError for one that is not an encoder of texts.
+        """Open the graph. Raises CheckpointError if it is not a text encoder.
 
-        `is_classifier`: config.json says so.
+        `is_classifier`: whether config.json describes a classifier.
         """
         nn.Module.__init__(self)
         self.graph, self.pad = graph, pad
@@ -191,16 +193,16 @@ class ImportedEncoder(Encoder):
     def split(
         self, scratch: Path, samples: Sequence[TokenizedInput], hidden_size: int, labels: int
     ) -> tuple[ImportedHead, ClassifierPooling | None]:
-        """Cut the graph of a classifier at the hidden states that its head reads.
+        """Cut a classifier's graph at the hidden states that the head reads.
 
-        Afterward, the encoder runs a copy of the graph, which is written to the directory `scratch` and also returns
-        inner values. `samples` are texts to run; `labels` is the number of labels of a token classifier.
+        Afterward, the encoder runs a copy of the graph, written to the directory `scratch`, that also returns
+        intermediate values. `samples` are texts to run; `labels` is the number of labels of a token classifier.
 
         Returns:
-            The head, and the pooling whose vectors it reads; no pooling for a head of tokens.
+            The head, and the pooling that produces its input; no pooling for a token classifier.
 
         Raises:
-            CheckpointError: the graph computes its logits in another way.
+            CheckpointError: the graph does not compute its logits this way.
         """
         model = self._load()
         values = [*itertools.islice(find_bottlenecks(model.graph, LOGITS), MAX_BOTTLENECKS)]
@@ -208,7 +210,7 @@ class ImportedEncoder(Encoder):
         path = scratch / "split" / self.graph.name
         path.parent.mkdir()
         onnx_ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=64)
-        del self._session  # before there is another copy of the weights
+        del self._session  # freed before another copy of the weights is created
         self._session = open_session(path)
         names = [LOGITS, *(str(value.name) for value in values)]
         results = [dict(zip(names, self._run(tokens, names), strict=True)) for tokens in samples]
@@ -223,7 +225,8 @@ class ImportedEncoder(Encoder):
         for output, rows, pooling in _find_rows(results, sizes, hidden_size, self.tolerance, per_token=per_token):
             self.output = output
             hidden = [torch.from_numpy(result[self.output][0].astype(np.float32)) for result in results]
-            # As in the server: tokens of one text, or vectors of several, whose results must not depend on one another.
+            # As in the server: tokens of one text, or vectors of several texts, whose results must be independent of
+            # each other.
             batches = hidden if pooling is None else [torch.stack([pool(vectors, pooling) for vectors in hidden])]
             dtype = onnx_ir.DataType.from_numpy(results[0][rows].dtype)
             try:
@@ -241,10 +244,10 @@ class ImportedEncoder(Encoder):
         )
 
     def _check_logits(self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> tuple[int, bool]:
-        """Return the number of logits, and whether each token has them. Raises CheckpointError for other shapes.
+        """Return the number of logits, and whether they are per token. Raises CheckpointError for other shapes.
 
-        `shapes` contains the shape of each text's logits, and `sizes` its number of tokens. The dimension of the labels
-        may be missing if there is only one.
+        `shapes` contains the shape of each text's logits, and `sizes` its number of tokens. The label dimension may be
+        missing if there is only one label.
         """
         if all(shape == (1,) for shape in shapes):
             return 1, False
@@ -267,8 +270,8 @@ class ImportedEncoder(Encoder):
     def _cut(self, rows: str, dtype: onnx_ir.DataType, hidden_size: int, count: int) -> onnx_ir.Model:
         """Return the graph from float32 `rows` (N, D) to float32 `logits` (N, C).
 
-        The rows replace the value of the name `rows` and the type `dtype`. Raises RuntimeError or ValueError if the
-        logits depend on other values, too.
+        The rows replace the value named `rows`, of type `dtype`. Raises RuntimeError or ValueError if the logits also
+        depend on other values.
         """
         model = self._load()
         graph = onnx_ir.convenience.extract(model.graph, [rows], [LOGITS])
@@ -276,7 +279,7 @@ class ImportedEncoder(Encoder):
             assert value.const_value is not None
             value.const_value = onnx_ir.tensor(value.const_value.numpy(), name=value.name)
         (source,), (logits,) = graph.inputs, graph.outputs
-        # Nodes behind hidden states read (1, N, D).
+        # Nodes after the hidden states read (1, N, D).
         read = [1, -1, hidden_size] if rows == self.output else [-1, hidden_size]
         inputs = onnx_ir.val("rows", type=onnx_ir.TensorType(FLOAT), shape=onnx_ir.Shape(["N", hidden_size]))
         before, after = _cast_and_reshape(inputs, dtype, read), _cast_and_reshape(logits, FLOAT, [-1, count])
@@ -312,7 +315,7 @@ class ImportedEncoder(Encoder):
         }
 
     def _load(self) -> onnx_ir.Model:
-        """Return the graph; its weights are read where they are used."""
+        """Load the graph. Weights are read on use."""
         model = onnx_ir.load(self.graph)
         LiftSubgraphInitializersToMainGraphPass()(model)
         RemoveInitializersFromInputsPass()(model)
@@ -322,7 +325,7 @@ class ImportedEncoder(Encoder):
         return model
 
     def measure(self, tokens: Sequence[int]) -> int:
-        """Return the size of the vectors, D. Raises CheckpointError if the output is not one vector per token."""
+        """Return the vector size, D. Raises CheckpointError if the output is not one vector per token."""
         ids = torch.tensor([tokens])
         shape = self(ids, torch.arange(len(tokens))[None], torch.zeros_like(ids), torch.ones_like(ids)).shape
         if len(shape) != HIDDEN_DIMENSIONS or tuple(shape[:2]) != (1, len(tokens)):
@@ -333,9 +336,9 @@ class ImportedEncoder(Encoder):
         return int(shape[2])
 
     def padded_graph(self) -> onnx_ir.Model:
-        """Return the graph with the inputs of exported graphs, (R, T), and the output `last_hidden_state`, (R, T, D).
+        """Return the graph with inputs as in exported graphs, (R, T), and the output `last_hidden_state`, (R, T, D).
 
-        Tokens with a `sequence_ids` of 0 are padding: they get the id `pad`, and the others do not attend to them.
+        Tokens with sequence id 0 are padding: they get the id `pad`, and other tokens do not attend to them.
         """
         model = self._load()
         graph = model.graph
@@ -371,14 +374,14 @@ class ImportedEncoder(Encoder):
 
 
 def _cast_and_reshape(value: onnx_ir.Value, dtype: onnx_ir.DataType, shape: list[int]) -> list[onnx_ir.Node]:
-    """Return the nodes that compute a value in another type and shape."""
+    """Return nodes that cast and reshape a value."""
     cast = onnx_ir.node("Cast", [value], {"to": dtype.value})
     sizes = onnx_ir.node("Constant", [], {"value": onnx_ir.tensor(np.array(shape, np.int64))})
     return [cast, sizes, onnx_ir.node("Reshape", [cast.outputs[0], sizes.outputs[0]])]
 
 
 def _fix_names(model: onnx_ir.Model, names: Mapping[str, onnx_ir.Value]) -> None:
-    """Give the inputs and outputs of a graph these names, and rename other values that already use them."""
+    """Rename the inputs and outputs of a graph, and any other values that already use these names."""
     for value in onnx_ir.convenience.create_value_mapping(model.graph, include_subgraphs=True).values():
         if value not in names.values() and value.name in names:
             value.name = f"graph.{value.name}"
@@ -388,15 +391,15 @@ def _fix_names(model: onnx_ir.Model, names: Mapping[str, onnx_ir.Value]) -> None
 
 
 def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Return the largest difference, relative to the largest expected value; infinity if a value is not finite."""
+    """Return the largest difference relative to the largest expected value, or infinity if a value is not finite."""
     difference = float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))
     return difference if np.isfinite(difference) else np.inf
 
 
 def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Value]:
-    """Yield the values, from the last one on, through which all of an output depends on the tokens of the input.
+    """Yield the values, last one first, that carry all dependence of an output on the input tokens.
 
-    A dependency on their number does not count, nor one on the attention mask: a mean over tokens reads it, too.
+    Dependence on the number of tokens or on the attention mask does not count: a mean over tokens also reads the mask.
     """
     places = {node: place for place, node in enumerate(graph)}
     computed = {value for value in graph.inputs if value.name == "input_ids"}
@@ -406,7 +409,7 @@ def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Valu
     logits = next(value for value in graph.outputs if value.name == output)
     frontier = {logits}
     while frontier:
-        # All nodes that read this value were seen before: nodes are in the order of their computation.
+        # All readers of this value have been visited, because nodes are in topological order.
         last = max(frontier, key=lambda value: -1 if (node := value.producer()) is None else places[node])
         if len(frontier) == 1 and last is not logits:
             yield last
@@ -416,7 +419,7 @@ def find_bottlenecks(graph: onnx_ir.Graph, output: str) -> Iterator[onnx_ir.Valu
 
 
 def _read_values(node: onnx_ir.Node) -> set[onnx_ir.Value | None]:
-    """Return the inputs of a node and what the graphs inside it read."""
+    """Return the inputs of a node, including values read by its subgraphs."""
     values = {*node.inputs}
     for attribute in node.attributes.values():
         if attribute.type is onnx_ir.AttributeType.GRAPH:
@@ -433,14 +436,14 @@ def _find_rows(
     *,
     per_token: bool,
 ) -> Iterator[tuple[str, str, ClassifierPooling | None]]:
-    """Yield where a graph can be cut, best first: the hidden states, the value that the head reads, and its pooling.
+    """Yield possible cuts, best first: the hidden states, the value that the head reads, and the pooling between them.
 
     Args:
-        results: The values of each text by name: the logits, then those in front of them, backward.
+        results: Each text's values by name: the logits, then the values before them, backward.
         sizes: The number of tokens of each text.
         hidden_size: The size of the hidden states.
-        tolerance: Maximum difference of a pooled vector, relative to the largest value.
-        per_token: Whether each token gets logits. Then the head reads the hidden states themselves, without a pooling.
+        tolerance: Maximum difference between pooled vectors, relative to the largest value.
+        per_token: Whether each token has logits. If so, the head reads hidden states without pooling.
     """
 
     def has_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -470,7 +473,7 @@ def _find_rows(
 
 
 def write_imported(graphs: GraphSet, encoder: ImportedEncoder, max_input_tokens: int) -> None:
-    """Write the graph for the server, and compare batches with single texts. Raises CheckpointError if they differ."""
+    """Write the graph for the server, and compare batches to single texts. Raises CheckpointError if they differ."""
     path = graphs.path(PADDED)
     onnx_ir.save(encoder.padded_graph(), path, external_data=WEIGHTS, size_threshold_bytes=64)
     session = open_session(path)
@@ -497,9 +500,9 @@ def _run(
     inputs: Mapping[str, NDArray[Any]],
     tokens: int,
 ) -> list[NDArray[Any]]:
-    """Return the outputs of a graph for a number of tokens. Raises CheckpointError, also after `MAX_RUN_S`."""
+    """Return a graph's outputs for a number of tokens. Raises CheckpointError, also after `MAX_RUN_S`."""
     options = onnxruntime.RunOptions()
-    options.log_severity_level = 4  # errors are raised
+    options.log_severity_level = 4  # errors are raised anyway
     timer = threading.Timer(MAX_RUN_S, lambda: setattr(options, "terminate", True))
     timer.daemon = True
     timer.start()
@@ -519,7 +522,7 @@ def _run(
 def run_padded(
     graph: Path, session: onnxruntime.InferenceSession, sequences: Sequence[Mapping[str, NDArray[Any]]]
 ) -> NDArray[Any]:
-    """Return the hidden states of sequences, each one row of a batch, end to end: (1, T, D)."""
+    """Return hidden states of sequences, run as one row each and joined end to end, (1, T, D)."""
     sizes = [sequence["input_ids"].shape[1] for sequence in sequences]
     batch = {
         name: np.concatenate(
@@ -535,7 +538,7 @@ def run_padded(
 
 
 def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> Checkpoint:
-    """Return the checkpoint of a model whose only weights are an ONNX graph; `scratch` is a directory for copies.
+    """Load a model whose only weights are an ONNX graph; `scratch` is a directory for copies.
 
     Raises:
         CheckpointError: a file is missing or invalid, or the model is not an encoder with pooling or a classifier.
@@ -600,7 +603,7 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
 def _check_graph(path: Path) -> tuple[set[str], Counter[str]]:
     """Return the operators of a graph, and the bytes of its weights by type.
 
-    Raises CheckpointError for operators of other domains, and for weights outside of the directory of the model.
+    Raises CheckpointError for operators of other domains, and for weights outside of the model's directory.
     """
     try:
         model = onnx_ir.load(path)
@@ -637,10 +640,10 @@ def _is_tensor(attribute: Any) -> bool:
 
 
 def _check_location(graph: Path, location: Path) -> None:
-    """Raise CheckpointError unless a file of weights is in the directory of the graph."""
+    """Raise CheckpointError unless a weights file is in the graph's directory."""
     path, directory = graph.parent / location, graph.parent
     inside = not location.is_absolute() and ".." not in location.parts
-    # Files in the cache of huggingface_hub are links to the folder "blobs" of the same repository.
+    # Files in huggingface_hub's cache are links to the folder "blobs" of the same repository.
     folders = (directory.absolute(), *directory.absolute().parents)
     snapshot = next((folder for folder in folders if folder.parent.name == "snapshots"), None)
     roots = [directory.resolve(), *([snapshot.parents[1].resolve()] if snapshot is not None else [])]
@@ -651,7 +654,7 @@ def _check_location(graph: Path, location: Path) -> None:
 
 
 def _follow_links(tensor: onnx_ir.ExternalTensor, directory: Path) -> onnx_ir.ExternalTensor:
-    """Return a tensor in the file that a link in the cache of huggingface_hub leads to; onnx_ir reads no links."""
+    """Resolve a tensor's file if it is a link in huggingface_hub's cache, because onnx_ir does not read links."""
     file = Path(os.path.realpath(directory / tensor.location))
     return onnx_ir.ExternalTensor(
         file.name, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name or "",
@@ -660,7 +663,7 @@ def _follow_links(tensor: onnx_ir.ExternalTensor, directory: Path) -> onnx_ir.Ex
 
 
 def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
-    """Raise CheckpointError unless these are an encoder's inputs, for texts of any number and length."""
+    """Raise CheckpointError unless these are an encoder's inputs for any number and length of texts."""
     names = [value.name for value in inputs]
     unknown = [name for name in names if name not in MODEL_INPUTS]
     missing = [name for name in MODEL_INPUTS[:2] if name not in names]
@@ -678,7 +681,7 @@ def _check_inputs(graph: Path, inputs: Sequence[Any]) -> None:
 
 
 def _find_output(graph: Path, outputs: Sequence[Any], *, is_classifier: bool) -> str:
-    """Return the name of the hidden states, or `LOGITS`: those of a classifier come first.
+    """Return the name of the hidden states, or `LOGITS`, which takes precedence for a classifier.
 
     Raises CheckpointError if there are neither.
     """
@@ -698,7 +701,7 @@ def _find_output(graph: Path, outputs: Sequence[Any], *, is_classifier: bool) ->
 
 
 def _find_key(config: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the first of the names that config.json contains, else the first one."""
+    """Return the first name that config.json contains, else the first of the names."""
     return next((name for name in names if name in config), names[0])
 
 
@@ -707,7 +710,7 @@ def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool)
     family = find_family(config)
     known = None
     if family is not None:
-        with contextlib.suppress(CheckpointError, ValueError):  # the graph may support what its family does not
+        with contextlib.suppress(CheckpointError, ValueError):  # the graph may support more than its family
             known = family.read_config(ConfigReader(config))
     values = {names[0]: next((config[name] for name in names if name in config), None) for names in SIZES}
     reader = ConfigReader({**config, **values})
@@ -730,7 +733,7 @@ def _read_sizes(config: Mapping[str, Any], hidden_size: int, has_segments: bool)
 
 
 def _describe(error: Exception) -> str:
-    """Return the first line of an exception of ONNX or ONNX Runtime. Raises MemoryError if an allocation failed."""
+    """Return the first line of an ONNX or ONNX Runtime exception. Raises MemoryError if an allocation failed."""
     line = str(error).partition("\n")[0]
     if isinstance(error, MemoryError) or re.search("bad_alloc|Failed to allocate", line):
         raise MemoryError from None

@@ -38,9 +38,9 @@ MATRIX = 2
 
 
 def quantize_weights(model: onnx_ir.Model) -> int:
-    """Replace the constant weight (in, out) of each MatMul by int8 values and a `DequantizeLinear`.
+    """Replace the constant weight (in, out) of each MatMul with int8 values and a `DequantizeLinear`.
 
-    Return the number of replaced weights. A weight is an initializer, or a Cast of one.
+    Return the number of replaced weights. A weight is an initializer or a Cast of an initializer.
     """
     graph = model.graph
     operands = [node.inputs[1] for node in graph if node.op_type == "MatMul"]
@@ -50,7 +50,7 @@ def quantize_weights(model: onnx_ir.Model) -> int:
             continue
         tensor = stored_weight(value).const_value
         assert tensor is not None
-        if len(tensor.shape) == MATRIX:  # the exporter computes DeBERTa's keys of distances, (1, H, d, 2 span)
+        if len(tensor.shape) == MATRIX:  # the exporter folds DeBERTa's distance keys to constants, (1, H, d, 2 span)
             weights[value] = tensor
     for weight, tensor in weights.items():
         values, scales = quantize(tensor.numpy().astype(np.float32))

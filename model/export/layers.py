@@ -1,7 +1,7 @@
 """Graphs of single layers, with the weights as inputs, and their records.
 
-For each kind of layer, one graph computes the inputs of attention maps, and one every step from the input of the
-layer to its output.
+For each kind of layer, one graph computes the inputs of attention maps, and another computes every step from the
+layer's input to its output.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ ANGLES, BIAS = "angles", "bias"
 
 
 class LayerGraphs(NamedTuple):
-    """The names of the graphs of a layer."""
+    """The names of a layer's graphs."""
 
     attention: str
     steps: str
 
 
 class _Positions(nn.Module):
-    """The mask, rotation and position bias of the attention of a layer, for one sequence with `position_ids` (1, T)."""
+    """A layer's attention mask, rotation and position bias, for one sequence with `position_ids` (1, T)."""
 
     def __init__(self, encoder: Encoder, index: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Positions(nn.Module):
         return attention_mask(position_ids * 0, position_ids, causal=self.causal, window=self.window)
 
     def rotation(self, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the cosines and sines of rotary positions, if the model has them."""
+        """Return the cosines and sines of rotary positions, if the model uses them."""
         return None if self.rotary is None else self.rotary(position_ids)
 
 
@@ -122,23 +122,23 @@ def _block(encoder: Encoder, index: int) -> Block:
 
 
 class LayerFunction(nn.Module):
-    """A function of one sequence and of the weights of a layer.
+    """A function of one sequence and a layer's weights.
 
-    Layers with the same options compute the same function of their weights, so one graph serves them all. Linear
-    weights are (in, out), as in exported graphs.
+    Layers with the same options compute the same function of their weights, so they share one graph. Linear weights are
+    (in, out), as in exported graphs.
     """
 
     outputs: tuple[str, ...]
 
     def __init__(self, parts: nn.Module, unused: tuple[str, ...] = ()) -> None:
-        """Weights whose names begin with one of `unused` are not inputs."""
+        """Weights whose names start with an item of `unused` are not inputs."""
         super().__init__()
         self._parts = parts
         self._linear = {f"{name}.weight" for name, module in parts.named_modules() if isinstance(module, nn.Linear)}
         self._unused = unused
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of the layer and its tables of positions, by name."""
+        """Return the layer's weights and position tables, by name."""
         tensors = {**dict(self._parts.named_parameters()), **dict(self._parts.named_buffers())}
         return {
             name: tensor.T if name in self._linear else tensor
@@ -147,7 +147,7 @@ class LayerFunction(nn.Module):
         }
 
     def call(self, inputs: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs with the weights of a layer with the same options, in the order of `weights()`."""
+        """Return the outputs for the weights of a layer with the same options, in the order of `weights()`."""
         state = {
             name: tensor.T if name in self._linear else tensor
             for name, tensor in zip(self.weights(), weights, strict=True)
@@ -157,7 +157,7 @@ class LayerFunction(nn.Module):
 
 
 class LayerAttention(LayerFunction):
-    """Scores, probabilities and values of one layer in one sequence."""
+    """Scores, probabilities and values of one layer for one sequence."""
 
     outputs = ("scores", "probs", "values")
 
@@ -194,12 +194,12 @@ class LayerSteps(LayerFunction):
             self.outputs = (*self.outputs, *options.terms)
 
     def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """Return the steps in their order. docs/maps.md, "Inside a layer", defines them.
+        """Return the steps in order, as defined in docs/maps.md, "Inside a layer".
 
         Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
-        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi, and with relative ones, the bias
-        of the scores, (H, R, T), and the terms of disentangled attention whose sum it is.
-        `rows` (R) are the indices of the tokens; the other arguments are as in `LayerAttention`.
+        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi. With relative positions, the score
+        bias, (H, R, T), follows, and then the terms of disentangled attention that add up to it. `rows` (R) are the
+        indices of the tokens; the other arguments are as in `LayerAttention`.
         """
         return self.call((hidden_state, position_ids, rows), weights)
 
@@ -207,7 +207,7 @@ class LayerSteps(LayerFunction):
 TOKENS = 16
 MEASURED_TOKENS = 3 * TOKENS + 1
 TOLERANCE = 1e-5
-"""Maximum difference of attention probabilities, and of the outputs of a layer relative to the largest one."""
+"""Maximum difference of attention probabilities, and of layer outputs relative to the largest value."""
 
 
 def write_layer_graphs(encoder: Encoder, graphs: GraphSet) -> list[LayerGraphs]:
@@ -237,7 +237,7 @@ def _write(module: LayerFunction, name: str, graphs: GraphSet, config: EncoderCo
 
 
 def _inputs(module: LayerFunction, tokens: int, config: EncoderConfig) -> dict[str, Tensor]:
-    """Return random inputs of a layer besides its weights. The rows are all tokens except the last, in reverse."""
+    """Return random layer inputs, without weights. The rows are all tokens except the last, in reverse."""
     inputs = {
         "hidden_state": torch.randn(1, tokens, config.hidden_size, generator=torch.Generator().manual_seed(0)),
         "position_ids": torch.arange(tokens)[None],
@@ -261,14 +261,14 @@ def _measure(module: LayerFunction, graph: Path, inputs: dict[str, Tensor]) -> P
 def attention_kinds(config: EncoderConfig) -> tuple[Kind, ...]:
     """Return the kinds of map that a model supports.
 
-    Causal attention and windows mask scores with the lowest float32, so a map of scores would be meaningless.
+    Causal attention and windows mask scores with the lowest float32, which would make a map of scores meaningless.
     """
     masked = config.causal or any(layer.window is not None for layer in config.layers)
     return tuple(kind for kind in KINDS if not (masked and kind == "scores"))
 
 
 def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: WeightStore) -> LayersRecord:
-    """Return the records of the layers, with the graphs of each."""
+    """Return the layer records, including the layers' graphs."""
     config = encoder.config
     layers = []
 

@@ -1,4 +1,4 @@
-"""Parity: what the exported graphs compute, compared with PyTorch."""
+"""Parity: comparison of exported graphs with PyTorch."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from model.source.model_size import MAX_TESTED_TOKENS
 
 DOMAIN = "attendant.reference"
 PACKED, BLOCKS = "PackedMultiHeadAttention", "MultiHeadAttention"
-"""The operators of CUDA graphs that the CPU execution provider lacks, or supports in float32 only."""
+"""Operators in CUDA graphs that the CPU execution provider does not support, or supports only in float32."""
 
 HEADS = """
     heads = Constant <value_int: int = @num_heads> ()
@@ -133,7 +133,7 @@ BLOCKS_BODY = """
 
 
 def define_operator(node: onnx.NodeProto) -> str:
-    """Turn an operator that only a GPU supports into a function call; return the function's definition."""
+    """Convert a GPU-only operator to a function call; return the function's definition."""
     given = dict(enumerate(node.input))
     if node.op_type == BLOCKS:
         inputs, body = "query, key, value, bias, key_padding_mask, attention_bias", SEPARATE + BLOCKS_BODY
@@ -164,9 +164,9 @@ def to_reference_graph(graph: bytes) -> bytes:
 
 
 def open_reference_session(graph: Path, weights: str, fused: Path | None = None) -> onnxruntime.InferenceSession:
-    """Return a session for the reference of a graph on the CPU execution provider; `weights` is next to the graph.
+    """Open a graph's reference on the CPU execution provider; `weights` is next to the graph.
 
-    The graph with onnxruntime's fusions is written to `fused`.
+    The graph after onnxruntime's fusions is written to `fused`.
     """
     options = onnxruntime.SessionOptions()
     body = (graph.parent / weights).read_bytes()
@@ -196,7 +196,8 @@ def measure_parity(
 ) -> ParityRecord:
     """Return the parity of `module` and its exported graph on onnxruntime's CPU execution provider.
 
-    For an int8 graph set `copies_weights`: onnxruntime uses its int8 kernels, which quantize activations, only then.
+    Set `copies_weights` for an int8 graph: otherwise, onnxruntime does not use its int8 kernels, which quantize
+    activations.
     """
     session = open_session(graph, copies_weights=copies_weights)
     return compare_outputs(
@@ -232,11 +233,11 @@ def compare_outputs(
 
 
 def compare(results: Iterable[tuple[NDArray[Any], NDArray[Any]]], tolerance: float) -> ParityRecord:
-    """Return the largest absolute difference over all batches; each result is (reference, output), of equal sizes.
+    """Return the largest absolute difference over all batches of (reference, output) pairs of equal sizes.
 
-    `tolerance` is relative to the largest absolute value of the reference, at least 1; absolute in the record. The
-    difference is NaN if a value is NaN, or the reference is infinite. Layers are compared one after another, because
-    together they would take three times the memory.
+    `tolerance` is relative to the largest absolute value of the reference, at least 1; the record contains it as an
+    absolute value. The difference is NaN if a value is NaN or the reference is infinite. Layers are compared one by
+    one, because comparing all of them together would take three times the memory.
     """
     batches, difference, largest = 0, 0.0, 1.0
     for batches, (reference, output) in enumerate(results, start=1):  # noqa: B007
@@ -287,7 +288,7 @@ def pack_sequences(sequences: Sequence[Inputs]) -> Inputs:
 def pack_varlen(sequences: Sequence[Inputs], multiple: int = 1) -> dict[str, NDArray[np.int32]]:
     """Return the inputs of a varlen graph: int32 tensors (T,), `cu_seqlens` (B+1,) and `token_offset` (B, S).
 
-    A last sequence of padding makes T a multiple of `multiple`.
+    A final padding sequence makes T a multiple of `multiple`.
     """
     lengths = [sequence["input_ids"].shape[1] for sequence in sequences]
     padding = -sum(lengths) % multiple

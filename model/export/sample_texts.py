@@ -1,6 +1,6 @@
 """Real English sentences for accuracy measurements, extracted at run time from installed packages.
 
-The sources are package metadata and the documentation and source of Python's standard library, so the sentences
+The sources are package metadata, and documentation and source code of Python's standard library, so the sentences
 depend on the machine. The repository contains none of them.
 """
 

@@ -13,10 +13,10 @@ FAMILIES: dict[str, Family] = {family.name: family for module in MODULES for fam
 def find_family(config: Mapping[str, Any], tensors: Collection[str] = ()) -> Family | None:
     """Return the family of a config.json; None for an unsupported one.
 
-    The names of the tensors tell the two architectures of JinaBERT apart, whose config.json has the same keys.
+    JinaBERT's two architectures have the same config.json keys, and are distinguished by tensor names.
     """
     if config.get("model_type") == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
-        return FAMILIES["jina_embeddings_v3"]  # as published, with its own code, as is the next one
+        return FAMILIES["jina_embeddings_v3"]  # as published with custom code, like the next one
     if config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi":
         return FAMILIES["jina_bert_code" if any("mlp.up_gated_layer." in name for name in tensors) else "jina_bert"]
     return FAMILIES.get(str(config.get("model_type")))

@@ -29,7 +29,7 @@ UNUSED = r"^classifier\."
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. Fields without a value get their defaults.
+    """Return the configuration. Missing fields get defaults.
 
     In earlier versions, `attention_bias` included the output, and `relative_bias` was true or false.
     """
@@ -49,7 +49,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 
 def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
-    """Return a field's value, checked by its type. Sizes with a default may be 0, and so may `type_vocab_size`."""
+    """Return a field's value after checking its type. `type_vocab_size` and sizes with a default may be 0."""
     key, has_default = field.name, field.default is not MISSING
     if key not in config:
         return field.default if has_default else config.value(key)
@@ -72,7 +72,7 @@ def _read_field(config: ConfigReader, field: "Field[Any]") -> Any:
 
 
 def _read_relative(values: Any) -> RelativeConfig | None:
-    """Return the bias for distances. Raises CheckpointError."""
+    """Return the relative position bias. Raises CheckpointError."""
     if type(values) is bool:
         return RelativeConfig() if values else None
     if not isinstance(values, Mapping) or not set(values) <= {"buckets", "max_distance"}:
@@ -81,7 +81,7 @@ def _read_relative(values: Any) -> RelativeConfig | None:
 
 
 def _read_layer(values: Any) -> LayerConfig:
-    """Return the options of a layer. Raises CheckpointError."""
+    """Return a layer's options. Raises CheckpointError."""
     if not isinstance(values, Mapping) or not set(values) <= LAYER_KEYS:
         raise unsupported("config.json: element of layers", values, sorted(LAYER_KEYS))
     layer = ConfigReader(values)
@@ -93,7 +93,7 @@ def _read_layer(values: Any) -> LayerConfig:
 
 
 def write_config(config: EncoderConfig) -> dict[str, Any]:
-    """Return the values of config.json for an encoder whose rotary positions are not scaled."""
+    """Return the config.json values of an encoder without rotary scaling."""
     return asdict(config) | {"layers": [_write_layer(layer) for layer in config.layers]}
 
 

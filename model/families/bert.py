@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) and the post-norm encoders with position tables that derive from it.
+"""BERT (Devlin et al. 2019) and related post-norm encoders with position tables.
 
 MiniLM, BGE, E5, LaBSE and early GTE models are BERTs.
 """
@@ -35,7 +35,7 @@ NAMES = {
     "feed_forward_norm": "output.LayerNorm",
 }
 RENAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
-"""Names of layer norms in early checkpoints."""
+"""Layer norm names in early checkpoints."""
 
 
 def read_config(
@@ -43,7 +43,7 @@ def read_config(
 ) -> EncoderConfig:
     """Return the configuration; the position table starts with `first_position` unused rows.
 
-    `embedding_size` 0 means the hidden size: only ELECTRA projects its embeddings. Only ERNIE has `tasks`.
+    `embedding_size` 0 means the hidden size: only ELECTRA projects embeddings. Only ERNIE uses `tasks`.
     """
     config.require("position_embedding_type", "absolute")
     if config.flag("add_cross_attention"):
@@ -60,7 +60,7 @@ def read_config(
     )
 
 
-# ERNIE (Sun et al. 2020): embeddings of tasks, of which inference uses the first.
+# ERNIE (Sun et al. 2020): task embeddings; inference uses the first.
 
 
 def read_ernie(config: ConfigReader) -> EncoderConfig:
@@ -80,7 +80,7 @@ ERNIE = Family(
 BERT = Family("bert", read_config, NAMES, ("", "bert."), RENAMES, masked_lm=read_bert_head)
 
 
-# DistilBERT (Sanh et al. 2019): no token types, and keys and tensors under other names.
+# DistilBERT (Sanh et al. 2019): no token types, and different names of keys and tensors.
 
 DISTILBERT_NORM_EPS = 1e-12  # not in config.json
 DISTILBERT_NAMES = NAMES | {
@@ -128,7 +128,7 @@ DISTILBERT = Family(
 )
 
 
-# ELECTRA (Clark et al. 2020): a projection of smaller embeddings.
+# ELECTRA (Clark et al. 2020): smaller embeddings, projected to the hidden size.
 
 
 def read_electra(config: ConfigReader) -> EncoderConfig:
@@ -136,7 +136,7 @@ def read_electra(config: ConfigReader) -> EncoderConfig:
 
 
 def read_electra_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the head of a generator."""
+    """Return the masked-LM head of a generator."""
     name = "generator_predictions"
     layers = HeadLayout(None, f"{name}.dense", "gelu", f"{name}.LayerNorm", config.number("layer_norm_eps", 1e-12))
     return VocabularyLayout(layers, "generator_lm_head", config.flag("tie_word_embeddings", True))
@@ -154,7 +154,7 @@ ELECTRA = Family(
 
 
 # RoBERTa (Liu et al. 2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020): positions start after
-# the padding id. The rows of the position table before that are unused and dropped.
+# the padding id. Earlier rows of the position table are unused and dropped.
 
 
 def roberta_first_position(config: ConfigReader) -> int:
@@ -183,7 +183,7 @@ ROBERTAS = tuple(
 
 # MPNet (Song et al. 2020): no token types, and a relative position bias that all layers share.
 
-MPNET_FIRST_POSITION = 2  # whatever the padding id
+MPNET_FIRST_POSITION = 2  # regardless of the padding id
 MPNET_NAMES = NAMES | {
     "positions.bias": "encoder.relative_attention_bias",
     "attention.query": "attention.attn.q",
@@ -216,8 +216,8 @@ MPNET = Family(
 )
 
 
-# JinaBERT (Günther et al. 2023), published as `bert` with custom code: a fixed bias of the scores in place of
-# positions, and gated feed-forward networks.
+# JinaBERT (Günther et al. 2023), published as `bert` with custom code: a fixed score bias instead of positions, and
+# gated feed-forward networks.
 
 JINA_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 JINA_NAMES = NAMES | {
@@ -254,8 +254,8 @@ JINA_BERT = Family(
     code=("JinaBert",),
 )
 
-# jina-embeddings-v2-base-code: the queries, and the keys, of all heads are normalized together, and a second residual
-# connection goes around attention.
+# jina-embeddings-v2-base-code: the queries, and the keys, of all heads are normalized together, and attention has a
+# second residual connection.
 
 JINA_CODE_BERT = Family(
     "jina_bert_code",

@@ -47,7 +47,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
 
 
 def _read_distances(config: ConfigReader, types: list[str], positions: int) -> DisentangledConfig:
-    """Return the options of disentangled attention. Numbers below 1 select defaults."""
+    """Return the options of disentangled attention. Values below 1 select defaults."""
     distance = config.value("max_relative_positions", -1)
     distance = positions if distance == -1 else config.size("max_relative_positions", least=0) or positions
     buckets = config.value("position_buckets", -1)

@@ -1,4 +1,4 @@
-"""A model family: how the published files of an architecture become an `EncoderConfig` and its weights."""
+"""A model family: converts an architecture's published files to an `EncoderConfig` and weights."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +18,10 @@ DECISIVE = re.compile(
     r"attn|attention|rope|rotary|scaling|window|causal|bidirection|softcap|alibi|expert|moe|position_embedding"
     r"|prenorm|norm_type|parallel_block|qk_|quantization"
 )
-"""Keys that may select another architecture. One that was not read is an error, unless it is off or `HARMLESS`."""
+"""Pattern of keys that may select a different architecture. An unread key is an error unless it is off or `HARMLESS`.
+"""
 MAX_SIZE = 2**24
-"""Larger sizes are mistakes; reject them before they exhaust memory."""
+"""Maximum size. Larger values are mistakes, rejected before they exhaust memory."""
 HARMLESS = re.compile(
     r"dropout|_pdrop$|attn_implementation|flash_attn|memory_efficient_attention|_attention_heads$|^attentions?$|^output_attentions$"
     r"|^final_logit_softcapping$|^max_window_layers$|^sliding_window_pattern$|^cross_attention_hidden_size$|^attention_type$"
@@ -66,7 +67,7 @@ class ConfigReader:
         return float(found)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean. Some published files contain it as a string."""
+        """Return a boolean, which some published files contain as a string."""
         found = self.value(key, default)
         if isinstance(found, str) and found.lower() in ("true", "false"):
             return found.lower() == "true"
@@ -78,13 +79,13 @@ class ConfigReader:
         return self.check_activation(key, self.value(key, default))
 
     def check_activation(self, key: str, name: Any) -> str:
-        """Return the name of an activation that `key` contains. Raises CheckpointError."""
+        """Return the activation named by `key`. Raises CheckpointError."""
         if not isinstance(name, str) or name not in ACTIVATIONS:
             raise unsupported(f"config.json: {key}", name, ACTIVATIONS)
         return name
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
-        """Return the entry of `choices` that a value selects."""
+        """Return the entry of `choices` selected by a value."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in choices:
             raise unsupported(f"config.json: {key}", found, choices)
@@ -103,7 +104,7 @@ class ConfigReader:
             raise CheckpointError(f"config.json: {hidden_size} ({size}) is not a multiple of {heads} ({count}).")
 
     def reject_unknown(self) -> None:
-        """Raise CheckpointError if a key that was not read may select another architecture."""
+        """Raise CheckpointError if an unread key may select a different architecture."""
         for key, value in self._values.items():
             if key in self._read or not value or HARMLESS.search(key) or not DECISIVE.search(key):
                 continue
@@ -120,11 +121,11 @@ USUAL_KEYS: dict[str, Callable[[ConfigReader], Any]] = {
     "norm_eps": lambda config: config.number("layer_norm_eps", 1e-12),
     "hidden_act": lambda config: config.activation("hidden_act", "gelu"),
 }
-"""Fields of `EncoderConfig` that most families read from the same key of config.json."""
+"""Fields of `EncoderConfig` that most families read from the same config.json key."""
 
 
 def make_config(config: ConfigReader, *, rotary: RotaryConfig | None = None, **parts: Any) -> EncoderConfig:
-    """Return an `EncoderConfig` of `parts`, and of `USUAL_KEYS` for fields missing there.
+    """Return an `EncoderConfig` from `parts`, with `USUAL_KEYS` for missing fields.
 
     `rotary` gives every layer the same rotary position embeddings instead of a position table.
     """
@@ -135,18 +136,18 @@ def make_config(config: ConfigReader, *, rotary: RotaryConfig | None = None, **p
 
 
 SHARED_ROW_TOKENS = 512
-"""Rows of more tokens hold one sequence."""
+"""Rows with more tokens contain a single sequence."""
 ROTARY_KEYS = {"rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings"}
 ROTARY_KINDS = ("default", "linear", "dynamic", "llama3")
 LLAMA3_KEYS = {"low_freq_factor", "high_freq_factor"}
 
 
 def read_rotary(config: ConfigReader, default_base: float, positions: int) -> RotaryConfig:
-    """Return the rotary position embeddings of a model with one kind of layer.
+    """Return the rotary position embeddings of a model whose layers are all of one kind.
 
     Args:
-        config: config.json, with `rope_parameters`, or `rope_theta` and `rope_scaling` of older files.
-        default_base: The base that transformers applies to this family.
+        config: config.json, with `rope_parameters`, or `rope_theta` and `rope_scaling` in older files.
+        default_base: transformers' default base for this family.
         positions: The length beyond which dynamic scaling applies.
     """
     base = config.number("rope_theta", default_base)
@@ -159,7 +160,7 @@ def read_rotary(config: ConfigReader, default_base: float, positions: int) -> Ro
 def check_scaled_length(length: int) -> int:
     """Return the length beyond which dynamic scaling applies. Raises CheckpointError if shorter sequences share rows.
 
-    The scaling depends on the length of a sequence, but the encoder only knows the length of a row.
+    The scaling depends on the sequence length, but the encoder only knows the row length.
     """
     if length < SHARED_ROW_TOKENS:
         raise CheckpointError(f"config.json: dynamic scaling from {length} tokens on (minimum {SHARED_ROW_TOKENS}).")
@@ -167,12 +168,12 @@ def check_scaled_length(length: int) -> int:
 
 
 def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> RotaryConfig:
-    """Return rotary position embeddings of a type in `ROTARY_KINDS`.
+    """Return rotary position embeddings, of a type in `ROTARY_KINDS`.
 
     Args:
         parameters: The values of `path`, with the base as `rope_theta`.
         positions: The length beyond which dynamic scaling applies.
-        path: The key of config.json that errors name.
+        path: The config.json key to name in errors.
 
     Raises:
         CheckpointError: unsupported type or key.
@@ -202,7 +203,7 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
 
 
 def read_relative(config: ConfigReader, buckets_key: str, distance_key: str) -> RelativeConfig:
-    """Return the buckets of a bias for distances. Raises CheckpointError."""
+    """Return the buckets of a relative position bias. Raises CheckpointError."""
     buckets, distance = config.size(buckets_key, 32, least=4), config.size(distance_key, 128)
     if distance <= buckets // 4:
         raise CheckpointError(
@@ -226,7 +227,7 @@ def read_layer_types(config: ConfigReader, layers: int, is_sliding: Callable[[in
     return types
 
 
-# Task heads of language-model and classifier checkpoints, and buffers.
+# Patterns of tensors that belong to task heads of language models and classifiers, and of buffers.
 UNUSED = (
     r"^(pooler|cls|lm_head|classifier|pre_classifier|qa_outputs|discriminator_predictions|generator_predictions"
     r"|generator_lm_head|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder|dense|score)\."
@@ -254,12 +255,12 @@ class Family:
     Attributes:
         name: `model_type` in config.json.
         read_config: Returns the configuration. It reads every key that can change the result.
-        names: Checkpoint name per module of `Encoder`. Names within a block are relative to the block.
-        prefixes: Possible prefixes of all tensor names; models with a head use the second one.
-        renames: Patterns in tensor names of other releases, and their replacements.
-        fused: Modules that stack the rows of several modules of the same size, in this order.
+        names: Checkpoint name for each module of `Encoder`. Names within a block are relative to the block.
+        prefixes: Possible prefixes of all tensor names. Models with a head use the second one.
+        renames: Patterns in the tensor names of other releases, and replacements.
+        fused: Checkpoint modules that stack the rows of several modules of the same size, in this order.
         norm_offset: Added to norm weights: Gemma stores them minus 1.
-        layers_keys: config.json keys that may hold the number of layers.
+        layers_keys: config.json keys that may contain the number of layers.
         layer_lists: config.json keys with one value per layer.
         first_position: Returns the number of unused rows at the start of the position table.
         unused: Pattern of tensors that embeddings do not need.
@@ -267,7 +268,7 @@ class Family:
         token_classifier: The token classifier, or a function that returns it for a configuration.
         masked_lm: Returns the masked-LM head for a configuration; None for causal language models.
         code: Prefixes of the class names of published code that this family implements.
-        code_keys: config.json keys that must be set, because the code and transformers differ in their defaults.
+        code_keys: config.json keys that must be set, because the code's defaults differ from transformers'.
     """
 
     name: str
@@ -288,7 +289,7 @@ class Family:
     code_keys: tuple[str, ...] = ()
 
     def implements(self, name: str, config: Mapping[str, Any]) -> bool:
-        """Return whether a class of published code, `file.Class`, computes what this family does."""
+        """Return whether a class in published code, `file.Class`, computes the same as this family."""
         is_known = name.rpartition(".")[2].startswith(self.code)
         return is_known and all(key in config for key in self.code_keys)
 
@@ -315,11 +316,11 @@ class Family:
 
     @property
     def head_prefix(self) -> str:
-        """The prefix with which transformers saves the encoder of a model with a head."""
+        """The prefix that transformers uses for the encoder in models with a head."""
         return self.prefixes[:2][-1]
 
     def find_prefix(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the prefix of the tensor names of a checkpoint."""
+        """Return the prefix of a checkpoint's tensor names."""
         first = self.published_name("embeddings.word_embeddings.weight")
         for prefix in self.prefixes:
             if any(name.startswith(prefix) and self.split(name.removeprefix(prefix)) == [first] for name in tensors):
@@ -327,7 +328,7 @@ class Family:
         return None
 
     def parts(self, tensors: Mapping[str, Tensor], prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a checkpoint by their names without prefix, fused ones in parts."""
+        """Yield a checkpoint's tensors by unprefixed name, with fused tensors split."""
         for name, tensor in tensors.items():
             names = self.split(name.removeprefix(prefix))
             yield from zip(names, tensor.chunk(len(names)), strict=True)
@@ -350,11 +351,11 @@ class Family:
         return layout if isinstance(layout, HeadLayout) else layout(ConfigReader(config))
 
     def is_head(self, name: str) -> bool:
-        """Return whether a tensor, by its name without prefix, belongs to a task head."""
+        """Return whether a tensor, by its unprefixed name, belongs to a task head."""
         return self.is_unused(name) and re.search(NO_HEAD, name) is None
 
     def is_unused(self, name: str) -> bool:
-        """Return whether a tensor, by its name without prefix, is known and not needed."""
+        """Return whether a tensor, by its unprefixed name, is known to be unused."""
         return re.search(self.unused, name) is not None
 
 
@@ -369,11 +370,11 @@ def read_bert_head(config: ConfigReader) -> VocabularyLayout:
 
 
 def read_roberta_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the head of RoBERTa, which MPNet and Jina share."""
+    """Return RoBERTa's masked-LM head, also used by MPNet and Jina."""
     tied = config.flag("tie_word_embeddings", True)
     return VocabularyLayout(read_roberta_layers(config), "lm_head.decoder", tied, tied_bias="lm_head.bias")
 
 
 def read_roberta_layers(config: ConfigReader) -> HeadLayout:
-    """Return the layers of RoBERTa's head before the projection, which GTE shares."""
+    """Return the layers of RoBERTa's head before the projection, also used by GTE."""
     return HeadLayout(None, "lm_head.dense", "gelu", "lm_head.layer_norm", config.number("layer_norm_eps", 1e-12))

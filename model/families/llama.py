@@ -1,6 +1,6 @@
-"""Llama (Touvron et al. 2023) and what derives from it: Mistral, Qwen2, Qwen3, Gemma 3 and EuroBERT.
+"""Llama (Touvron et al. 2023) and its derivatives: Mistral, Qwen2, Qwen3, Gemma 3 and EuroBERT.
 
-Their blocks have RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
+Their blocks use RMSNorm, rotary positions, grouped queries and gated feed-forward networks.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ PARTS: dict[str, Any] = {
 def _make_config(
     config: ConfigReader, *, norm_eps: float, head_size: int, key_value_heads: int | None = None, **parts: Any
 ) -> EncoderConfig:
-    """Return an `EncoderConfig` of `PARTS`, the keys that the families share, and `parts`."""
+    """Return an `EncoderConfig` from `PARTS`, the keys shared by the families, and `parts`."""
     key_value_heads = key_value_heads or config.size("num_attention_heads")
     shared = {
         "norm_eps": config.number("rms_norm_eps", norm_eps),
@@ -65,7 +65,7 @@ def _make_config(
 
 
 def _read_qwen(config: ConfigReader, **parts: Any) -> EncoderConfig:
-    """Return the configuration of Qwen2 or Qwen3, the last layers of which may have windows."""
+    """Return the configuration of Qwen2 or Qwen3, whose last layers may use windows."""
     positions, causal = config.size("max_position_embeddings", 32_768), config.flag("is_causal", True)
     rotary, window = read_rotary(config, 10_000.0, positions), _read_window(config, causal=causal)
     windows, first = config.flag("use_sliding_window"), config.size("max_window_layers", 28, least=0)
@@ -84,7 +84,7 @@ def _read_qwen(config: ConfigReader, **parts: Any) -> EncoderConfig:
 
 
 def _read_window(config: ConfigReader, *, causal: bool) -> int:
-    """Return the largest distance of a key: less than the size in a causal model, else the size."""
+    """Return the maximum distance of a key: less than the window size in a causal model, else the window size."""
     return config.size("sliding_window", 4096) - (1 if causal else 0)
 
 
@@ -117,7 +117,7 @@ def _read_llama(config: ConfigReader, *, positions: int, norm_eps: float, causal
 
 
 def _split_heads(config: ConfigReader) -> int:
-    """Return the size of a head in files without `head_dim`."""
+    """Return the head size for files without `head_dim`."""
     return config.size("hidden_size") // config.size("num_attention_heads")
 
 
@@ -128,7 +128,7 @@ def read_eurobert_classifier(config: ConfigReader) -> ClassifierLayout:
 
 
 def read_eurobert_head(config: ConfigReader) -> VocabularyLayout:
-    """Return the masked-LM head, which is only the projection."""
+    """Return the masked-LM head, which consists only of the projection."""
     tied = config.flag("tie_word_embeddings")
     return VocabularyLayout(HeadLayout(), "lm_head", tied, has_bias=config.flag("mlp_bias"))
 
@@ -144,7 +144,7 @@ EUROBERT = Family(
 )
 
 
-# Llama: `is_causal` false makes attention bidirectional, here and in the families below.
+# Llama: if `is_causal` is false, attention is bidirectional, here and in the families below.
 
 
 def read_llama(config: ConfigReader) -> EncoderConfig:
@@ -180,7 +180,7 @@ def read_mistral(config: ConfigReader) -> EncoderConfig:
 MISTRAL = Family("mistral", read_mistral, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
-# Qwen2 (Yang et al. 2024), the base of gte-Qwen2: biases of queries, keys and values.
+# Qwen2 (Yang et al. 2024), the base of gte-Qwen2: biases for queries, keys and values.
 
 
 def read_qwen2(config: ConfigReader) -> EncoderConfig:
@@ -193,11 +193,11 @@ def read_qwen2(config: ConfigReader) -> EncoderConfig:
     )
 
 
-# The code of gte-Qwen2 is bidirectional unless the caller says otherwise.
+# gte-Qwen2's custom code is bidirectional by default.
 QWEN2 = Family("qwen2", read_qwen2, NAMES, ("", "model."), code=("Qwen2",), code_keys=("is_causal",), **CAUSAL_HEADS)
 
 
-# Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with norms of queries and keys.
+# Qwen3 (Yang et al. 2025), the base of Qwen3-Embedding: causal, with query and key norms.
 
 
 def read_qwen3(config: ConfigReader) -> EncoderConfig:
@@ -207,8 +207,8 @@ def read_qwen3(config: ConfigReader) -> EncoderConfig:
 QWEN3 = Family("qwen3", read_qwen3, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
-# Gemma 3 (Gemma Team 2025): norms on both sides of each part, and sliding windows in most layers. EmbeddingGemma is a
-# bidirectional version of it.
+# Gemma 3 (Gemma Team 2025): norms before and after each part, and sliding windows in most layers. EmbeddingGemma is a
+# bidirectional version.
 
 GEMMA3_NAMES = NAMES | {
     "attention_output_norm": "post_attention_layernorm",
@@ -216,11 +216,11 @@ GEMMA3_NAMES = NAMES | {
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
 GEMMA3_BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
-"""Per type of layer, the key of the rotary base in files without `rope_parameters`, and the default of transformers."""
+"""Per layer type, the key of the rotary base in files without `rope_parameters`, and transformers' default."""
 
 
 def read_gemma3(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. `sliding_window` is a full width if attention is bidirectional."""
+    """Return the configuration. In bidirectional models, `sliding_window` is the full window width."""
     hidden_size, layers = config.size("hidden_size"), config.size("num_hidden_layers")
     positions = config.size("max_position_embeddings", 131_072)
     bidirectional, sliding = config.flag("use_bidirectional_attention"), config.size("sliding_window", 4096)

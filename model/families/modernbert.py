@@ -25,7 +25,7 @@ NAMES = {
 FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.inner")}
 """The first half of `Wi` passes through the activation."""
 BASES = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
-"""Per type of layer, the key of the rotary base in files without `rope_parameters`, and the default of transformers."""
+"""Per layer type, the key of the rotary base in files without `rope_parameters`, and transformers' default."""
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
@@ -74,7 +74,7 @@ POOLINGS: dict[str, ClassifierPooling] = {"cls": "cls", "mean": "mean"}
 
 
 def read_prediction_head(config: ConfigReader, output: str | None) -> HeadLayout:
-    """Return the layers that the classifier and the masked-LM head share, and an output layer."""
+    """Return the layers shared by the classifier and the masked-LM head, and an output layer."""
     activation, eps = config.activation("classifier_activation", "gelu"), config.number("norm_eps", 1e-5)
     flags = {"head.dense": config.flag("classifier_bias"), "head.norm": config.flag("norm_bias")}
     unbiased = tuple(name for name, has_bias in flags.items() if not has_bias)

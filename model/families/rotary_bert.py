@@ -48,7 +48,7 @@ NOMIC_RENAMES = (
     (r"\.norm1\.", ".post_attention_layernorm."),
     (r"\.norm2\.", ".post_mlp_layernorm."),
 )
-"""Names of the published checkpoints."""
+"""Tensor names in the published checkpoints."""
 NOMIC_PARTS: dict[str, Any] = {
     "attention_bias": False,
     "attention_output_bias": False,
@@ -59,7 +59,7 @@ NOMIC_PARTS: dict[str, Any] = {
 
 
 def read_nomic(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration from the keys of transformers or of the published checkpoints."""
+    """Return the configuration, from keys of transformers or of the published checkpoints."""
     return _read_published_nomic(config) if "n_embd" in config else _read_native_nomic(config)
 
 
@@ -144,13 +144,13 @@ GTE_RENAMES = (
     (r"\.mlp_ln\.", ".post_mlp_layernorm."),
     (r"^lm_head\.norm\.", "lm_head.layer_norm."),
 )
-"""Names of the published checkpoints, which transformers writes as well."""
+"""Tensor names in the published checkpoints, also written by transformers."""
 GTE_FUSED = {"self_attn.qkv_proj": FUSED_QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")}
 GTE_BASE = 160_000.0
 
 
 def read_gte(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration from the keys of transformers or of the published checkpoints."""
+    """Return the configuration, from keys of transformers or of the published checkpoints."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rope")
     config.require("layer_norm_type", "layer_norm")
@@ -170,8 +170,8 @@ def read_gte(config: ConfigReader) -> EncoderConfig:
 def _read_gte_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
     """Return the rotary position embeddings.
 
-    Published files scale with `{"type": "ntk", "factor": s}` at every length: frequency k is
-    `(s base) ** (-2k / d) * s ** (-2 / d)`.
+    In published files, `{"type": "ntk", "factor": s}` applies at every length: frequency k is `(s base) ** (-2k / d) *
+    s ** (-2 / d)`.
     """
     scaling = config.value("rope_scaling", {})
     if scaling.get("type", scaling.get("rope_type")) != "ntk":
@@ -204,11 +204,11 @@ JINA_RENAMES = (
     (r"\.norm1\.", ".post_attention_layernorm."),
     (r"\.norm2\.", ".post_mlp_layernorm."),
 )
-"""Names of the published checkpoint."""
+"""Tensor names in the published checkpoint."""
 
 
 def read_jina(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration from the keys of transformers or of the published checkpoint."""
+    """Return the configuration, from keys of transformers or of the published checkpoint."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rotary")
     positions, base = config.size("max_position_embeddings", 8194), config.number("rotary_emb_base", 20_000.0)

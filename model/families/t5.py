@@ -1,6 +1,6 @@
 """The encoders of T5 (Raffel et al. 2020) and mT5 (Xue et al. 2021), the base of sentence-t5, gtr and Instructor.
 
-Pre-norm blocks without biases; a learned bias of the scores for distances is their only position.
+Pre-norm blocks without biases. A learned relative score bias is the only positional information.
 """
 
 from model.encoder import EncoderConfig
@@ -24,11 +24,11 @@ NAMES = {
     "norm": "encoder.final_layer_norm",
 }
 RENAMES = ((r"^encoder\.embed_tokens\.", "shared."), (r"\.DenseReluDense\.wi\.", ".DenseReluDense.wi_1."))
-"""A second name of the embeddings, which files may contain too, and the name of a layer without a gate."""
+"""An alternative name of the embeddings, which files may also contain, and the name of a layer without a gate."""
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. `n_positions` is the length of the training texts; the bias has no limit."""
+    """Return the configuration. `n_positions` is the training length; the bias itself sets no limit."""
     kind = str(config.value("feed_forward_proj", "relu"))
     activation = config.check_activation("feed_forward_proj", kind.removeprefix("gated-"))
     return make_config(

@@ -1,4 +1,4 @@
-"""Heads: what turns hidden states into labels, words, sparse vectors or token vectors.
+"""Heads: convert hidden states to labels, words, sparse vectors or token vectors.
 
 A head runs as a small graph over rows, (N, D) to (N, K). The server chooses the rows and combines the results.
 """

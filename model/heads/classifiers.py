@@ -1,4 +1,4 @@
-"""Heads that label: texts, tokens and, for causal rerankers, the logit of "yes" less the logit of "no"."""
+"""Classification heads for texts and tokens; for causal rerankers, the logit of "yes" minus the logit of "no"."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ ARCHITECTURE, TOKEN_ARCHITECTURE = "ForSequenceClassification", "ForTokenClassif
 
 @dataclass(frozen=True)
 class ClassifierLayout:
-    """The layers of a classifier, and the rows that they read; see `ClassificationHead`."""
+    """The layers of a classifier, and the rows they read; see `ClassificationHead`."""
 
     layers: HeadLayout
     pooling: ClassifierPooling = "cls"
@@ -33,15 +33,14 @@ class ClassifierLayout:
     def skipped_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the padding token of config.json if the classifier reads the last token.
 
-        transformers reads the last token that is not padding, and some tokenizers append the padding token to each
-        text.
+        transformers reads the last non-padding token, and some tokenizers append the padding token to each text.
         """
         return config.get("pad_token_id") if self.pooling == "last" else None
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A classifier from a checkpoint: logits (N, C) of rows (N, D)."""
+    """A checkpoint's classifier. Computes logits (N, C) from rows (N, D)."""
 
     head: RowHead
     record: ClassificationHead
@@ -56,8 +55,8 @@ def read_classifier(
 ) -> Classifier:
     """Return the classifier of a checkpoint.
 
-    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` are named
-    as in the architecture, without the prefix of the encoder.
+    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` have the
+    architecture's names, without the encoder's prefix.
 
     Raises:
         CheckpointError: a tensor or a value of config.json is missing or invalid.
@@ -73,7 +72,7 @@ def make_classifier(
     pooling: ClassifierPooling,
     skipped_token_id: int | None = None,
 ) -> Classifier:
-    """Return a classifier with the labels and functions that the files name. Raises CheckpointError."""
+    """Return a classifier with the labels and functions named in the files. Raises CheckpointError."""
     labels = read_labels(config, head.out_features)
     record = ClassificationHead(
         graph="classification",
@@ -87,16 +86,16 @@ def make_classifier(
 
 
 def read_pair_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation | None:
-    """Return the function for the score of a pair where it differs from `read_activation`; None elsewhere.
+    """Return the activation for pair scores if it differs from `read_activation`, else None.
 
-    For a regression model, transformers returns the logit, and CrossEncoder of sentence-transformers its sigmoid.
+    For a regression model, transformers returns the logit, and sentence-transformers' CrossEncoder its sigmoid.
     """
     is_regression = labels == 1 and config.get("problem_type") == "regression"
     return "sigmoid" if is_regression and _named_activation(config, options) is None else None
 
 
 def _named_activation(config: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
-    """Return the first function that is named in the three places of sentence-transformers."""
+    """Return the first activation named in the three places that sentence-transformers reads."""
     nested = config.get("sentence_transformers")
     paths = (
         options.get("activation_fn"),
@@ -107,10 +106,10 @@ def _named_activation(config: Mapping[str, Any], options: Mapping[str, Any]) -> 
 
 
 def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], labels: int) -> ScoreActivation:
-    """Return the function that turns logits into scores.
+    """Return the activation that converts logits to scores.
 
-    sentence-transformers can name it in three places, in this order. Otherwise it is the one of the pipeline
-    "text-classification" of transformers.
+    sentence-transformers reads it from three places, in this order. By default, it is the one used by transformers'
+    pipeline "text-classification".
     """
     path = _named_activation(config, options)
     named = None if path is None else path.rsplit(".", 1)[-1]
@@ -128,7 +127,7 @@ def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], label
 
 @dataclass(frozen=True)
 class TokenClassifier:
-    """A token classifier from a checkpoint: logits (T, C) of the hidden states (T, D)."""
+    """A checkpoint's token classifier. Computes logits (T, C) from hidden states (T, D)."""
 
     head: RowHead
     record: TokenClassificationHead
@@ -150,21 +149,21 @@ def make_token_classifier(config: Mapping[str, Any], head: RowHead) -> TokenClas
 MODULE = "LogitScore"
 TEMPLATE = "chat_template.jinja"
 QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
-"""Texts in private-use characters, which no template contains."""
+"""Placeholder texts with private-use characters, which no template contains."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def find_logit_score(files: Published) -> Module | None:
-    """Return the module LogitScore; None if the model has none."""
+    """Return the LogitScore module, if any."""
     return next((module for module in files.modules if module.kind == MODULE), None)
 
 
 def read_logit_score(
     module: Module, files: Published, config: Mapping[str, Any], output: Tensor, tokenizer: bytes
 ) -> Classifier:
-    """Return the reranker as a classifier of one label, which reads the last token.
+    """Return the reranker as a classifier with one label that reads the last token.
 
-    `output` (V, D) are the weights of the language model's head, and `tokenizer` is a tokenizer.json.
+    `output` (V, D) contains the weights of the language model's head, and `tokenizer` is a tokenizer.json.
 
     Raises:
         CheckpointError: a file is invalid, or the chat template cannot be split at query and document.
@@ -192,7 +191,7 @@ def read_logit_score(
 
 
 def _read_template(files: Published, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> PairTemplateRecord:
-    """Return the parts of the chat template, with the model's default prompt as its instruction."""
+    """Return the parts of the chat template, with the model's default prompt as the instruction."""
     special = files.tokenizer_config
     path = files.transformer / TEMPLATE
     source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
@@ -216,13 +215,13 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
 
 
 def _render(source: str, prompt: str | None, special: Mapping[str, str]) -> str:
-    """Render a conversation of query and document, which appear once each. Templates are code, and run in a sandbox."""
+    """Render a conversation with query and document, once each. Templates are code, so they run in a sandbox."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
     texts = [("system", prompt)] * (prompt is not None) + [("query", QUERY), ("document", DOCUMENT)]
-    for structured in (False, True):  # content as a text, or as a list of parts
+    for structured in (False, True):  # content as a string or as a list of parts
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if structured else text} for role, text in texts
         ]

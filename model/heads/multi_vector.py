@@ -1,4 +1,4 @@
-"""One vector per token, for late interaction (Khattab and Zaharia 2020): ColBERT and the head of BGE-M3."""
+"""Multi-vector heads for late interaction (Khattab and Zaharia 2020): ColBERT and BGE-M3."""
 
 import string
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class MultiVector:
 
 
 def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
-    """Return BGE-M3's multi-vector head, which skips [CLS]; None if the directory has none. Raises CheckpointError."""
+    """Return BGE-M3's multi-vector head, which skips [CLS]; None if absent. Raises CheckpointError."""
     head = read_linear_head(directory / LINEAR, hidden_size)
     if head is None:
         return None
@@ -46,7 +46,7 @@ def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:
 
 TRANSFORMER_KEYS = ("query_length", "document_length", "query_expansion")
 PROJECTION = "linear.weight"
-"""The tensor of Stanford's format, at the root of the checkpoint."""
+"""The projection's name in Stanford's format, at the root of the checkpoint."""
 STANFORD_ARCHITECTURE = "HF_ColBERT"
 PYLATE = "ColBERT"
 """`model_type` in the configuration of PyLate before version 4."""
@@ -60,14 +60,14 @@ EXPANSION_KEYS = {"strategy", "attend", "token", "length"}
 
 @dataclass(frozen=True)
 class LateInteraction:
-    """The head of a ColBERT model, its prompts for queries and documents without markers, and its longest input."""
+    """A ColBERT model's head, its query and document prompts without markers, and its token limit."""
 
     head: MultiVector
     prompts: dict[str, str]
     max_tokens: int | None
 
     def limit_sides(self, max_input_tokens: int) -> "LateInteraction":
-        """Return it with the tokenizer's limit for a side without a limit, if the other side's limit is larger."""
+        """Return a copy with the tokenizer's limit for a side without one, if the other side's limit is larger."""
         if self.max_tokens is None or self.max_tokens <= max_input_tokens:
             return self
         record = self.head.record
@@ -80,7 +80,7 @@ class LateInteraction:
 
 @dataclass
 class _Options:
-    """The options of a format, in the terms of sentence-transformers."""
+    """The options of any format, in sentence-transformers' terms."""
 
     transformer: dict[str, Any] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Options:
     skips_unknown: bool = False
     mean: bool = False
     markers_are_words: bool = False
-    """Whether a marker may be any entry of the vocabulary, as in PyLate and Stanford's format; else an added token."""
+    """Whether a marker may be any vocabulary entry, as in PyLate and Stanford's format, or only an added token."""
 
 
 def pop_projection(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
@@ -99,7 +99,7 @@ def pop_projection(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Ten
 def read_late_interaction(
     files: Published, tokenizer: bytes, projection: Tensor | None, hidden_size: int, max_position_embeddings: int
 ) -> LateInteraction | None:
-    """Return the late interaction of a ColBERT model; None for other models.
+    """Return the late-interaction settings of a ColBERT model; None for other models.
 
     `projection` is the result of `pop_projection`.
 
@@ -134,7 +134,7 @@ def read_late_interaction(
 
 
 def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[str, Tensor]]:
-    """Return the options and the projection of sentence-transformers' and PyLate's formats."""
+    """Return options and projection from sentence-transformers' or PyLate's format."""
     config, options = files.sentence_transformers, _Options()
     _check_chain(files)
     prompts = dict(config.get("prompts") or {})
@@ -153,7 +153,7 @@ def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[st
     if config.get("model_type") == PYLATE:
         options.skipped_words = list(string.punctuation) if words is None else words
     elif config.get("model_type") is None and options.markers_are_words:
-        # PyLate 1, which uses punctuation for an empty list, too, and skips unknown tokens for unknown words.
+        # PyLate 1 also uses punctuation for an empty list, and skips unknown tokens for unknown words.
         options.skipped_words = words or list(string.punctuation)
         options.skips_unknown = True
     dense: list[DenseLayer] = []
@@ -169,7 +169,7 @@ def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[st
 
 
 def _check_chain(files: Published) -> None:
-    """Raise CheckpointError for unnormalized token vectors, and for limits that override query or document limits."""
+    """Raise CheckpointError for unnormalized token vectors, or limits that override query or document limits."""
     if "MultiVectorMask" in files.order and "Normalize" not in files.order:
         raise CheckpointError(f"{MODULES}: token vectors without Normalize are not supported.")
     calls = files.transformer_config.nested("processing_kwargs")
@@ -178,7 +178,7 @@ def _check_chain(files: Published) -> None:
 
 
 def _read_pylate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return PyLate's options for the transformer; expansion is on unless the configuration turns it off."""
+    """Return PyLate's transformer options. Query expansion is on by default."""
     values = {key: config[key] for key in ("query_length", "document_length") if config.get(key) is not None}
     if "query_expansion" in config:
         return values | {"query_expansion": config["query_expansion"]}
@@ -206,7 +206,7 @@ def _read_stanford(files: Published) -> _Options:
 
 
 def _read_mask(values: ConfigFile) -> list[str]:
-    """Return the skiplist: words whose tokens get no vector in documents."""
+    """Return the skiplist: words whose tokens get no vectors in documents."""
     if values.get("keep_only_token_ids") or values.get("skiplist_tasks", ["document"]) not in (
         "document",
         ["document"],
@@ -232,7 +232,7 @@ def _compose(dense: list[DenseLayer]) -> dict[str, Tensor]:
 def _read_sides(
     options: _Options, vocabulary: tokenizers.Tokenizer, limit: int
 ) -> tuple[dict[str, SideRecord], dict[str, str]]:
-    """Return how the model reads queries and documents, and the prompts without markers."""
+    """Return the query and document settings, and the prompts without markers."""
     sides, prompts = {}, dict(options.prompts)
     names = {"query": ("query",), "document": ("document", "passage", "corpus")}
     for role, candidates in names.items():
@@ -248,14 +248,14 @@ def _read_sides(
 
 
 def _split_marker(prompt: str, vocabulary: tokenizers.Tokenizer, *, words: bool) -> tuple[int | None, str]:
-    """Return the id of the token at the start of a prompt, if there is one, and the rest of the prompt."""
+    """Return the id of the marker token at the start of a prompt, if any, and the rest of the prompt."""
     added = {token.content: number for number, token in vocabulary.get_added_tokens_decoder().items()}
     for content in sorted(added, key=len, reverse=True):
         if content and prompt.startswith(content):
             return added[content], prompt.removeprefix(content)
     for content in (prompt, prompt.split(None, 1)[0] if prompt.split() else ""):
         number = vocabulary.token_to_id(content) if words and content else None
-        if number is not None:  # inserted by its id, so the space after it is not part of the text
+        if number is not None:  # the marker is inserted by id, so the space after it is not part of the text
             return number, prompt.removeprefix(content).lstrip()
     return None, prompt
 
@@ -285,7 +285,7 @@ def _read_expansion(
 
 
 def _find_ids(options: _Options, vocabulary: tokenizers.Tokenizer, special: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids of the skipped words, ascending; of unknown words, the id of the unknown token or none."""
+    """Return the ids of the skipped words, ascending. Unknown words yield the unknown token's id or no id."""
     ids = {vocabulary.token_to_id(word) for word in options.skipped_words}
     if None in ids and options.skips_unknown:
         ids.add(vocabulary.token_to_id(str(token_content(special.get("unk_token")))))

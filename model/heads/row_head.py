@@ -1,4 +1,4 @@
-"""The layers that heads of all architectures consist of, read from a checkpoint."""
+"""Layers common to heads of all architectures, read from a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """The modules of a head by their names in checkpoints: `output(norm(activation(dense(x))))`.
+    """The checkpoint names of a head's modules: `output(norm(activation(dense(x))))`.
 
-    None stands for no module. Without `dense` there is no activation. The modules `unbiased` have no bias.
+    None means no module. Without `dense`, there is no activation. Modules in `unbiased` have no bias.
     """
 
     output: str | None = None
@@ -58,7 +58,7 @@ class RowHead(nn.Module):
 
 
 def empty_head(layout: HeadLayout, hidden_size: int, out_features: int) -> RowHead:
-    """Return a head to train: linear layers of zeros, and a LayerNorm that changes nothing more than the scale."""
+    """Return a head to train: zero linear layers, and a LayerNorm with unit weight."""
     tensors: dict[str, Tensor] = {}
     for name, rows in ((layout.dense, hidden_size), (layout.output, out_features)):
         if name is not None:
@@ -76,7 +76,7 @@ def linear_head(tensors: Mapping[str, Tensor], hidden_size: int) -> RowHead:
 
 
 def read_linear_head(path: Path, hidden_size: int) -> RowHead | None:
-    """Return the linear layer in one of BGE-M3's files; None without the file. Raises CheckpointError."""
+    """Return the linear layer in one of BGE-M3's files; None if the file is missing. Raises CheckpointError."""
     if not path.is_file():
         return None
     tensors = read_pickled(path)
@@ -92,7 +92,7 @@ def has_architecture(config: Mapping[str, Any], *suffixes: str) -> bool:
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names of the labels; without names in config.json, those that transformers uses."""
+    """Return the label names; if config.json contains none, transformers' default names."""
     names = config.get("id2label")
     if not names:
         return tuple(f"LABEL_{index}" for index in range(count))

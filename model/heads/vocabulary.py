@@ -24,13 +24,14 @@ from model.source.published import (
 
 @dataclass(frozen=True)
 class VocabularyLayout:
-    """A masked-LM head: the layers before the projection onto the vocabulary, and that projection.
+    """A masked-LM head: the projection onto the vocabulary and the layers before it.
 
     Attributes:
         layers: The layers before the projection.
-        decoder: The projection. Its stored weight and bias take precedence over tied ones.
-        tied: A checkpoint without the weight of `decoder` uses the embedding table. If not tied, this is an error.
-        tied_bias: The tensor that replaces the bias of `decoder` in a checkpoint without it; None without one.
+        decoder: The projection. A stored weight and bias take precedence over tied ones.
+        tied: Whether a checkpoint without `decoder`'s weight uses the embedding table. If not tied, a missing weight is
+            an error.
+        tied_bias: The tensor that replaces a missing bias of `decoder`; None for no replacement.
         has_bias: `decoder` has a bias.
     """
 
@@ -45,7 +46,7 @@ class VocabularyLayout:
         return self.layers.dense is not None or self.layers.norm is not None
 
     def is_in(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether a checkpoint contains the head; config.json may name a head that was not saved."""
+        """Return whether a checkpoint contains the head. config.json may name a head that was not saved."""
         first = self.layers.dense or self.layers.norm
         if first is None:
             return self.tied or f"{self.decoder}.weight" in tensors
@@ -54,9 +55,9 @@ class VocabularyLayout:
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """A masked-LM head from a checkpoint: logits (N, V) = `layers(rows)` @ `decoder.T` + `bias` of rows (N, D).
+    """A checkpoint's masked-LM head: logits (N, V) = `layers(rows)` @ `decoder.T` + `bias` for rows (N, D).
 
-    `layers` None means that the projection reads the hidden states. `decoder` is (V, E), `bias` (V).
+    If `layers` is None, the projection reads the hidden states. `decoder` is (V, E), `bias` (V).
     """
 
     layers: RowHead | None
@@ -69,7 +70,7 @@ def read_vocabulary_head(
 ) -> VocabularyHead:
     """Return the masked-LM head of a checkpoint.
 
-    `tensors` are named as in the architecture; `embeddings` is the embedding table, (V, E).
+    `tensors` have the architecture's names; `embeddings` is the embedding table, (V, E).
 
     Raises:
         CheckpointError: a tensor is missing or of the wrong shape.
@@ -86,7 +87,7 @@ def read_vocabulary_head(
 
 
 def find_decoder(name: str, tensors: Mapping[str, Tensor], shared: Tensor, *, tied: bool) -> Tensor:
-    """Return a tensor of the projection; if it is missing and `tied`, the tensor that it shares.
+    """Return a tensor of the projection; if it is missing and `tied`, the tensor it is tied to.
 
     Raises:
         CheckpointError: the tensor is missing and not tied.
@@ -100,7 +101,7 @@ def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tenso
     """Return the bias of the projection; None if the checkpoint has none. Raises CheckpointError."""
     if not layout.has_bias:
         return None
-    # transformers 4 shares the bias even if the projection is not tied, and then stores only `tied_bias`.
+    # transformers 4 ties the bias even if the projection is not tied, and then stores only `tied_bias`.
     name = next((name for name in (f"{layout.decoder}.bias", layout.tied_bias) if name in tensors), None)
     if name is None:
         return None
@@ -109,19 +110,19 @@ def _read_bias(layout: VocabularyLayout, tensors: Mapping[str, Tensor]) -> Tenso
 
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-"""The mask tokens of tokenizers whose configuration does not name one."""
+"""Mask tokens to try if the tokenizer's configuration does not name one."""
 
 
 @dataclass(frozen=True)
 class MaskedLM:
-    """A masked-LM head from a checkpoint, and the id of the mask token; None if the tokenizer has none."""
+    """A checkpoint's masked-LM head, and the mask token's id; None if the tokenizer has no mask token."""
 
     head: VocabularyHead
     mask_token_id: int | None
 
 
 def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
-    """Return the id of the mask token in a tokenizer.json; `options` are the values of tokenizer_config.json."""
+    """Return the mask token's id in a tokenizer.json; `options` are the values of tokenizer_config.json."""
     content = token_content(options.get("mask_token"))
     names = MASK_TOKENS if content is None else (content,)
     added = json.loads(tokenizer).get("added_tokens") or ()
@@ -129,15 +130,15 @@ def find_mask_token(tokenizer: bytes, options: Mapping[str, Any]) -> int | None:
 
 
 LINEAR = "sparse_linear.pt"
-"""The linear layer of BGE-M3, from a token vector to the weight of the token."""
+"""File with BGE-M3's linear layer, which maps a token vector to the token's weight."""
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """A sparse head from a checkpoint; see `SparseHead`.
+    """A checkpoint's sparse head; see `SparseHead`.
 
-    `head` None means that the projection reads the hidden states. `decoder` (V, E) is None for a linear head, and
-    `query_weights` (V) unless queries have weights without inference.
+    If `head` is None, the projection reads the hidden states. `decoder` (V, E) is None for a linear head.
+    `query_weights` (V) is None unless query weights come from a table instead of inference.
     """
 
     head: RowHead | None
@@ -151,7 +152,7 @@ class Sparse:
 
 
 def read_linear_sparse(directory: Path, hidden_size: int) -> Sparse | None:
-    """Return BGE-M3's sparse head; None if the directory has none. Raises CheckpointError."""
+    """Return BGE-M3's sparse head; None if absent. Raises CheckpointError."""
     head = read_linear_head(directory / LINEAR, hidden_size)
     if head is None:
         return None

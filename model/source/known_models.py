@@ -22,8 +22,8 @@ MULTILINGUAL = "multilingual"
 class KnownModel:
     """A published model.
 
-    `millions` are its parameters without pooler and heads, `languages` a code or `MULTILINGUAL`. `proof` says what the
-    tests of this project have run: the published weights, or tiny random weights of the architecture compared with
+    `millions` is the number of parameters without pooler and heads; `languages` is a code or `MULTILINGUAL`. `proof`
+    tells what this project's tests run: the published weights, or tiny random weights of the architecture compared with
     transformers.
     """
 
@@ -40,7 +40,7 @@ class KnownModel:
 
     @property
     def model_type(self) -> str:
-        """The key of the architecture in config.json."""
+        """The architecture's `model_type` in config.json."""
         return str(self.config["model_type"])
 
     @property
@@ -53,7 +53,7 @@ class KnownModel:
         return int(layers), int(size)
 
     def suits(self, task: Task | None, language: str | None) -> bool:
-        """Return whether the model was made for a task and a language; None is any."""
+        """Return whether the model is intended for a task and a language; None matches any."""
         speaks = language is None or self.languages in (MULTILINGUAL, language)
         return speaks and (task is None or task in self.tasks)
 
@@ -92,7 +92,7 @@ QWEN_QUERY = "query: `Instruct: ...\\nQuery:`"
 INSTRUCT_QUERY = "query: `Instruct: ...\\nQuery: `"
 JINA_V2 = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "max_position_embeddings": 8192}
 OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "jina_bert_code", "llama", "mt5")
-"""Supported architectures that no config.json in the list shows. `attendant-model train` creates `attendant` models."""
+"""Supported architectures without a config.json in the list. `attendant-model train` creates `attendant` models."""
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",

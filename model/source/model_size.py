@@ -1,4 +1,4 @@
-"""The size of a model from config.json alone: without torch, without weights, for any encoder with the usual keys."""
+"""Model size estimated from config.json alone, without torch or weights, for any encoder with the usual keys."""
 
 import json
 import os
@@ -19,9 +19,9 @@ HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions")
 GATED = ("eurobert", "gemma3_text", "llama", "mistral", "modernbert", "new", "nomic_bert", "qwen2", "qwen3")
-"""Architectures whose feed-forward layers have a third matrix, the gate."""
+"""Architectures with gated feed-forward layers, which have a third matrix."""
 WITHOUT_TABLE = (*GATED, "t5", "mt5", "deberta-v2")
-"""Architectures without a table of positions."""
+"""Architectures without a position table."""
 DEFAULT_POSITIONS = {"modernbert": 8192, "eurobert": 2048, "new": 8192}
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 CONFIG, LENGTHS = "config.json", "sentence_bert_config.json"
@@ -32,10 +32,10 @@ MAX_NUMBER = 2**31
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The numbers that decide what a model costs.
+    """The numbers that determine a model's cost.
 
-    `layer_weights` are the elements of the matrices by which a layer multiplies each token, and `attention_size` is the
-    number of heads times the size of a head. `parameters` contain the `table` of tokens and positions.
+    `layer_weights` is the number of matrix elements that a layer multiplies each token by, and `attention_size` the
+    number of heads times the head size. `parameters` includes the `table` of tokens and positions.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ModelSize:
 
 
 def relative_cost(size: ModelSize, tokens: int = 128) -> float:
-    """Return the operations for a text, relative to all-MiniLM-L6-v2."""
+    """Return the number of operations per text, relative to all-MiniLM-L6-v2."""
 
     def operations(layers: int, weights: int, attention: int) -> int:
         return layers * (2 * weights + 4 * tokens * attention)
@@ -60,22 +60,22 @@ def relative_cost(size: ModelSize, tokens: int = 128) -> float:
 
 LEAST_COST = 0.1
 EXPORT_BYTES, EXPORT_COPIES = 2**29, 4
-"""Memory of an export besides mapped weights: what its libraries take, and this many copies of each of the two largest
-arrays, the hidden states of the longest text and the table of tokens in 16 bits. Measured with BERT-base, and with 0.3
-and 3 billion weights.
+"""Memory of an export, excluding mapped weights: memory of the libraries, and this many copies of each of the two
+largest arrays, the longest text's hidden states and the 16-bit token table. Measured with BERT-base, and with 0.3 and 3
+billion weights.
 """
 MAX_TESTED_TOKENS = 2304
-"""The longest sequence on which an export compares a graph with PyTorch: longer ones would take minutes. This length
-exceeds the limits of dense masks and of unscaled positions.
+"""The longest sequence used to compare a graph with PyTorch; longer ones would take minutes. This length exceeds the
+limits of dense masks and unscaled positions.
 """
 WEIGHT_COPIES = 2.5
-"""Copies of the weights in memory, in float32, where an export does not use mapped files."""
+"""Number of float32 copies of the weights in memory if an export does not use mapped files."""
 
 
 def describe_export(size: ModelSize, *, maps_weights: bool = True) -> str:
-    """Return what an export and a CPU will have to do for a model.
+    """Describe the cost of exporting a model and running it on a CPU.
 
-    Without `maps_weights`, the export copies weights to memory: for CUDA, or of a published ONNX graph.
+    Without `maps_weights`, the export copies weights to memory, for CUDA or for a published ONNX graph.
     """
     tokens = min(size.max_input_tokens, MAX_TESTED_TOKENS)
     hidden_bytes = 4 * (size.num_hidden_layers + 1) * tokens * size.hidden_size
@@ -115,7 +115,7 @@ def describe_choices(task: Task | None, language: str | None) -> Iterator[str]:
 
 
 def read_model_size(source: str) -> ModelSize:
-    """Return the size of a directory of published files, or of a Hugging Face model, whose config.json is read.
+    """Return the size of a model from the config.json of a directory or a Hugging Face model.
 
     Raises:
         SourceError: there is no such model, or its config.json does not describe an encoder.
@@ -133,7 +133,7 @@ def read_model_size(source: str) -> ModelSize:
 
 
 def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None = None) -> ModelSize:
-    """Return the size of the encoder that a config describes. Raises `SourceError` if it lacks a number."""
+    """Return the size of the encoder that a config describes. Raises `SourceError` if a number is missing."""
     if isinstance(config.get("text_config"), dict):
         config = config["text_config"]
 
@@ -163,10 +163,10 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
     layer = 2 * hidden * (attention + keys) + matrices * hidden * number(*FEED_FORWARD, default=4 * hidden)
     embedding = number("embedding_size", default=hidden)
     rows = number("vocab_size") + (0 if is_rotary or family in WITHOUT_TABLE else positions)
-    stored = number("num_hidden_groups", default=layers)  # ALBERT repeats its layers
+    stored = number("num_hidden_groups", default=layers)  # ALBERT shares layers
     table = rows * embedding
     parameters = table + stored * layer + (embedding * hidden if embedding != hidden else 0)
-    offset = 2 if family in OFFSET_POSITIONS and positions % 2**9 == 2 else 0  # rows before the first position
+    offset = 2 if family in OFFSET_POSITIONS and positions % 2**9 == 2 else 0  # unused rows before the first position
     limit = min(max_tokens or positions, positions - offset)
     return ModelSize(name, layers, hidden, attention, layer, parameters, table, limit)
 
@@ -195,14 +195,14 @@ def _download(source: str) -> Any:
         address = f"{endpoint}/{hub_id.model_id}/resolve/{hub_id.revision or 'main'}/{name}"
         request = urllib.request.Request(address)  # noqa: S310  # http or https
         if token:
-            request.add_unredirected_header("Authorization", f"Bearer {token}")  # no other host gets it
+            request.add_unredirected_header("Authorization", f"Bearer {token}")  # not sent to other hosts
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
                 return _parse(response.read(MAX_FILE_BYTES), name)
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            denied = error.code in (401, 403)  # also for names that do not exist
+            denied = error.code in (401, 403)  # also returned for names that do not exist
             hint = "Check the name, or set HF_TOKEN to a token with access." if denied else "Try again later."
             raise SourceError(f"{source}: {endpoint} answered {error.code}. {hint}") from None
         except OSError as error:

@@ -21,13 +21,13 @@ PICKLED_FILE = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a directory, by name: the safetensors files, or else the pickled ones."""
+    """Return a directory's weight files, by name: safetensors files, else pickled files."""
     safetensors = sorted(directory.glob("*.safetensors"))
     return safetensors or sorted(path for path in directory.glob("*.bin") if PICKLED_FILE.fullmatch(path.name))
 
 
 def model_weight_files(directory: Path) -> list[Path]:
-    """Return a model's weight files, or its ONNX graph with its weights; the encoder may be in a subfolder."""
+    """Return a model's weight files, or its ONNX graph and weights. The encoder may be in a subfolder."""
     folders = [path for path in sorted(directory.iterdir()) if path.is_dir()]
     files = weight_files(directory) or [path for folder in folders for path in weight_files(folder)]
     paths = (path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*")) if path.is_file())
@@ -35,9 +35,9 @@ def model_weight_files(directory: Path) -> list[Path]:
 
 
 def half_bytes(path: Path) -> int:
-    """Return the size of the 16-bit tensors of a file of weights: of a pickled one, whose types are unknown, its size.
+    """Return the size of the 16-bit tensors in a weights file, or the size of a pickled file, whose types are unknown.
 
-    A damaged file counts as 0, and is reported when it is read.
+    A damaged file counts as 0; the error is reported when the file is read.
     """
     if path.suffix != ".safetensors":
         return path.stat().st_size if PICKLED_FILE.fullmatch(path.name) else 0
@@ -54,9 +54,9 @@ GRAPH_FOLDER = "onnx"
 
 
 def find_graph(directory: Path) -> Path | None:
-    """Return the ONNX graph of a directory that has no other weights: model.onnx, or the only graph; None without one.
+    """Return the ONNX graph of a directory without other weights: model.onnx or the only graph, else None.
 
-    Raises CheckpointError if there are several others.
+    Raises CheckpointError if there are several graphs without a model.onnx.
     """
     if weight_files(directory):
         return None
@@ -69,9 +69,9 @@ def find_graph(directory: Path) -> Path | None:
 
 
 def select_graph(paths: Iterable[str]) -> list[str]:
-    """Return the ONNX graph of a repository whose encoder has no other weights, with its files of weights; or none."""
+    """Return the ONNX graph, with its weight files, of a repository whose encoder has no other weights."""
     files = [PurePosixPath(path) for path in paths]
-    # Modules after the encoder, such as "2_Dense", contain weights, too.
+    # Modules after the encoder, such as "2_Dense", also contain weights.
     encoder = [file for file in files if not re.match(r"[1-9]\d*_", str(file))]
     if any(file.suffix == ".safetensors" or PICKLED_FILE.fullmatch(file.name) for file in encoder):
         return []
@@ -92,7 +92,7 @@ OTHER_WEIGHTS = {
 
 
 def describe_missing_weights(paths: Iterable[str]) -> str:
-    """Return what a model without safetensors or PyTorch weights has instead, by its files, and what to do."""
+    """Return problem and remedy for a model without safetensors or PyTorch weights, based on its files."""
     suffixes = {PurePosixPath(path).suffix for path in paths}
     kind = next((text for suffix, text in OTHER_WEIGHTS.items() if suffix in suffixes), None)
     found = "no weights" if kind is None else f"no weights that can be exported, only {kind}"
@@ -100,7 +100,7 @@ def describe_missing_weights(paths: Iterable[str]) -> str:
 
 
 def select_pickled(paths: Iterable[str]) -> list[str]:
-    """Return the pickled weights, and indexes of them, in folders of a repository that contain no safetensors file."""
+    """Return the pickled weights and their indexes in repository folders without a safetensors file."""
     files = [PurePosixPath(path) for path in paths]
     safe = {file.parent for file in files if file.suffix == ".safetensors"}
     return [str(file) for file in files if file.parent not in safe and PICKLED_FILE.fullmatch(file.name)]
@@ -126,11 +126,11 @@ def unsupported(setting: str, value: Any, choices: Iterable[Any]) -> CheckpointE
 
 
 CHUNK = 2**20
-"""Values that are checked at once: a copy of a whole table can take gigabytes."""
+"""Number of values checked per step, because a copy of a whole table can take gigabytes."""
 
 
 def reject_pointer(path: Path) -> None:
-    """Raise CheckpointError if a file is a pointer of Git LFS, as in a repository cloned without Git LFS."""
+    """Raise CheckpointError if a file is a Git LFS pointer, as in a repository cloned without Git LFS."""
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise CheckpointError(f"{path}: a Git LFS pointer, not the file itself. Run: git lfs pull")
@@ -143,13 +143,13 @@ def token_content(token: Any) -> str | None:
 
 
 def require_finite(tensor: Tensor, name: str, file: str = "Weights") -> None:
-    """Raise CheckpointError if a tensor contains NaN or infinity, also after its conversion to float32."""
+    """Raise CheckpointError if a tensor contains NaN or infinity, or would after conversion to float32."""
     if not all(bool(part.float().isfinite().all()) for part in torch.split(tensor.reshape(-1), CHUNK)):
         raise CheckpointError(f"{file}: tensor {name} contains NaN or infinity. {REDOWNLOAD}")
 
 
 def require_shape(tensor: Tensor, name: str, expected: Sequence[int]) -> None:
-    """Raise CheckpointError unless a tensor of the weights has this shape."""
+    """Raise CheckpointError unless a weight tensor has this shape."""
     if tensor.shape != tuple(expected):
         raise CheckpointError(f"Weights: tensor {name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}.")
 
@@ -185,7 +185,7 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the names of the files in an index; none without it."""
+    """Return the file names in an index; none if there is no index."""
     if not index.is_file():
         return []
     weight_map = read_json(index).get("weight_map")
@@ -204,11 +204,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote.
 
-    Unpickling can run any code. `weights_only` restricts it to tensors and plain containers, whatever the file says.
+    Unpickling can run arbitrary code. `weights_only` restricts it to tensors and plain containers.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the protocol of a file that is rejected anyway
+            warnings.simplefilter("ignore")  # a warning about the protocol of a file that is rejected anyway
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError:
         raise CheckpointError(f"{path}: contains objects other than tensors. Nothing was run.") from None
@@ -251,12 +251,12 @@ TRANSFORMER_CONFIGS = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-"""The files of the module Transformer in sentence-transformers. It reads the first one with any key."""
+"""Configuration files of sentence-transformers' module Transformer, which reads the first one that is not empty."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 STANFORD = "artifact.metadata"
-"""The options of Stanford's ColBERT, for training and inference."""
+"""File with the options of Stanford's ColBERT, for training and inference."""
 TOKENIZER_JSON = "tokenizer.json"
 ADAPTER = "adapter_config.json"
 MERGE = (
@@ -267,14 +267,14 @@ MERGE = (
 PACKAGES = ("sentence_transformers", "pylate")
 """Packages whose modules are known."""
 TRANSFORMERS = ("Transformer", "MLMTransformer")
-"""Modules of sentence-transformers that run an encoder."""
+"""sentence-transformers modules that run an encoder."""
 
 LOADING = frozenset({
     "attn_implementation", "cache_dir", "device_map", "dtype", "force_download", "local_files_only",
     "low_cpu_mem_usage", "max_memory", "offload_folder", "proxies", "token", "torch_dtype", "trust_remote_code",
     "use_auth_token", "use_flash_attention_2", "use_safetensors",
 })  # fmt: skip
-"""Arguments of `from_pretrained` in transformers about where and how to load."""
+"""Arguments of transformers' `from_pretrained` that determine where and how to load."""
 TOKENIZER = frozenset({
     "add_bos_token", "add_eos_token", "added_tokens_file", "additional_chat_templates", "auto_map", "backend",
     "chat_control_tokens", "chat_template", "clean_up_tokenization_spaces",
@@ -287,8 +287,8 @@ TOKENIZER = frozenset({
     "truncation_strategy", "unk_id", "use_default_system_prompt", "use_fast", "verbose", "vocab_file", "vocab_size",
     "vocab_type", "wordpieces_prefix",
 })  # fmt: skip
-"""Settings of tokenizers about names, decoding, padding, and calls with other arguments than those of
-sentence-transformers.
+"""Tokenizer settings about names, decoding and padding, and for calls with arguments that sentence-transformers does
+not use.
 """
 HARMLESS: dict[str, frozenset[str]] = {
     MODULES: frozenset({"idx", "name", "kwargs"}),
@@ -309,16 +309,16 @@ HARMLESS: dict[str, frozenset[str]] = {
     TOKENIZER_CONFIG: TOKENIZER,
     SPECIAL_TOKENS_MAP: frozenset({"pad_token"}),
 }  # fmt: skip
-"""Keys that do not change the results, by file or class of module."""
+"""Keys that do not affect results, by file or module class."""
 
 
 class ConfigFile(Mapping[str, Any]):
-    """The object in a JSON file, or an object in it. It records which keys are read.
+    """The object in a JSON file, or a nested object. Records which keys are read.
 
     Attributes:
         name: The file relative to the model directory, and the key of a nested object, for messages.
         kind: The key of `HARMLESS`.
-        raw: The values; reading them here is not recorded.
+        raw: The values. Direct access is not recorded.
     """
 
     def __init__(self, name: str, values: Mapping[str, Any], kind: str) -> None:
@@ -339,7 +339,7 @@ class ConfigFile(Mapping[str, Any]):
         return len(self.raw)
 
     def nested(self, key: str, kind: str | None = None) -> "ConfigFile":
-        """Return the object at a key; an empty one if the key is missing or null. Raises CheckpointError."""
+        """Return the object at a key, or an empty one if the key is missing or null. Raises CheckpointError."""
         if key not in self._nested:
             values = self.get(key) or {}
             if not isinstance(values, dict):
@@ -371,14 +371,14 @@ class ConfigFile(Mapping[str, Any]):
 
 
 class Module(NamedTuple):
-    """A module of sentence-transformers: the name of its class, and its directory."""
+    """A sentence-transformers module: class name and directory."""
 
     kind: str
     path: Path
 
 
 class Published:
-    """A published model: its directory, modules and configuration files, each of which is read once."""
+    """A published model: directory, modules and configuration files. Each file is read once."""
 
     def __init__(self, directory: Path) -> None:
         """List the modules. Raises CheckpointError for invalid files, and for models that are not encoders."""
@@ -388,7 +388,7 @@ class Published:
         self.has_modules = (directory / MODULES).is_file()
         self.modules = self._list_modules() if self.has_modules else []
         self.queries: list[Module] | None = None
-        """The query modules, if the model has separate ones."""
+        """The query modules, if separate."""
         if [module.kind for module in self.modules] in (["Router"], ["Asym"]):
             self._read_router()
         first = self.modules[0] if self.modules else None
@@ -442,7 +442,7 @@ class Published:
             self._warnings.append(warning)
 
     def warnings(self) -> list[str]:
-        """Return the warnings, among them one about all unknown keys."""
+        """Return the warnings, including one about all unknown keys."""
         unknown = [key for file in self._files.values() if file.kind != TOKENIZER_JSON for key in file.unread()]
         listed = (
             f"ignored unknown settings, which may change the results: {'; '.join(unknown)}. Compare some vectors with "
@@ -477,7 +477,7 @@ class Published:
             yield Module(kind, path)
 
     def _read_router(self) -> None:
-        """Select the modules for documents, and those for queries if they differ."""
+        """Select the modules for documents, and the modules for queries if different."""
         path = self.modules[0].path / ROUTER
         values = self.read(path if path.is_file() else path.with_name("config.json"), ROUTER)
         base = self.modules[0].path.relative_to(self.directory)
@@ -525,10 +525,10 @@ def list_tasks(config: Mapping[str, Any]) -> list[str]:
 
 
 def merge_adapters(tensors: Mapping[str, Tensor], config: Mapping[str, Any], task: str | None) -> dict[str, Tensor]:
-    """Return the tensors with the adapters of a task merged into the weights; None selects none.
+    """Return the tensors with a task's adapters merged into the weights. None merges nothing.
 
-    With scale alpha / r, a linear weight becomes `W + scale * B A`, for A (r, in) and B (out, r), and an embedding
-    table `W + scale * A B`, for A (V, r) and B (r, D).
+    With scale alpha / r, a linear weight becomes `W + scale * B A` for A (r, in) and B (out, r), and an embedding table
+    `W + scale * A B` for A (V, r) and B (r, D).
 
     Raises:
         CheckpointError: there is no such task.

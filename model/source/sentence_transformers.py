@@ -37,7 +37,7 @@ PROMPT_NAMES: dict[Role, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus"),
     "passage": ("passage", "document"),
 }
-"""Prompt names to try per role, in order. A role without any of them has no prompt, not even the default one."""
+"""Prompt names to try for each role, in order. A role without any of them gets no prompt, not even the default."""
 
 
 def resolve_roles(prompts: Container[str]) -> dict[Role, str]:
@@ -49,7 +49,7 @@ def resolve_roles(prompts: Container[str]) -> dict[Role, str]:
 SPLADE = re.compile(r"(MLMTransformer|Transformer) SpladePooling")
 LATE_INTERACTION = re.compile(r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?")
 LOGIT_SCORE = "Transformer LogitScore"
-"""The modules of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
+"""The module sequences of sparse encoders, ColBERT models and causal rerankers, which have no embedding settings."""
 POOLING_MODES: dict[Pooling, str] = {
     "cls": "cls",
     "max": "max",
@@ -58,7 +58,7 @@ POOLING_MODES: dict[Pooling, str] = {
     "weighted_mean": "weightedmean",
     "last": "lasttoken",
 }
-"""The poolings by their names in sentence-transformers."""
+"""Poolings by sentence-transformers name."""
 POOLING_FLAGS: dict[str, Pooling] = {
     "cls_token": "cls",
     "max_tokens": "max",
@@ -67,7 +67,7 @@ POOLING_FLAGS: dict[str, Pooling] = {
     "weightedmean_tokens": "weighted_mean",
     "lasttoken": "last",
 }
-"""The poolings by the ends of the older flags `pooling_mode_...`, in the order in which several are concatenated."""
+"""Poolings by suffix of the older flags `pooling_mode_...`, in the order in which several are concatenated."""
 POOLING_NAMES = POOLING_FLAGS | {name: pooling for pooling, name in POOLING_MODES.items()}
 SIMILARITIES: dict[str, Similarity] = {name: name for name in get_args(Similarity)}
 LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
@@ -77,12 +77,12 @@ TASKS = {
     "sequence-classification": ("logits", "scores"),
     "text-generation": ("logits", "causal_logits"),
 }
-"""The output of the encoder that a task of the module Transformer reads, and its name in sentence-transformers."""
+"""For each task of the module Transformer, the encoder output that it reads, and its sentence-transformers name."""
 
 
 @dataclass(frozen=True)
 class SettingOptions:
-    """Settings that replace those in the files of a model; None keeps them. `task` selects its adapters.
+    """Settings that override a model's files; None keeps the files' settings. `task` selects adapters.
 
     `source` is the Hugging Face model ID, or the name of a directory.
     """
@@ -98,7 +98,7 @@ class SettingOptions:
 FROM_FILES = SettingOptions()
 
 INSTRUCTORS = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
-"""Models for which sentence-transformers excludes the prompt from pooling, although their files do not say so."""
+"""Models for which sentence-transformers excludes the prompt from pooling without a setting in their files."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """The steps before and after the encoder; mean pooling without sentence-transformers files.
+    """The steps before and after the encoder. Without sentence-transformers files, mean pooling.
 
-    `include_prompt` False means that pooling excludes the prompt and all tokens before it. `similarity` is "cosine"
-    unless a file names another function. `truncate_dim` and `origins`: see `EmbeddingHead` and `Manifest`.
+    If `include_prompt` is False, pooling excludes the prompt and all tokens before it. `similarity` is "cosine" unless
+    a file names another function. `truncate_dim` and `origins`: see `EmbeddingHead` and `Manifest`.
     """
 
     pooling: CombinedPooling = "mean"
@@ -139,11 +139,10 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class TransformerSettings:
-    """Settings of the module Transformer in sentence-transformers.
+    """Settings of sentence-transformers' module Transformer.
 
-    `config` and `tokenizer` replace values of config.json and tokenizer_config.json. `max_input_tokens` is None
-    without a limit in these files, and `origin` is the file that contains it. `query_expansion` fills up queries of
-    ColBERT models.
+    `config` and `tokenizer` override values of config.json and tokenizer_config.json. `max_input_tokens` is None if
+    these files set no limit, and `origin` is the file that sets it. `query_expansion` pads ColBERT queries.
     """
 
     config: Mapping[str, Any]
@@ -155,7 +154,7 @@ class TransformerSettings:
 
 
 def read_transformer_settings(files: Published) -> TransformerSettings:
-    """Return the settings of the module Transformer. Raises CheckpointError for one that is not supported."""
+    """Return the settings of the module Transformer. Raises CheckpointError for unsupported settings."""
     file = files.transformer_config
     file.require("tokenizer_name_or_path")
     _check_task(file, files)
@@ -167,7 +166,7 @@ def read_transformer_settings(files: Published) -> TransformerSettings:
             arguments.require(key)
     own = files.tokenizer_config
     call_limit = _read_call(file.nested("processing_kwargs"))
-    limits = (  # the first one applies, and each is read, so that none counts as unknown
+    limits = (  # the first one applies, but all are read, so that none counts as unknown
         (call_limit, file.name),
         (tokenizer.integer("model_max_length"), file.name),
         (file.integer("max_seq_length"), file.name),
@@ -183,12 +182,12 @@ def read_transformer_settings(files: Published) -> TransformerSettings:
 
 
 def _arguments(file: ConfigFile, name: str, old_name: str) -> ConfigFile:
-    """Return the object with arguments of transformers, under its current or its old name."""
+    """Return the object with transformers arguments, under its current or old name."""
     return file.nested(old_name if old_name in file else name, name)
 
 
 def _check_task(file: ConfigFile, files: Published) -> None:
-    """Raise CheckpointError unless the encoder reads plain text, and its output is the one that its task names."""
+    """Raise CheckpointError unless the encoder reads plain text and returns the output that its task names."""
     task = file.get("transformer_task") or "feature-extraction"
     if not isinstance(task, str) or task not in TASKS:
         raise unsupported(f"{file.name}: transformer_task", task, TASKS)
@@ -209,7 +208,7 @@ def _check_task(file: ConfigFile, files: Published) -> None:
 
 
 def _read_call(call: ConfigFile) -> int | None:
-    """Return the token limit in the arguments of each call of the tokenizer; None without one."""
+    """Return the token limit in the tokenizer call arguments; None if there is none."""
     limit = None
     for key in ("text", "common", "chat_template"):
         arguments = call.nested(key, "processing_kwargs.call")
@@ -224,7 +223,7 @@ def _read_call(call: ConfigFile) -> int | None:
 def read_max_input_tokens(
     settings: TransformerSettings, max_position_embeddings: int, option: int | None
 ) -> tuple[int, str]:
-    """Return the token limit of an input and its origin.
+    """Return the input token limit and its origin.
 
     In the order of sentence-transformers: call arguments, tokenizer arguments, `max_seq_length`, and
     `model_max_length` of tokenizer_config.json. The result is at most `max_position_embeddings`. Raises CheckpointError
@@ -240,7 +239,7 @@ def read_max_input_tokens(
 
 
 def read_embedding_config(files: Published, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
-    """Return the configuration in the sentence-transformers files, changed by `options`. Raises CheckpointError."""
+    """Return the configuration in sentence-transformers files, overridden by `options`. Raises CheckpointError."""
     config = files.sentence_transformers
     prompts, default_prompt_name = _read_prompts(config)
     embedding = EmbeddingConfig(
@@ -275,7 +274,7 @@ def read_embedding_config(files: Published, hidden_size: int, options: SettingOp
 
 
 def read_similarity(files: Published, default: Similarity) -> Similarity:
-    """Return the similarity function of the model. Names for other kinds of models select the default."""
+    """Return the model's similarity function. Names for other kinds of models select the default."""
     name = files.sentence_transformers.get("similarity_fn_name")
     if name is None or str(name).lower() in LATE_SIMILARITIES:
         return default
@@ -286,7 +285,7 @@ def read_similarity(files: Published, default: Similarity) -> Similarity:
 
 
 def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConfig:
-    """Return `embedding` with last pooling if attention is causal and neither a file nor an option sets the pooling.
+    """Return `embedding` with last-token pooling if attention is causal and no file or option sets the pooling.
 
     Only the last token of a causal model attends to the whole text.
     """
@@ -298,7 +297,7 @@ def assume_pooling(embedding: EmbeddingConfig, *, causal: bool) -> EmbeddingConf
 def _read_module_settings(
     files: Published, hidden_size: int, embedding: EmbeddingConfig, option: Pooling | None
 ) -> EmbeddingConfig:
-    """Return `embedding` with the settings of modules.json; `option` will replace the pooling."""
+    """Return `embedding` with the settings of modules.json; `option` will override the pooling."""
     modules = [module for module in files.modules if module.kind != "Dropout"]  # only training drops values
     order = " ".join(module.kind for module in modules)
     if is_late_interaction(files) or SPLADE.fullmatch(order) or order == LOGIT_SCORE:
@@ -354,7 +353,7 @@ def is_late_interaction(files: Published) -> bool:
 
 def _read_prompts(config: ConfigFile) -> tuple[dict[str, str], str | None]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
-    if isinstance(prompts, dict):  # a null is a name without a text
+    if isinstance(prompts, dict):  # null means a name without a text
         prompts = {name: "" if prompt is None else prompt for name, prompt in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise CheckpointError(f"{CONFIG}: prompts is not a map of names to strings. Correct it.")
@@ -378,7 +377,7 @@ def _read_pooling(config: ConfigFile) -> tuple[CombinedPooling, bool]:
 
 
 def check_features(config: ConfigFile, name: str) -> None:
-    """Raise CheckpointError unless a module reads and writes the features `name` of sentence-transformers."""
+    """Raise CheckpointError unless a module reads and writes the sentence-transformers feature `name`."""
     config.require("module_input_name", name)
     config.require("module_output_name", name)
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a published model: tokenizer.json, changed by the settings of the other tokenizer files."""
+"""A published model's tokenizer: tokenizer.json, modified by the settings in the other tokenizer files."""
 
 import json
 import shlex
@@ -34,13 +34,13 @@ CONVERSION = (
 )
 """A program for `python -c "..." DIRECTORY`: none of its characters is special in a shell's double quotes."""
 VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
-"""Patterns of the files that hold a vocabulary. Without one, transformers makes a tokenizer of special tokens only."""
+"""Patterns of vocabulary files. Without one, transformers builds a tokenizer with only special tokens."""
 SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
                   ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")}  # fmt: skip
 
 
 def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str:
-    """Return the equivalent tokenizer.json of a model with a BERT vocabulary.
+    """Convert a BERT vocabulary to an equivalent tokenizer.json.
 
     Raises CheckpointError if there is no such vocabulary, or a setting cannot be converted.
     """
@@ -58,7 +58,7 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
             f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
     config = options.merged()
-    tokenizer = BertWordPieceTokenizer(  # as transformers makes of the same files
+    tokenizer = BertWordPieceTokenizer(  # as transformers builds from the same files
         _read_vocabulary(directory),
         **_special_tokens(config),
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
@@ -69,7 +69,7 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
 
 
 def _find_obstacle(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str | None:
-    """Return why the tokenizer cannot be converted here; None if it can. Raises CheckpointError without vocab.txt."""
+    """Return why the tokenizer cannot be converted, or None. Raises CheckpointError if vocab.txt is missing."""
     directory, config = options.files.transformer, options.merged()
     kind = config.get("tokenizer_class") or model_config.get("tokenizer_class")
     if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
@@ -101,7 +101,7 @@ def _content(token: Any) -> str:
 
 
 def _read_vocabulary(directory: Path) -> dict[str, int]:
-    """Return the id of each token, which is its line number, from 0."""
+    """Return the id of each token, its line number from 0."""
     path = directory / "vocab.txt"
     try:
         return dict(models.WordPiece.read_file(str(path)))
@@ -122,13 +122,13 @@ STYLES = {
     "XLMRobertaTokenizer": UNIGRAM,
     "CamembertTokenizer": UNIGRAM,
 }
-"""The settings that each tokenizer class of transformers reads. Other classes read the `GENERIC` settings."""
+"""The settings that each transformers tokenizer class reads. Other classes read the `GENERIC` settings."""
 USUAL_PARTS = {
     WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
     BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
     UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
 }
-"""Normalizers and pre-tokenizers that match the classes of transformers 5, or nearly."""
+"""Normalizers and pre-tokenizers that (nearly) match the classes of transformers 5."""
 ROLES = ("cls", "sep")
 CLS_AND_SEP = {
     "BertTokenizer": ("[CLS]", "[SEP]"),
@@ -139,7 +139,7 @@ CLS_AND_SEP = {
     "XLMRobertaTokenizer": ("<s>", "</s>"),
     "CamembertTokenizer": ("<s>", "</s>"),
 }
-"""The tokens around a text, of classes in transformers 5 that replace the post-processor."""
+"""The tokens around a text, for transformers 5 classes that replace the post-processor."""
 DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
@@ -159,7 +159,7 @@ DEFAULT_CLASSES = {
     "t5": "T5Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
 }
-"""The class of the tokenizer of each `model_type` whose files name none."""
+"""The tokenizer class for each `model_type` if the files name none."""
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer")
 """Classes that return token types unless `model_input_names` says otherwise."""
@@ -175,7 +175,7 @@ class TokenizerSettings:
         self._layers: list[Mapping[str, Any]] = [settings.tokenizer, files.read(directory / TOKENIZER_CONFIG)]
         if "added_tokens_decoder" not in self._layers[1]:  # with it, transformers ignores the older file
             self._layers.insert(1, files.read(directory / SPECIAL_TOKENS_MAP))
-        self.added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, also where they do nothing
+        self.added = dict(files.read(directory / ADDED_TOKENS))  # all keys count as read, even without effect
         named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
         self.class_name = _select_class(named, str(model_config.get("model_type")))
         self.style = STYLES.get(self.class_name, GENERIC)
@@ -209,7 +209,7 @@ class TokenizerSettings:
                 raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not a token or a list of tokens. Correct it.")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; None and missing keys are the default. All files count as read."""
+        """Return a value, or the default if it is None or missing. The key counts as read in all files."""
         values = [layer.get(key) for layer in self._layers]
         return next((value for value in values if value is not None), default)
 
@@ -219,7 +219,7 @@ class TokenizerSettings:
 
     @property
     def has_token_types(self) -> bool:
-        """Whether the model reads token types, which mark the second text of a pair."""
+        """Whether the model reads token types, which mark a pair's second text."""
         names = self.get("model_input_names")
         return self.class_name in WITH_TOKEN_TYPES if names is None else "token_type_ids" in names
 
@@ -260,7 +260,7 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class PublishedTokenizer:
-    """A tokenizer.json with all settings of a model, and where an input over the limit loses tokens."""
+    """A tokenizer.json with all of a model's settings, and the side where inputs are truncated."""
 
     definition: bytes
     truncation_side: TruncationSide
@@ -269,10 +269,10 @@ class PublishedTokenizer:
 def read_tokenizer(
     files: Published, model_config: Mapping[str, Any], settings: TransformerSettings
 ) -> PublishedTokenizer:
-    """Return the tokenizer of a model; without tokenizer.json, BERT's vocab.txt is converted.
+    """Return a model's tokenizer. Without tokenizer.json, BERT's vocab.txt is converted.
 
     Raises:
-        CheckpointError: there is neither, or a setting that is not supported.
+        CheckpointError: there is neither, or a setting is not supported.
     """
     path = files.transformer / TOKENIZER
     options = TokenizerSettings(files, model_config, settings)
@@ -299,10 +299,10 @@ def read_tokenizer(
 
 
 def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
-    """Change the parts of a tokenizer.json that the settings name."""
+    """Apply the settings to the corresponding parts of tokenizer.json."""
     _check_parts(values, options)
     if options.style == WORDPIECE:
-        flags = {  # as in transformers, the class supplies defaults
+        flags = {  # as in transformers, defaults depend on the class
             "lowercase": options.flag("do_lower_case", True),
             "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
             "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
@@ -326,10 +326,10 @@ def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
-    """Put the tokens around each text that `add_bos_token` and `add_eos_token` name, as transformers 4 does.
+    """Add start and end tokens according to `add_bos_token` and `add_eos_token`, as in transformers 4.
 
-    That applies to LlamaTokenizer and to tokenizers with custom code, as in e5-mistral and gte-Qwen2, whose embeddings
-    are the vector of the end token. transformers 5 ignores both settings if there is a tokenizer.json.
+    This applies to LlamaTokenizer and to tokenizers with custom code, as in e5-mistral and gte-Qwen2, which use the end
+    token's vector as the embedding. transformers 5 ignores both settings if tokenizer.json exists.
     """
     keys = {"bos_token": options.class_name == "LlamaTokenizer", "eos_token": False}
     has_code = "AutoTokenizer" in (options.get("auto_map") or {})
@@ -401,12 +401,12 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
-    """Return the types of a component's parts in tokenizer.json."""
+    """Return the types of the parts of a tokenizer.json component."""
     return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
 
 
 def _add_lowercase(values: dict[str, Any]) -> None:
-    """Add lower-casing before the normalizer unless it has that step, as sentence-transformers does."""
+    """Add lower-casing before the normalizer unless it already lower-cases, as in sentence-transformers."""
     normalizer, lowercase = values.get("normalizer"), {"type": "Lowercase"}
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     steps = [step for step in steps if step]
@@ -448,7 +448,7 @@ def _drop_token_types(values: dict[str, Any]) -> None:
 
 
 def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the parts of one type in a component of tokenizer.json; `key` lists the parts of a sequence."""
+    """Yield the parts of one type in a tokenizer.json component. `key` is the field that lists a sequence's parts."""
     if component is None:
         return
     if component["type"] == kind:
@@ -458,7 +458,7 @@ def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[di
 
 
 def _select_class(named: Any, model_type: str) -> str:
-    """Return the class that AutoTokenizer of transformers selects for a model, without "Fast"."""
+    """Return the class that transformers' AutoTokenizer selects for a model, without "Fast"."""
     default = DEFAULT_CLASSES.get(model_type, GENERIC_CLASSES[0])
     if not named:
         return default

@@ -1,7 +1,7 @@
-"""Regular expressions of a tokenizer that take exponential time, or more steps than their library allows.
+"""Detects tokenizer regular expressions that take exponential time, or more steps than their library allows.
 
-A call of the tokenizer cannot be interrupted, so one such text would stop a server. The export tries texts that make
-such patterns backtrack. It runs this file as a program, in a process that it can kill.
+A tokenizer call cannot be interrupted, so a single text could hang a server. The export tries texts that make such
+patterns backtrack. It runs this file as a program in a process that it can kill.
 """
 
 import json
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 TIMEOUT_S = 20.0
-"""Usual tokenizers take less than 2 s, most of which is the start of the process."""
+"""Usual tokenizers take less than 2 s, mostly process startup."""
 LENGTH = 1000
 REPRESENTATIVES = "aA1 _.\n\té漢"
-"""Members of the usual character classes."""
+"""Characters that represent the usual character classes."""
 MAX_LETTERS = 24
 
 
 def find_slow_pattern(tokenizer: bytes) -> str | None:
-    """Return what is wrong with the patterns of a tokenizer.json; None for usual ones, or if it has none."""
+    """Return the problem with the patterns in a tokenizer.json, or None."""
     if not patterns_of(json.loads(tokenizer)):
         return None
     try:
@@ -32,7 +32,7 @@ def find_slow_pattern(tokenizer: bytes) -> str | None:
 
 
 def patterns_of(document: Any) -> list[str]:
-    """Return the regular expressions in the JSON of a tokenizer."""
+    """Return the regular expressions in a tokenizer's JSON."""
     patterns, pending = (
         [],
         [document.get(part) for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder")],
@@ -49,9 +49,9 @@ def patterns_of(document: Any) -> list[str]:
 
 
 def adversarial_texts(patterns: list[str]) -> Iterator[str]:
-    """Yield texts of one repeated part with another end, of the characters in the patterns and of usual classes.
+    """Yield texts that repeat one part and end differently, built from characters in the patterns and in usual classes.
 
-    All of these characters follow, because a search ends early if the text lacks a required one.
+    All of these characters are appended, because a search ends early if a required character is missing.
     """
     letters = list(dict.fromkeys(REPRESENTATIVES + "".join(patterns)))[:MAX_LETTERS]
     rest = "\0" + "".join(letters)

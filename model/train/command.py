@@ -1,4 +1,4 @@
-"""From a configuration to an artifact: train the tokenizer and the model, publish it, export it."""
+"""The train command: trains a tokenizer and a model, publishes the model and exports it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def _load_tokenizer(path: Path, definition: str) -> Tokenizer:
 
 
 def _is_exported(artifact: Path, record: TrainingRecord) -> bool:
-    """Return whether a valid artifact contains this record. Its evaluations are then kept."""
+    """Return whether a valid artifact contains this record, so that its evaluations can be kept."""
     try:
         return Artifact.open(artifact).manifest.training == record
     except ArtifactError:
@@ -133,7 +133,7 @@ def write_tokenizer(config: TrainConfig, path: Path) -> None:
         return (without_long_words(text) for text in islice(every, config.tokenizer.max_texts))
 
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    # Indented for human readers.
+    # Indented for readability.
     definition = json.dumps(json.loads(tokenizer.to_str()), indent=1, ensure_ascii=False)
     temporary = path.with_suffix(".new")
     try:

@@ -22,7 +22,7 @@ MESSAGE_REWRITES = {
     "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
     "Input should": "must", "a valid tuple": "an array", "Tuple should": "must", "String should": "must",
 }  # fmt: skip
-"""Terms of pydantic and Python, and their TOML equivalents."""
+"""Replacements for pydantic's and Python's terms in messages."""
 
 
 class TrainError(ReportedError):
@@ -38,7 +38,7 @@ class DataError(TrainError):
 
 
 class WriteError(TrainError):
-    """A file of the run that cannot be written."""
+    """A file of the run could not be written."""
 
     status = EX_CANTCREAT
 
@@ -229,7 +229,7 @@ def load_config(path: Path) -> TrainConfig:
         config = TrainConfig.model_validate(document)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # A misspelled option is also a missing one.
+        # A misspelled option is also reported as missing.
         first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
         option = ".".join(map(str, first["loc"])) or "configuration"
         problem = first["msg"]
@@ -245,7 +245,7 @@ def load_config(path: Path) -> TrainConfig:
 
 
 def _nearest(location: Sequence[int | str]) -> str | None:
-    """Return the option of the same table whose name is most similar to that of an unknown one."""
+    """Return the option in the same table whose name is most similar to an unknown name."""
     *sections, name = map(str, location)
     options: Mapping[str, FieldInfo] = TrainConfig.model_fields
     for section in sections:
@@ -257,7 +257,7 @@ def _nearest(location: Sequence[int | str]) -> str | None:
 
 
 def _resolve_paths(config: TrainConfig, parent: Path) -> TrainConfig:
-    """Return the configuration with paths relative to the directory of its file."""
+    """Resolve the configuration's paths relative to the directory of its file."""
     files = {name: tuple(parent / file for file in getattr(config.data, name)) for name in ("train", "validation")}
     changes: dict[str, Section] = {"data": config.data.model_copy(update=files)}
     if config.model.init is not None and (parent / config.model.init).is_dir():

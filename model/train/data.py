@@ -19,9 +19,9 @@ Span = tuple[int, int]
 
 
 class Example(NamedTuple):
-    """A single text, or a query with its positive and negatives. `spans` are characters [start, end) of each, or ().
+    """A single text, or a query with its positive and negatives. `spans` are one character range per text, or ().
 
-    With a `label`, 0 to 1, the texts are a query and a document of that relevance.
+    With a `label`, 0 to 1, the texts are a query and a document with that relevance.
     """
 
     texts: tuple[str, ...]
@@ -35,7 +35,7 @@ Record = tuple[str, dict[str, Any]]
 
 
 def read_texts(path: Path, field: str) -> Iterator[str]:
-    """Yield the non-blank texts of a .txt, .jsonl or .parquet file. Raises DataError with the line of a bad one."""
+    """Yield the non-blank texts of a .txt, .jsonl or .parquet file. Raises DataError with the line of a bad record."""
     if path.suffix == ".txt":
         texts = _read_lines(path)
     else:
@@ -45,7 +45,7 @@ def read_texts(path: Path, field: str) -> Iterator[str]:
 
 
 def read_pairs(path: Path) -> Iterator[Example]:
-    """Yield query, positive and negatives of each record of a .jsonl or .parquet file, with its spans, if any.
+    """Yield query, positive and negatives per record of a .jsonl or .parquet file, with spans, if any.
 
     Raises DataError with the line of a bad record.
     """
@@ -56,7 +56,7 @@ def read_pairs(path: Path) -> Iterator[Example]:
 
 
 def read_labeled_pairs(path: Path) -> Iterator[Example]:
-    """Yield pairs of a query and a document with the relevance of the document, from a .jsonl or .parquet file.
+    """Yield query-document pairs with their relevance from a .jsonl or .parquet file.
 
     A record contains a document and its label, or a positive (label 1) and negatives (label 0). Raises DataError with
     the line of a bad record.
@@ -183,10 +183,10 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str]) 
 
 
 class ExampleStream:
-    """Endless examples from files, shuffled through a buffer. Each epoch contains every example once, in another order.
+    """Endless examples from files, shuffled through a buffer. Each epoch contains every example once, in a new order.
 
-    `state_dict` and `load_state_dict` make an interrupted run continue with the same examples. Reading continues by
-    skipping the examples already read in the current epoch, without tokenizing them.
+    With `state_dict` and `load_state_dict`, an interrupted run continues with the same examples. Resuming skips the
+    examples already read in the current epoch, without tokenizing them.
     """
 
     def __init__(self, files: Sequence[Path], read: Reader, buffer_size: int, seed: int) -> None:
@@ -252,7 +252,7 @@ class ExampleStream:
 
 
 POOL_BATCHES = 2
-"""Batches of tokens to choose examples from. More of them fill rows better and take longer to place."""
+"""Size of the pool to choose examples from, in batches. A larger pool fills rows better but takes longer to place."""
 TOKENIZED_EXAMPLES = 256
 MAX_EMPTY_READS = 100
 
@@ -306,7 +306,7 @@ class TrainingBatch:
 
 
 class Collate(Protocol):
-    """Makes a batch of items, whose sequences start at `starts` in the R * T tokens."""
+    """Builds a batch from items, whose sequences start at `starts` in the R * T tokens."""
 
     def __call__(
         self, items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random
@@ -314,9 +314,9 @@ class Collate(Protocol):
 
 
 class PackedBatches:
-    """An endless stream of packed batches of `shape` that can resume exactly from a saved state.
+    """An endless stream of packed batches of `shape`, which can resume exactly from a saved state.
 
-    The first of the `prompts` is prepended to the first text of an example, the second to the other texts.
+    The first prompt is prepended to an example's first text, the second to the other texts.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class PackedBatches:
         return self._collate(chosen, self._shape, starts, self._random)
 
     def _tokenize(self, examples: Sequence[Example]) -> list[Item]:
-        """Return the items of the examples, without those that contain a text or span without tokens."""
+        """Tokenize examples, dropping those with a text or span without tokens."""
         sources = [self._sources(example) for example in examples]
         has_spans = any(example.spans for example in examples)
         tokenized = iter(self._tokenizer.encode([source for own in sources for source in own], offsets=has_spans))
@@ -391,10 +391,10 @@ def token_range(tokens: TokenizedInput, span: Span) -> tuple[int, int]:
 
 
 def fill(pool: Sequence[Item], shape: BatchShape) -> tuple[list[Item], list[int], list[Item]]:
-    """Choose items for a batch: first fit, in the order of the pool. All sequences of an item are in one batch.
+    """Choose items for a batch by first fit, in pool order. All sequences of an item are in the same batch.
 
     Returns:
-        The chosen items, the start of each sequence in the R * T tokens, and the rest of the pool.
+        The chosen items, the start of each sequence in the R * T tokens, and the remaining pool.
     """
     used = [0] * shape.rows
     chosen: list[Item] = []

@@ -98,7 +98,7 @@ def save_checkpoint(directory: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(directory: Path, device: torch.device) -> dict[str, Any] | None:
-    """Return the state of a run, on `device`; None if the directory contains no checkpoint.
+    """Load the state of a run to `device`; None if the directory contains no checkpoint.
 
     Raises TrainError if the checkpoint is damaged.
     """
@@ -152,7 +152,7 @@ def read_metrics(directory: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        # A kill can cut the last row.
+        # If a run was killed, the last row may be incomplete.
         return [row for row in csv.DictReader(file) if row.get(COLUMNS[-1]) is not None]
 
 
@@ -185,9 +185,9 @@ def draw_curves(directory: Path, unit: str) -> None:
 
 
 def options_of(config: TrainConfig) -> dict[str, Any]:
-    """Return the options that decide the result of a run, by their names, as JSON values.
+    """Return the options that determine a run's result, by name, as JSON values.
 
-    Files are represented by their SHA-256: they may be moved or copied, but not changed.
+    Files are represented by their SHA-256, so they may be moved or copied, but not changed.
     """
     tables: dict[str, Any] = config.model_dump(mode="json")
     for name in ("checkpoint_steps", "validation_steps", "validation_batches"):
@@ -215,7 +215,7 @@ def _digest(path: Path) -> str:
 
 @lru_cache
 def _digest_version(path: Path, size: int, modified_ns: int) -> str:
-    """Return the digest of a file. A run needs it twice, and corpora are large."""
+    """Return the digest of a file, cached because a run needs it twice and corpora are large."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -223,7 +223,7 @@ def _digest_version(path: Path, size: int, modified_ns: int) -> str:
 def check_same_options(options: Mapping[str, Any], saved: Mapping[str, Any], directory: Path) -> None:
     """Raise TrainError if a run in `directory` was started with other options.
 
-    A run of an older version lacks new options of the model. Their defaults are its behavior.
+    Runs of older versions lack newer model options, whose defaults match the old behavior.
     """
     defaults = {f"model.{name}": field.default for name, field in ModelOptions.model_fields.items()}
     saved = defaults | dict(saved)
@@ -236,12 +236,12 @@ def check_same_options(options: Mapping[str, Any], saved: Mapping[str, Any], dir
 
 
 def _shorten(value: Any) -> str:
-    """Return a value of an option for an error, with the first digits of a digest."""
+    """Format an option's value for an error, with digests abbreviated."""
     return re.sub(r"(sha256:\w{12})\w+", r"\1", repr(value))
 
 
 MAX_EXPONENT = 700
-"""The exponential of more is not a float."""
+"""Larger exponents overflow a float."""
 
 
 @dataclass(frozen=True)
@@ -264,11 +264,11 @@ class LogProgress:
         self._values = ""
 
     def set_postfix(self, *, refresh: bool, **values: str) -> None:
-        """Set the values of the next line."""
+        """Set the values to print in the next line."""
         self._values = "".join(f", {name} {value}" for name, value in values.items())
 
     def update(self) -> None:
-        """Count a step, and print a line if it is time."""
+        """Count a step, and print a line if one is due."""
         self._step += 1
         now = time.monotonic()
         if now - self._last >= LOG_PERIOD_S:
@@ -278,11 +278,11 @@ class LogProgress:
             sys.stderr.write(f"attendant-model train: {line}\n")
 
     def close(self) -> None:
-        """Print nothing: the command prints the result."""
+        """Do nothing: the command prints the result."""
 
 
 def show_progress(steps: int, step: int, *, disable: bool) -> "tqdm[NoReturn] | LogProgress":
-    """Return a bar on a terminal, or lines for a log."""
+    """Return a progress bar on a terminal, otherwise log lines."""
     if disable or sys.stderr.isatty():
         return tqdm(total=steps, initial=step, unit="step", disable=disable)
     return LogProgress(steps, step)
@@ -297,7 +297,7 @@ def train(
     run.restore(load_checkpoint(directory, processes.device), directory)
     with contextlib.ExitStack() as stack:
         signaled = stack.enter_context(catch_signals())
-        processes.wait()  # once metrics.csv exists, a signal must not end a process that does not catch it yet
+        processes.wait()  # before metrics.csv exists, all processes must catch signals
         metrics = MetricsFile(directory, run.step) if processes.is_first else None
         progress = show_progress(steps, run.step, disable=not processes.is_first)
         stack.callback(progress.close)
@@ -309,7 +309,7 @@ def train(
                 loss=f"{row['loss']:.3f}", tokens_per_s=f"{row['tokens_per_second']:.0f}", refresh=False
             )
             progress.update()
-            # Signals reach the processes at different times; all of them have to stop after the same step.
+            # Signals reach the processes at different times, but all must stop after the same step.
             interrupted = processes.any(signaled.is_set())
             if metrics is not None:
                 metrics.write(row)
@@ -380,7 +380,8 @@ class Run:
         rate = learning_rate(self.step, options.steps, self._config.optimizer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        # Each process reads the whole stream and runs its share, so the result does not depend on their number.
+        # Each process reads the whole stream and runs its share, so the result does not depend on the number of
+        # processes.
         batches = list(islice(self._batches, options.batches_per_step))
         loss, norm = take_step(self._model, self._optimizer, batches, self._config, self._processes)
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -435,7 +436,7 @@ def take_step(
 def make_batches(
     config: TrainConfig, objective: Objective, tokenizer: Tokenizer, files: tuple[Path, ...], seed: int
 ) -> PackedBatches:
-    """Return the endless batches of some files."""
+    """Return endless batches from files."""
     examples = ExampleStream(files, objective.read, config.data.shuffle_texts, seed)
     shape = BatchShape(config.run.rows_per_batch, config.model.max_input_tokens)
     return PackedBatches(examples, tokenizer, shape, objective.collate, seed, objective.prompts)
@@ -462,7 +463,7 @@ def learning_rate(step: int, steps: int, options: OptimizerOptions) -> float:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[threading.Event]:
-    """Set an event at SIGINT or SIGTERM, so that the run can save a checkpoint after the current step."""
+    """Set an event on SIGINT or SIGTERM, so that the run can save a checkpoint after the current step."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -482,7 +483,7 @@ def precision(config: TrainConfig, device: torch.device) -> torch.autocast:
 
 
 def select_precision(config: TrainConfig, device: torch.device) -> str:
-    """Return the precision of the run, where the configuration leaves it open."""
+    """Return the precision of the run: the configured one, or a default."""
     if config.run.precision != "auto":
         return config.run.precision
     return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"

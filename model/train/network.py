@@ -1,4 +1,4 @@
-"""Networks to train: encoders with new or published weights, and their embeddings."""
+"""Networks to train: encoders with new or published weights, and embeddings."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def make_encoder(options: ModelOptions, vocab_size: int) -> Encoder:
 def _make_layer(options: ModelOptions, index: int) -> LayerConfig:
     """Return the options of a layer; windows and the first norm follow ModernBERT (Warner et al. 2024).
 
-    A pre-norm encoder needs no norm before its first attention, which reads the normalized embeddings.
+    A pre-norm encoder needs no norm before its first attention, whose input is already normalized.
     """
     has_window = options.window > 0 and index % options.global_attn_every_n_layers > 0
     return LayerConfig(
@@ -52,7 +52,7 @@ def _make_layer(options: ModelOptions, index: int) -> LayerConfig:
 
 
 def initial_deviation(hidden_size: int) -> float:
-    """Return the standard deviation of initial weights: BERT's for its size, and more for smaller encoders.
+    """Return the standard deviation of initial weights: BERT's at BERT's size, larger for smaller encoders.
 
     With BERT's deviation, small encoders learn slowly, because their sums contain fewer terms.
     """
@@ -70,9 +70,9 @@ def initialize(network: nn.Module, hidden_size: int, seed: int) -> None:
 
 
 def set_sinusoidal_positions(encoder: Encoder) -> None:
-    """Replace the position embeddings by sinusoids, which are not trained.
+    """Replace the position embeddings with fixed sinusoids.
 
-    They are scaled to the deviation of the other embeddings, which are not multiplied by sqrt(D) here.
+    They are scaled to the standard deviation of the other embeddings, which are not multiplied by sqrt(D) here.
     """
     assert encoder.embeddings.position_embeddings is not None
     positions = encoder.embeddings.position_embeddings.weight
@@ -81,7 +81,7 @@ def set_sinusoidal_positions(encoder: Encoder) -> None:
 
 
 def keep_blocks(checkpoint: Checkpoint, indices: Sequence[int]) -> None:
-    """Remove all blocks but these, as students of a deeper teacher start (Sanh et al. 2019). Raises TrainError."""
+    """Keep only these blocks, to initialize a student from a deeper teacher (Sanh et al. 2019). Raises TrainError."""
     encoder, family = checkpoint.encoder, checkpoint.family
     if indices[-1] >= len(encoder.blocks):
         raise TrainError(f"model.init_blocks: out of range ({indices[-1]}, limit {len(encoder.blocks) - 1}).")
@@ -112,7 +112,7 @@ class TextEncoder(nn.Module):
         return embeddings.float()
 
     def embed_spans(self, inputs: dict[str, Tensor], span_ids: Tensor) -> Tensor:
-        """Return the means (S, hidden size) of the last hidden states of S spans, as the server's word vectors.
+        """Return the mean last hidden state of each of S spans, (S, hidden size), like the server's word vectors.
 
         `span_ids` (R, T) are 1 to S, and 0 outside of spans.
         """
@@ -124,7 +124,7 @@ class TextEncoder(nn.Module):
         return sizes[-1] if sizes else self.encoder.config.hidden_size
 
     def dense_layers(self) -> tuple[DenseLayer, ...]:
-        """Return the dense layers with their present weights."""
+        """Return the dense layers with their current weights."""
         modules = list(self.dense)
         return tuple(
             DenseLayer(

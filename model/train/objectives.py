@@ -45,7 +45,7 @@ IGNORED = -100
 
 
 class LanguageModel(nn.Module):
-    """BERT's language model (Devlin et al. 2019); its output layer is the table of token embeddings."""
+    """BERT's language model (Devlin et al. 2019). The output layer shares the token embedding table."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Masking:
 
 
 def predict_next(items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random) -> TrainingBatch:
-    """Return a batch whose `labels` (R, T) are the id of the next token of the sequence; IGNORED at its last."""
+    """Return a batch whose `labels` (R, T) are the ids of the next tokens; IGNORED at the last token."""
     sequences = [ids for item in items for ids in item.sequences]
     return _labeled(sequences, [[*ids[1:], IGNORED] for ids in sequences], shape, starts)
 
@@ -119,8 +119,8 @@ class ContrastiveModel(nn.Module):
     """The cross-entropy of finding the positive of each query among all documents of the batch.
 
     InfoNCE (van den Oord et al. 2018) with in-batch negatives (Henderson et al. 2017). Scores are cosines divided by
-    `temperature`. With Matryoshka dimensions (Kusupati et al. 2022), the loss is the mean over the complete vectors and
-    their first components.
+    `temperature`. With Matryoshka dimensions (Kusupati et al. 2022), the loss is the mean over full and truncated
+    vectors.
     """
 
     def __init__(self, text_encoder: TextEncoder, temperature: float, dimensions: Sequence[int]) -> None:
@@ -152,8 +152,8 @@ def collate_pairs(
 ) -> TrainingBatch:
     """Return a batch of N queries and M documents, the positives and all negatives.
 
-    Targets: `is_query` (N + M,), `positives` (N,), the document of each query, and `is_excluded` (N, M): documents that
-    are not negatives of a query, because they are its text, or a positive of the same query elsewhere in the batch.
+    Targets: `is_query` (N + M,); `positives` (N,), each query's document; and `is_excluded` (N, M), documents that are
+    not negatives of a query, because they equal its text or are a positive of the same query elsewhere in the batch.
     Pairs with spans are compared by their spans: `span_ids` (R, T) are then 1 to N + M, and 0 outside of spans.
     """
     queries = [item.texts[0] for item in items]
@@ -216,7 +216,7 @@ class CrossEncoder(nn.Module):
 
 
 def make_cross_encoder(encoder: Encoder, checkpoint: Checkpoint | None, seed: int) -> CrossEncoder:
-    """Return a cross-encoder with the classifier of the checkpoint, or a new one unless that has one logit."""
+    """Return a cross-encoder with the checkpoint's classifier if that has one logit, else with a new one."""
     if checkpoint is None:
         layout = FAMILIES["bert"].classifier_layout({})
         return CrossEncoder(encoder, empty_head(layout.layers, encoder.config.hidden_size, 1), layout.pooling, None)
@@ -351,7 +351,7 @@ def collate_texts(
 
 @dataclass(frozen=True)
 class Objective:
-    """`network` returns the summed loss of a TrainingBatch that `collate` made. `unit` is the loss's unit."""
+    """`network` returns the summed loss of a TrainingBatch built by `collate`. `unit` is the unit of the loss."""
 
     name: str
     unit: str
@@ -369,13 +369,13 @@ class Objective:
 
     @property
     def dense(self) -> tuple[DenseLayer, ...]:
-        """The dense layers after pooling, with their present weights."""
+        """The dense layers after pooling, with their current weights."""
         text_encoder = getattr(self.network, "text_encoder", None)
         return text_encoder.dense_layers() if isinstance(text_encoder, TextEncoder) else ()
 
 
 def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpoint | None) -> Objective:
-    """Return the objective of a configuration; the network depends on nothing else.
+    """Create the objective of a configuration. The network depends only on the arguments.
 
     Args:
         config: the configuration.
@@ -423,7 +423,7 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
 
 
 def _find_encoder(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkpoint | None) -> Encoder:
-    """Return a new encoder, or the blocks of the checkpoint's encoder that the configuration keeps."""
+    """Return a new encoder, or the checkpoint's encoder with the blocks that the configuration keeps."""
     if checkpoint is None:
         return make_encoder(config.model, tokenizer.vocab_size)
     _check_init(config, checkpoint)
@@ -443,7 +443,7 @@ def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
         layer.rotary.dynamic[1] for layer in checkpoint.encoder.config.layers if layer.rotary and layer.rotary.dynamic
     ]
     if lengths and config.model.max_input_tokens > min(lengths):
-        # The scaling depends on the length of a sequence, and rows of training hold several.
+        # The scaling depends on the sequence length, but training rows contain several sequences.
         raise TrainError(
             f"model.max_input_tokens: model.init scales positions beyond {min(lengths)} tokens. Reduce it."
         )

@@ -1,4 +1,4 @@
-"""The trained model in the formats of transformers and sentence-transformers."""
+"""Writes the trained model in the formats of transformers and sentence-transformers."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ BERT_KEYS = (
 )  # fmt: skip
 """Fields of `EncoderConfig` with the same key in BERT's config.json."""
 DTYPE_KEYS = ("dtype", "torch_dtype")
-"""Type in which transformers loads the weights."""
+"""Keys for the type in which transformers loads the weights."""
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
 
 
@@ -53,9 +53,9 @@ def publish(
         objective: the trained network.
         config: the configuration of the run.
         tokenizer: tokenizer.json.
-        record: the facts of the model card.
+        record: the data for the model card.
         directory: replaced if it exists.
-        init: the model that training started from, whose format the result keeps.
+        init: the model that training started from, which determines the output format.
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -81,7 +81,7 @@ def publish(
 def make_record(
     objective: Objective, config: TrainConfig, result: Result, precision: str, init: str | None
 ) -> TrainingRecord:
-    """Return the facts of a finished run."""
+    """Return the record of a finished run."""
     files = [DataFileRecord(name=path.name, size=path.stat().st_size) for path in config.data.train]
     return TrainingRecord(
         objective=objective.name,
@@ -112,7 +112,7 @@ def describe(name: str, license_name: str | None, record: TrainingRecord) -> str
 
 
 def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str, max_input_tokens: int) -> None:
-    """Write a new encoder with the tokenizer of the run: as BERT if BERT has its parts, else as "attendant"."""
+    """Write a new encoder with the run's tokenizer, as BERT if the architecture allows it, else as "attendant"."""
     config = objective.encoder.config
     values = _bert_values(objective)
     if bert.read_config(ConfigReader(values)) == config:
@@ -138,7 +138,7 @@ def _write_new(directory: Path, objective: Objective, name: str, tokenizer: str,
 
 
 def _bert_values(objective: Objective) -> dict[str, Any]:
-    """Return the values of config.json of a BERT with the sizes of the encoder."""
+    """Return the config.json values of a BERT with the encoder's sizes."""
     config = objective.encoder.config
     architecture = "BertModel"
     if objective.is_language_model:
@@ -157,7 +157,7 @@ def _bert_values(objective: Objective) -> dict[str, Any]:
 
 
 def _bert_tensors(objective: Objective) -> dict[str, Tensor]:
-    """Return the weights of the encoder, and of the language model's head, by their names in BERT."""
+    """Return the weights of the encoder and of the language model's head, under BERT's names."""
     family = FAMILIES["bert"]
     prefix = "bert." if objective.is_language_model else ""
     tensors = {
@@ -216,7 +216,7 @@ def _write_modules(
     )
     modes = split_pooling(embedding.pooling)
     settings: dict[str, Any] = {f"pooling_mode_{key}": mode in modes for key, mode in POOLING_FLAGS.items()}
-    if len(modes) > 1:  # flags have no order
+    if len(modes) > 1:  # flags cannot express an order
         settings = {"pooling_mode": [POOLING_MODES[mode] for mode in modes]}
     _write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": hidden_size} | settings)
 

@@ -10,7 +10,7 @@ from model.train.config import TokenizerOptions, TrainError
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD_CHARACTERS = 100
-"""WordPiece maps longer words to [UNK], and training time grows with the square of the word length."""
+"""WordPiece maps longer words to [UNK], and training time is quadratic in the word length."""
 MAX_ALPHABET = 1000
 """Maximum alphabet size of a WordPiece vocabulary, as in BERT's trainer. Other characters become [UNK]."""
 

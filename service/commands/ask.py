@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MapKind = Literal["probs", "norm", "block_norm", "projection"]
 HEAD_REDUCES: dict[MapKind, HeadReduce] = {"probs": "mean", "norm": "sum", "block_norm": "none", "projection": "none"}
-"""Kinds whose values are shares or norms, and how their heads are combined into one map."""
+"""Map kinds whose values are shares or norms, and how to combine their heads."""
 
 
 @dataclass(frozen=True)

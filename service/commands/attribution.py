@@ -215,7 +215,7 @@ class Attributor:
         ]
 
     async def _occlude(self, text: LocatedText) -> Values:
-        """Return how far the target's vector moves (cosine distance) when each other word is left out, (W,)."""
+        """Return how far the target's vector moves (cosine distance) without each other word, (W,)."""
         distances = np.zeros(len(text.deciding))
         for words in split_batches([word for word in range(len(distances)) if word != text.target]):
             variants = [text.without(word) for word in words]

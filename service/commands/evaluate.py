@@ -62,7 +62,7 @@ class Figures:
     record: dict[str, Any]
     rows: dict[RowKey, Estimate]
     notes: tuple[str, ...] = ()
-    """Lines about the figures of a model that guesses."""
+    """Lines that report the figures expected from random guessing."""
     omitted: dict[str, str] = field(default_factory=dict)
     """Why attribution methods were omitted."""
 
@@ -136,7 +136,7 @@ TASKS: dict[str, tuple[Callable[[Path, int], Any], Callable[[TextEncoder, Any, i
     "word_in_context": (read_words, measure_words),
     "attribution": (functools.partial(read_records, kind=AttributionLine), measure_attribution),
 }
-"""The functions that read the file of a task and that evaluate a model on it, by name. They raise `TextError`."""
+"""For each task, the functions that read its file and evaluate a model. They raise `TextError`."""
 
 
 @dataclass(frozen=True)

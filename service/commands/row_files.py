@@ -93,13 +93,13 @@ class RowFile:
 
     @contextmanager
     def read_errors(self) -> Iterator[None]:
-        """Raise `CommandError` instead of `OSError`, and for damaged compressed data."""
+        """Convert `OSError`, and errors from damaged compressed data, to `CommandError`."""
         try:
             yield
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self.error(f"damaged ({error}). Check the file.") from None
         except OSError as error:
-            if error.errno is None:  # from the decompressor of Zstandard
+            if error.errno is None:  # raised by the Zstandard decompressor
                 raise self.error("damaged compressed data. Check the file.") from None
             raise self.error(f"cannot be read ({error.strerror or error}). Check the path.") from None
 
@@ -145,7 +145,7 @@ class RowFile:
 
 
 def input_format(path: Path) -> InputFormat | None:
-    """Return the format of a file's suffix, before one of a compressed file, or None if it is unknown."""
+    """Return the format that a file's suffix names, ignoring a compression suffix; None if unknown."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
     return SUFFIXES.get(name.suffix.lower())
 
@@ -316,7 +316,7 @@ def _parquet_rows(source: RowFile, file: Any, names: list[str]) -> Iterator[Row]
 
 
 def _can_copy(types: Any, kind: Any) -> bool:
-    """Return whether the values of an Arrow type have the same meaning as objects of Python and in JSON."""
+    """Return whether values of an Arrow type keep their meaning as Python objects and in JSON."""
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _can_copy(types, kind.value_type)
     if types.is_struct(kind):

@@ -35,10 +35,11 @@ EVENT_LOOP_S_PER_TEXT = Fraction(8, 100_000)
 At lower load it is 0.38 ms, and 2.86 ms for a request with 32 texts.
 """
 SHAPES = (2, 4, 8, 16)
-"""Cores per replica to choose from. A single core has not been measured with the load generator on other cores."""
+"""Candidate numbers of cores per replica. A single core has not been measured with the load generator on other cores.
+"""
 MEASURED_GPU = "NVIDIA H200, the engine alone, float16, sentences of 24 tokens"
 GPU_TOKENS_PER_SECOND, MOST_GPU_TOKENS_PER_SECOND = 1_570_000, 3_740_000
-"""Of BERT-base; and of the default model, which is not limited by the GPU's arithmetic."""
+"""Throughput of BERT-base, and of the default model, which is not limited by GPU arithmetic."""
 GPU_MIB = 1536
 """GPU memory of a server with the default model."""
 DEFAULT_MEAN_TOKENS = 128
@@ -124,9 +125,9 @@ class ModelShape:
 
 
 DEFAULT_MODEL = ModelShape("all-MiniLM-L6-v2", 6, 384, 12 * 384**2, 256, Fraction(90_261_504, 2**20))
-"""The measured model, with 22.7 million parameters."""
+"""The model that was measured, with 22.7 million parameters."""
 GPU_MODEL = ModelShape("BERT-base", 12, 768, 12 * 768**2, 512, Fraction(440_000_000, 2**20))
-"""The model whose throughput on a GPU is scaled to others."""
+"""The model whose GPU throughput is scaled to estimate other models."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The engine behind the API adapters. It knows no HTTP, gRPC or JSON."""
+"""The engine behind the API adapters. It does not depend on HTTP, gRPC or JSON."""

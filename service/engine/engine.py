@@ -1,4 +1,4 @@
-"""The inference engine of one model: the model, its limits and its lanes; and the engines of the served models."""
+"""The inference engine of one model (the model, its limits and its lanes), and the engines of all served models."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from service.request_log import current_record, reserve_response
 from service.spelling import Remedy, join
 
 PREPARATION_THREADS = 2
-"""Threads contend for the GIL, so more of them only delay the event loop."""
+"""Threads contend for the GIL, so more threads would only delay the event loop."""
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Engine:
         explain_lane: None if the artifact has no graph for it.
         static: The embedding table, (V, E); None if the artifact has none.
         mask_tokenizer: The tokenizer of texts that spell the mask token; None for a model without one.
-        prompt_tokens: The number of tokens of the model's own prompts, once they have been used.
+        prompt_tokens: The numbers of tokens of the model's prompts, cached on first use.
     """
 
     def __init__(
@@ -113,23 +113,23 @@ class Engine:
     def healthy(self) -> bool:
         """True while embeddings can be computed and no batch has stalled.
 
-        A failed explain lane rejects its own requests only.
+        A failed explain lane rejects only explain requests.
         """
         return self.fast_lane.healthy and not any(lane.stalled for lane in self._lanes)
 
     def acquire(self) -> None:
-        """Count a request that uses this engine, until `release`."""
+        """Count a request that uses this engine until `release`."""
         self._requests += 1
         self._unused.clear()
 
     def release(self) -> None:
-        """Count one request less."""
+        """Decrement the count of requests."""
         self._requests -= 1
         if not self._requests:
             self._unused.set()
 
     def share(self, models: int) -> None:
-        """Expect a part of the machine, which this many models share."""
+        """Set the number of models that share the machine, for run-time estimates."""
         for lane in self._lanes:
             lane.share(models)
 
@@ -139,22 +139,22 @@ class Engine:
         return self.info.digest.removeprefix("sha256:")
 
     def describe(self, manifest: Manifest, digest: str, aliases: tuple[str, ...]) -> None:
-        """Replace the description: the names, or measures in the manifest have changed, but not what is computed."""
+        """Replace the description after a change of names or manifest measurements that does not affect results."""
         self.manifest = manifest
         evaluations = describe_evaluations(manifest)
         self.info = replace(self.info, digest=f"sha256:{digest}", evaluations=evaluations, aliases=list(aliases))
 
     def queued_tokens_by_caller(self) -> Counter[str]:
-        """Return the number of queued and in-preparation tokens of each named caller."""
+        """Return the number of tokens that are queued or in preparation per named caller."""
         return sum((Counter(lane.admission.backlog.tokens_by_caller) for lane in self._lanes), Counter[str]())
 
     def watch(self, seconds: float) -> None:
-        """Count `seconds` of run time for the running batches."""
+        """Add `seconds` to the run time of the running batches."""
         for lane in self._lanes:
             lane.watchdog.observe(seconds)
 
     def reserve(self, characters: int, caller: Caller) -> Reservation:
-        """Reserve fast-lane capacity for a request of this many characters; raises as `Lane.reserve` does."""
+        """Reserve fast-lane capacity for a request of this many characters. Raises the errors of `Lane.reserve`."""
         deadline = time.monotonic() + self._max_timeout_s
         return self.fast_lane.reserve((), deadline, characters, characters // CHARACTERS_PER_TOKEN, caller)
 
@@ -163,10 +163,10 @@ class Engine:
         return None if role is None else self.manifest.roles.get(role)
 
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids without the special tokens of the model, if they have all of them at both ends."""
+        """Strip the model's special tokens from both ends of the ids if all are present."""
         return self.tokenizer.content_ids(token_ids)
 
-    # For the operations.
+    # Used by the operations.
 
     @property
     def explain(self) -> ExplainLane:
@@ -182,9 +182,9 @@ class Engine:
         *arguments: Parameters.args,
         **options: Parameters.kwargs,
     ) -> T:
-        """Call `work`, in a thread if its cost would block the event loop; raises `DeadlineExceeded`.
+        """Call `work`, in a thread if it would block the event loop for too long. Raises `DeadlineExceeded`.
 
-        The watchdog of the fast lane watches the thread: a call of the tokenizer cannot be interrupted.
+        The fast lane's watchdog watches the thread, because a tokenizer call cannot be interrupted.
         """
 
         def call() -> T:
@@ -201,7 +201,7 @@ class Engine:
 
         if cost <= INLINE_COST:
             return call()
-        context = contextvars.copy_context()  # with the record of the request
+        context = contextvars.copy_context()  # keeps the request's record
         try:
             with self._host.running(cost):
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -210,9 +210,10 @@ class Engine:
             raise response_too_late() from None
 
     def check_response_size(self, size: int, inputs: int, suggest: Callable[[], Remedy]) -> None:
-        """Reserve memory for a response. `suggest` returns the remedy for one over the limit.
+        """Reserve memory for a response. `suggest` returns the remedy if the response is over the limit.
 
-        Raises `ResponseTooLarge`, and `MemoryShareExceeded` or `Overloaded` while clients have other responses to read.
+        Raises `ResponseTooLarge`, and `MemoryShareExceeded` or `Overloaded` while clients have not read other
+        responses.
         """
         limit = self.limits.max_response_bytes
         if size > limit:
@@ -227,7 +228,7 @@ class Engine:
         await asyncio.gather(*(lane.drain() for lane in self._lanes), self.tokenizer_admission.drain())
 
     async def retire(self) -> None:
-        """Close once every request that uses this engine has its response, at the latest after the maximum timeout."""
+        """Close once every request that uses this engine has its response, or after the maximum timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._max_timeout_s):
                 await self._unused.wait()
@@ -247,7 +248,7 @@ class Models:
 
     Attributes:
         shared: The state that all engines share, for new ones.
-        generation: Changes with the models.
+        generation: A number that changes whenever the models do.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -300,13 +301,13 @@ class Models:
         return [engine.info for engine in self._engines]
 
     def queued_tokens_by_caller(self) -> Counter[str]:
-        """Return the number of queued and in-preparation tokens of each named caller, in all models."""
+        """Return the number of tokens that are queued or in preparation per named caller, over all models."""
         return sum((engine.queued_tokens_by_caller() for engine in self._all), Counter[str]())
 
     def find(self, name: str | None = None, field: str = "model") -> Engine:
         """Return the engine of a model, or of the default model; raises `NotFound` with `field`.
 
-        The record of the current request notes the model, and keeps its engine until the request is finished.
+        The current request's record stores the model, and keeps its engine open until the request is finished.
         """
         engine = self._engines[0] if name is None else self._by_name.get(name)
         if engine is None:
@@ -330,7 +331,7 @@ class Models:
         return all(engine.healthy for engine in self._engines)
 
     def watch(self, seconds: float) -> None:
-        """Count `seconds` of run time for the running batches of every model."""
+        """Add `seconds` to the run time of every model's running batches."""
         for engine in self._all:
             engine.watch(seconds)
 

@@ -1,8 +1,8 @@
-"""The check of a backend against the golden vectors of the artifact, at every start.
+"""Startup check of a backend against the artifact's golden vectors.
 
-The CPU decides which precision is selected, but the model decides how large its error is: large activations lose
-digits in bfloat16, and pooling one token averages none of them out. The check runs this backend, precision and device
-through the same steps as requests, for every head.
+The CPU determines which precision is selected, but the model determines its error: large activations lose digits in
+bfloat16, and pooling a single token averages no errors out. The check runs this backend, precision and device through
+the same steps as requests, for every head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +29,11 @@ from service.engine.vectors import DenseLayers, Floats, finish_pooled
 from service.errors import NonFiniteOutput
 
 EXPECTED_COSINE: dict[Precision, float] = {"float32": 0.999999, "bfloat16": 0.9999, "float16": 0.9999, "int8": 0.998}
-"""The smallest cosine to float32 that a precision usually reaches. A model below it is served with a warning."""
+"""The smallest cosine to float32 that is normal for a precision. A model below this value is served with a warning."""
 FLOOR_COSINE: dict[Precision, float] = {"float32": 0.99999, "bfloat16": 0.99, "float16": 0.999, "int8": 0.98}
-"""The smallest cosine of a precision that is served; see docs/decisions.md for the measurements."""
+"""The smallest cosine at which a precision is served; see docs/decisions.md for measurements."""
 NOT_FINITE = -1.0
-"""The cosine of results with NaN or infinity."""
+"""The value returned for results with NaN or infinity."""
 LEAST_PROBABILITY = 1e-30
 """Lower bound on word probabilities: float32 cannot represent values below 1e-45."""
 
@@ -45,22 +45,22 @@ def golden_cosines(
     backend: Backend[EncodeTask, TextVectors],
     dense_layers: DenseLayers,
 ) -> dict[GoldenOutput, float]:
-    """Return the cosine between the results of a backend and the golden vectors for each head, `NOT_FINITE` for NaN.
+    """Return the cosine between a backend's results and the golden vectors for each head, `NOT_FINITE` for NaN.
 
-    For embeddings and token vectors, it is the smallest cosine of any text, whose token vectors count as one vector.
-    For logits, centered logarithms of probabilities and sparse vectors, it is the cosine of all texts together: a text
-    whose logits or weights are near 0 has no meaningful direction.
+    For embeddings and token vectors, this is the smallest cosine of any text; a text's token vectors are concatenated.
+    For logits, centered log-probabilities and sparse vectors, all texts are concatenated, because the direction of
+    logits or weights near 0 is meaningless.
     """
     return _Check(golden, manifest, tokenizer, backend, dense_layers).cosines()
 
 
 def has_trained_embeddings(manifest: Manifest) -> bool:
-    """Return whether embeddings are an output of the model: a model for another task names no pooling."""
+    """Return whether the model was trained to output embeddings. Models for other tasks specify no pooling."""
     return len(manifest.heads) == 1 or manifest.origins.get("pooling") != ASSUMED
 
 
 def cosine(actual: Floats, expected: Floats) -> float:
-    """Return the cosine between two arrays as vectors; 1 if both are zero, `NOT_FINITE` if they are not comparable."""
+    """Return the cosine between two flattened arrays; 1 if both are zero, `NOT_FINITE` if they are not comparable."""
     actual, expected = (values.astype(np.float64).ravel() for values in (actual, expected))
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return NOT_FINITE
@@ -72,7 +72,7 @@ def cosine(actual: Floats, expected: Floats) -> float:
 
 @dataclass(frozen=True)
 class _Check:
-    """The texts of a check in the forms that the heads read: single, in pairs, as queries and as documents."""
+    """The texts of a check in the forms that heads read: single texts, pairs, queries and documents."""
 
     golden: GoldenVectors
     manifest: Manifest
@@ -114,7 +114,7 @@ class _Check:
         return "pair" if name == "classification" and _reads_pairs(classifier) else "text"
 
     def _tasks(self, form: str, names: Sequence[GoldenOutput]) -> dict[int, EncodeTask]:
-        """Return the task of each text that one of these heads reads, by the place of the text."""
+        """Return one task per text that any of these heads reads, by text index."""
         side: Role | None = "query" if form == "query" else "document" if form == "document" else None
         heads = {name: self.golden.heads[name] for name in names}
         places = sorted({place for head in heads.values() for place in head.texts})
@@ -163,7 +163,7 @@ class _Check:
         return _compare_each(head, [*vectors[:, : self.manifest.embedding.truncate_dim]])
 
     def _compare_sparse(self, head: GoldenHead, found: list[TextVectors]) -> float:
-        """Compare the weights of all entries, or of those in the golden vectors if these are truncated."""
+        """Compare the weights of all entries, or only of the entries in the golden vectors if those are truncated."""
         size = self.manifest.architecture.vocab_size
         actual, expected = [], []
         for item, ids, weights in zip(found, head.split_ids(), head.split_values(), strict=True):
@@ -177,12 +177,12 @@ class _Check:
 
 
 def _reads_pairs(head: ClassificationHead | None) -> bool:
-    """Return whether a head scores pairs: a head with one label belongs to a cross-encoder."""
+    """Return whether a head scores pairs. A head with one label belongs to a cross-encoder."""
     return head is not None and (head.template is not None or len(head.labels) == 1)
 
 
 def _batches(tasks: Sequence[EncodeTask], backend: Backend[EncodeTask, TextVectors]) -> Iterator[list[EncodeTask]]:
-    """Yield batches that the backend accepts, in order; a longer sequence is a separate batch."""
+    """Yield batches that the backend accepts, in order. An oversized sequence gets a separate batch."""
     batch: list[EncodeTask] = []
     fill = backend.partial_fill(backend.max_batch_tokens)
     for task in tasks:
@@ -195,7 +195,7 @@ def _batches(tasks: Sequence[EncodeTask], backend: Backend[EncodeTask, TextVecto
 
 
 def _compare_each(head: GoldenHead, found: Sequence[Floats]) -> float:
-    """Return the smallest cosine of a text."""
+    """Return the smallest cosine over the texts."""
     return min(cosine(actual, expected) for actual, expected in zip(found, head.split_values(), strict=True))
 
 
@@ -204,13 +204,13 @@ def _compare_vectors(head: GoldenHead, found: list[TextVectors]) -> float:
 
 
 def _compare_together(head: GoldenHead, found: Sequence[Floats | None]) -> float:
-    """Return the cosine of all texts together."""
+    """Return the cosine over all texts, concatenated."""
     actual = [values.ravel() for values in found if values is not None]
     return cosine(np.concatenate(actual), np.concatenate(head.split_values()))
 
 
 def _compare_words(head: GoldenHead, found: list[TextVectors]) -> float:
-    """Compare the logarithms of probabilities less their mean in each text, which equal the logits up to a constant."""
+    """Compare log-probabilities minus their mean per text, which equal the logits up to a constant."""
     actual, expected = [], []
     for item, ids, probabilities in zip(found, head.split_ids(), head.split_values(), strict=True):
         assert item.words is not None

@@ -1,7 +1,7 @@
 """Lanes: a queue, limits, workers and metrics for one kind of work.
 
-Callers run on one event loop, workers are threads; every task belongs to a job, the tasks of one request. Metric labels
-are bound at construction, because looking them up costs as much as counting.
+Callers run on one event loop; workers are threads. A job is the tasks of one request. Metric labels are bound at
+construction, because looking them up costs as much as counting.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from service.request_log import current_caller, current_record
 STALL_FACTOR = 20.0
 """A batch or preparation that takes this many times its expected time has stalled."""
 MIN_STALL_S = 10.0
-"""Minimum time until a batch counts as stalled, in seconds: the first batch of a session also opens it."""
+"""Minimum time until a batch counts as stalled, in seconds. The first batch of a session also opens the session."""
 
 
 class Watchdog:
-    """The running batches of a lane. A thread that is stuck in the runtime cannot report an error.
+    """Tracks a lane's running batches, because a thread that is stuck in the runtime cannot report an error.
 
-    The run time of a batch is what `observe` adds up, not a difference of two clock readings, so that suspending the
-    process does not stall a batch.
+    `observe` accumulates the run time of a batch. A difference of two clock readings would count batches as stalled
+    after the process was suspended.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Watchdog:
 
     @contextmanager
     def running(self, expected_s: float) -> Iterator[None]:
-        """Watch the calling thread while it runs a batch of this expected duration."""
+        """Watch the calling thread while it runs a batch with this expected duration."""
         thread = threading.get_ident()
         with self._lock:
             self._remaining[thread] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
@@ -68,7 +68,7 @@ class Watchdog:
                 del self._remaining[thread]
 
     def observe(self, seconds: float) -> None:
-        """Count `seconds` of run time for every running batch."""
+        """Add `seconds` to the run time of every running batch."""
         with self._lock:
             for thread in self._remaining:
                 self._remaining[thread] -= seconds
@@ -114,9 +114,10 @@ class LaneObserver:
     def watch(
         self, gauge: Gauge, lane: "Lane[Any, Any]", read: Callable[["Lane[Any, Any]"], float], deleted: float = 0.0
     ) -> None:
-        """Read a gauge from the lane at each scrape, without keeping the lane and its backend alive.
+        """Read a gauge from the lane at each scrape, without keeping the lane or its backend alive.
 
-        The gauge is `deleted` once the lane is: its model was replaced by one of the same name without such a lane.
+        The gauge reads `deleted` once the lane is gone: a model of the same name without such a lane has replaced its
+        model.
         """
         reference = weakref.ref(lane)
 
@@ -127,7 +128,7 @@ class LaneObserver:
         gauge.labels(self.lane, self.model).set_function(value)
 
     def observe_batch(self, sizes: Sequence[int], padded_tokens: int, seconds: float, threads: int) -> None:
-        """Count one batch: sequences of these sizes, run on `threads` threads."""
+        """Count one batch of sequences of these sizes, run on `threads` threads."""
         tokens = sum(sizes)
         self._observe_inference(seconds)
         self._observe_size(len(sizes))
@@ -166,7 +167,7 @@ MAX_WAIT_S = 24 * 3600.0
 
 
 class Reservation:
-    """The reserved cost of a request in preparation, to release once the request is queued or has failed."""
+    """The reserved cost of a request in preparation. Released once the request is queued or has failed."""
 
     __slots__ = ("_caller", "_cost", "_lane")
 
@@ -188,7 +189,7 @@ class Reservation:
 
 
 class AdmittedRequest(Generic[TaskT, Result]):
-    """A request that a lane has admitted: its reservation until its tasks are queued, and its stages in metrics.
+    """An admitted request. Holds its reservation until its tasks are queued, and records its stages in metrics.
 
     Use it as a context manager around the preparation of the tasks and `run`.
     """
@@ -211,7 +212,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
         self._release()
 
     def tokenized(self, inputs: Sequence[TokenizedInput]) -> Usage:
-        """Count the inputs, and return the number of tokens and of truncated inputs."""
+        """Count the inputs; return the numbers of tokens and of truncated inputs."""
         self._tokenized = time.perf_counter()
         tokens = truncated = 0
         for item in inputs:
@@ -226,7 +227,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
     async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> list[Result]:
         """Queue tasks and return their results, as `Lane.wait` does.
 
-        `more`: other tasks follow, so the reservation remains.
+        `more`: more tasks will follow, so keep the reservation.
         """
         job = self._lane.submit(tasks, self._deadline)
         self._first_job = self._first_job or job
@@ -258,7 +259,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
 
 
 class Lane(Generic[TaskT, Result]):
-    """A queue with the threads that take tasks from it.
+    """A queue and the worker threads that take tasks from it.
 
     Construct it on the event loop that submits to it; construction starts the threads. `yields_to` returns True while
     a higher-priority lane has queued tasks; the threads then pause after each batch for half its duration. `_lock`
@@ -277,7 +278,7 @@ class Lane(Generic[TaskT, Result]):
         self.precision = backend.choice.precision
         self.admission = admission
         self.observer = observer
-        self.watchdog = Watchdog()  # of batches, and of preparations
+        self.watchdog = Watchdog()  # watches batches and preparations
         self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
         self.failure: BaseException | None = None
         self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
@@ -289,9 +290,9 @@ class Lane(Generic[TaskT, Result]):
         self._stopped = self._wake_scheduled = False
         self._lock = threading.Lock()
         self._tasks_available = threading.Condition(self._lock)
-        self._idle = threading.Condition(self._lock)  # notified of every change that may leave the lane idle
+        self._idle = threading.Condition(self._lock)  # notified whenever the lane may have become idle
         self._recovery_lock = threading.Lock()
-        self._sessions = 1  # opened so far
+        self._sessions = 1  # sessions opened so far
         self._reserved = 0
         metrics, watch = observer.metrics, observer.watch
         watch(metrics.queue_size, self, lambda lane: lane.queue.size)
@@ -332,7 +333,7 @@ class Lane(Generic[TaskT, Result]):
         return self.watchdog.stalled > 0
 
     def share(self, models: int) -> None:
-        """Expect a part of the machine, which this many models share."""
+        """Set the number of models that share the machine, for run-time estimates."""
         with self._lock:
             self.admission.share(models)
 
@@ -408,14 +409,14 @@ class Lane(Generic[TaskT, Result]):
             job.request = self.queue.add(entries, costs, job.is_stale, caller)
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            # In the next turn of the loop, so that requests of this one share a batch.
+            # Wake workers in the next loop iteration, so that requests from this iteration share a batch.
             self._loop.call_soon(self._wake, time.perf_counter())
         return job
 
     def _wake(self, scheduled: float) -> None:
-        """Wake a worker after tasks were queued. Each one that takes a batch wakes the next, if it can take one too.
+        """Wake a worker after tasks were queued. A worker that takes a batch wakes the next one if more can start.
 
-        `scheduled`: when this call was, a time.perf_counter() reading.
+        `scheduled`: when this call was scheduled, a time.perf_counter() reading.
         """
         self._wake_scheduled = False
         self._host.turns.observe(time.perf_counter() - scheduled)
@@ -425,8 +426,8 @@ class Lane(Generic[TaskT, Result]):
     async def wait(self, job: Job[TaskT, Result]) -> list[Result]:
         """Return the results of a job in the order of its tasks.
 
-        Tasks that have not started are dropped if the caller is cancelled or the deadline passes. Raises a
-        `ServiceError` for every failure.
+        If the caller is cancelled or the deadline passes, tasks that have not started are dropped. Every failure raises
+        a `ServiceError`.
         """
         if not job.done:
             finished: asyncio.Future[None] = self._loop.create_future()
@@ -477,7 +478,7 @@ class Lane(Generic[TaskT, Result]):
             await asyncio.to_thread(thread.join, max(0.0, deadline - time.monotonic()))
 
     def _stop(self, failure: BaseException | None) -> list[Entry[TaskT, Result]]:
-        """Let the threads end after their current batches; return the queued tasks, which will not run."""
+        """Stop the threads after their current batches; return the queued tasks, which will not run."""
         with self._lock:
             self.failure, self._stopped = self.failure or failure, True
             left = self.queue.clear()
@@ -491,10 +492,10 @@ class Lane(Generic[TaskT, Result]):
         return BackendFailed("Inference backend failed", "Retry on another instance.")
 
     def _call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
+        with suppress(RuntimeError):  # the loop is closed: nothing awaits the result
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    # On a worker thread.
+    # Runs on a worker thread.
 
     def _work(self) -> None:
         lower_thread_priority()
@@ -540,7 +541,7 @@ class Lane(Generic[TaskT, Result]):
         return batch
 
     def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
-        """Note that the jobs of a batch have started; return how long each that had not was queued, in seconds."""
+        """Mark the jobs of a batch as started; return the queue time of each newly started job, in seconds."""
         now, queued = time.perf_counter(), []
         for entry in batch:
             job = entry.job
@@ -577,8 +578,8 @@ class Lane(Generic[TaskT, Result]):
     def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
         """Run a tiny valid batch to determine whether the session or an input caused the error.
 
-        If it fails too, retry once on a fresh session; if that fails, the lane fails permanently. `session` is the
-        number of the session that ran the batch: another worker may have replaced it meanwhile.
+        If that batch fails too, retry once on a new session; if the retry fails, the lane fails permanently. `session`
+        is the number of the session that ran the batch; another worker may have replaced it since.
         """
         with self._recovery_lock:
             if self.failure is not None:
@@ -631,7 +632,7 @@ class Lane(Generic[TaskT, Result]):
             error = BackendFailed("Inference backend failed", "Retry on another instance.")
             self._call_soon(entry.job.finish, error)
 
-    # On the event loop again.
+    # Runs on the event loop.
 
     def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
         for entry, result in zip(batch, results, strict=True):

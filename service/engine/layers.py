@@ -1,4 +1,4 @@
-"""The layers of a model in its artifact: their weights, and the graphs that compute their attention."""
+"""The layers in a model's artifact: their weights, and the graphs that compute their attention."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ AttentionOutput = Literal["scores", "probs", "values"]
 
 @dataclass(frozen=True)
 class OutputWeights:
-    """The weights between the heads of a layer and the result that maps decompose.
+    """The weights between a layer's heads and the result that attention maps decompose.
 
     Attributes:
         output: (H * d, D), the map from the heads to the attention output.
@@ -53,7 +53,7 @@ class Layer(Protocol):
 
 
 class ArtifactLayers(Sequence["ArtifactLayer"]):
-    """The layers of a model, first layer first. Graphs are opened on first use, each for all its layers."""
+    """A model's layers, first layer first. Each graph is opened on first use and serves all its layers."""
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
         record = artifact.manifest.layers
@@ -70,7 +70,7 @@ class ArtifactLayers(Sequence["ArtifactLayer"]):
 
 
 class ArtifactLayer:
-    """One layer. Its weights are read from the mapped file when they are used, and copied if they have 16 bits."""
+    """One layer. Weights are read from the mapped file on use; 16-bit weights are copied."""
 
     def __init__(self, map_tensor: Any, layers: LayersRecord, record: LayerRecord, session: Any) -> None:
         self._map = map_tensor
@@ -80,7 +80,7 @@ class ArtifactLayer:
 
     @property
     def weights(self) -> OutputWeights:
-        """The weights between the heads and the result that maps decompose."""
+        """The weights between the heads and the result that attention maps decompose."""
         record = self._record
         return OutputWeights(
             self._read(record.output),
@@ -98,11 +98,11 @@ class ArtifactLayer:
         return dict(zip(outputs, results, strict=True))
 
     def steps(self, hidden: Floats, rows: NDArray[np.int64], outputs: Sequence[str]) -> Mapping[str, Floats]:
-        """Return steps inside the layer for some rows of its input; docs/maps.md, "Inside a layer", defines them."""
+        """Return intermediate steps of the layer for some input rows, as defined in docs/maps.md, "Inside a layer"."""
         record, structure = self._record.steps, self._layers.structure
         assert record is not None
         table = None if structure is None else structure.position_table
-        # Positions enter by the table or by angles, which the graph of the layer returns.
+        # Positions come from the embedding table, or as angles from the layer's graph.
         names = {name: "angles" if name == "position" else name for name in outputs if name != "position" or not table}
         results = self._run(record.graph, record.weights, hidden, list(names.values()), rows=rows) if names else []
         steps = dict(zip(names, results, strict=True))

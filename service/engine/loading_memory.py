@@ -1,4 +1,4 @@
-"""The memory that loading a model takes, so that a server does not load one that would get it killed."""
+"""Memory needed to load a model, so that a server rejects a model that would get it killed."""
 
 from model.artifact.manifest import Manifest, TensorRecord
 from model.artifact.memory import available_memory
@@ -17,7 +17,7 @@ def weight_bytes(manifest: Manifest) -> int:
 
 
 def check_memory(manifest: Manifest) -> None:
-    """Raise `ConfigError` if there is too little memory to load a model. An unknown amount is enough."""
+    """Raise `ConfigError` if there is too little memory to load a model. Accept if the available amount is unknown."""
     needed, available = WEIGHT_COPIES * weight_bytes(manifest), available_memory()
     if available is not None and needed > available:
         raise ConfigError(

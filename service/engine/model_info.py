@@ -29,7 +29,7 @@ from service.engine.sides import max_tokens, side_record
 
 
 def limits_of(settings: Settings, max_input_tokens: int) -> Limits:
-    """Return the limits for a model of `max_input_tokens`; all but two are settings of the same name."""
+    """Return the limits for a model of `max_input_tokens`. All but two are copied from settings of the same name."""
     derived = {
         "max_input_characters": settings.max_characters_per_token * max_input_tokens,
         "max_request_bytes": settings.request_bytes(max_input_tokens),
@@ -92,7 +92,7 @@ def describe_model(model: LoadedModel, limits: Limits, name: str, aliases: Seque
 
 
 def mask_token(model: LoadedModel) -> str | None:
-    """Return the text of the mask token of a model with a masked-LM head."""
+    """Return the mask token's text for a model with a masked-LM head."""
     head = model.artifact.manifest.masked_lm
     if head is None or head.mask_token_id is None:
         return None
@@ -130,15 +130,15 @@ def describe_evaluations(manifest: Manifest) -> list[EvaluationRecord]:
 
 
 HEAD_OF_SIMILARITY = {"maxsim": "multi_vector", "sparse": "sparse"}
-"""The output that a similarity function of a head needs. The others need embeddings."""
+"""The head output that a similarity function needs. Other functions need embeddings."""
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 def operations_of(manifest: Manifest) -> list[Operation]:
     """Return the operations that a model supports.
 
-    A classifier of several labels does not rank. Every other model does: a cross-encoder by the score of its label, the
-    others by the similarity of their vectors. A reranker with a template reads only pairs.
+    Every model can rank, except a classifier with several labels: a cross-encoder ranks by its label's score, other
+    models by vector similarity. A reranker with a template accepts only pairs.
     """
     head = manifest.classification
     missing: set[Operation] = set()

@@ -1,4 +1,4 @@
-"""The loaded model: sessions, tokenizer and weights of an artifact."""
+"""The loaded model: an artifact's sessions, tokenizer and weights."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -52,7 +52,7 @@ class LoadedModel:
             return cls._load(settings, option, artifact)
         except (ArtifactError, ConfigError):
             raise
-        except Exception as error:  # tokenizers and runtimes raise any type for invalid files
+        except Exception as error:  # for invalid files, tokenizers and runtimes raise exceptions of any type
             log.debug("model load failed directory=%s", artifact.root, exc_info=True)
             problem = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_PROBLEM]
             raise ArtifactError(
@@ -118,7 +118,7 @@ def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:
 
 @dataclass(frozen=True)
 class OpenedBackend:
-    """A warm backend, and the cosine to the golden vectors for each head; empty for an artifact without them."""
+    """A warm backend, and each head's cosine to the golden vectors; empty if the artifact has none."""
 
     backend: Backend[EncodeTask, TextVectors]
     cosines: dict[GoldenOutput, float]
@@ -133,7 +133,7 @@ class OpenedBackend:
         return min(heads.items(), key=lambda item: item[1], default=None)
 
     def describe(self) -> str:
-        """Return the smallest cosine, and those of all heads if there are several."""
+        """Describe the smallest cosine, and the cosine of each head if there are several."""
         if self.least_accurate is None:
             return "unknown"
         heads = ",".join(f"{head}:{cosine:.6f}" for head, cosine in self.cosines.items())
@@ -142,9 +142,9 @@ class OpenedBackend:
 
 @dataclass(frozen=True)
 class BackendOpener:
-    """Opens the backend of an artifact, and rejects one that is too inaccurate.
+    """Opens an artifact's backend and rejects it if it is too inaccurate.
 
-    `min_cosine` replaces the floor of every precision; 0 keeps them.
+    `min_cosine` replaces every precision's minimum cosine; 0 keeps the defaults.
     """
 
     artifact: Artifact
@@ -153,9 +153,9 @@ class BackendOpener:
     min_cosine: float
 
     def open(self, options: BackendOptions, machine: Machine, reason: str = "") -> OpenedBackend:
-        """Open the selected backend and compare it with the golden vectors; if "auto" is too inaccurate, use float32.
+        """Open the selected backend and compare it with the golden vectors; fall back from "auto" to float32.
 
-        `reason` replaces the reason of the selection.
+        `reason` replaces the reason for the selection.
 
         Raises `ConfigError` if a requested precision is too inaccurate, and `ArtifactError` if float32 is.
         """

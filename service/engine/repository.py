@@ -39,12 +39,12 @@ class ModelState:
     Attributes:
         name: its served name.
         aliases: its other names.
-        source: where it comes from.
-        default: whether requests that name no model get it.
-        ready: whether requests get it now.
-        loading: whether it, or what replaces it, is being loaded.
+        source: the directory or Hugging Face model ID to load it from.
+        default: whether requests that name no model use it.
+        ready: whether it is being served.
+        loading: whether it or its replacement is being loaded.
         digest: the digest of the served artifact; empty unless `ready`.
-        error: why the latest attempt to load it has failed; empty if it has not.
+        error: why the latest attempt to load it failed; empty otherwise.
     """
 
     name: str
@@ -74,11 +74,11 @@ class ModelsState:
 
 @dataclass(frozen=True)
 class ModelsChange:
-    """A change of the served models: to those in `content`, with what artifacts contain now, or without `unload`.
+    """A change of the served models: load the models in `content` from the current artifacts, or unload `unload`.
 
     Attributes:
         content: a models file; empty to unload a model.
-        load: the only model that is read, besides those whose entries differ; empty to read all.
+        load: the only model to reread, besides models whose entries have changed; empty to reread all.
         unload: the model to unload.
     """
 
@@ -89,7 +89,7 @@ class ModelsChange:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A change that can be made. Attributes: as in `ModelsChange` and `ModelRepository`."""
+    """A change that is ready to commit. Attributes are as in `ModelsChange` and `ModelRepository`."""
 
     change: ModelsChange
     entries: Sequence[ModelEntry] = ()
@@ -100,20 +100,20 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Kept:
-    """The manifest of an artifact that computes the same as the served one."""
+    """The manifest of an artifact that computes the same results as the served artifact."""
 
     manifest: Manifest
     digest: str
 
 
 class ModelRepository:
-    """Loads the configured models, and changes them while the server runs if a models file names them.
+    """Loads the configured models. With a models file, also changes them while the server runs.
 
-    Construct it on the event loop. A change has no effect unless all of it can be applied: `prepare` opens what it
-    needs, and then `commit` or `abort` follows. With several workers, the supervisor calls them in all of them.
+    Construct it on the event loop. A change is atomic: `prepare` opens the new models, then `commit` or `abort`
+    follows. With several workers, the supervisor calls these methods in every worker.
 
     Attributes:
-        coordinate: requests a change of all workers, and raises `ConfigError`; None for a server in one process.
+        coordinate: requests a change in all workers; raises `ConfigError`. None for a server with one process.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, state: ModelsState | None = None) -> None:
@@ -134,11 +134,11 @@ class ModelRepository:
         self._retirements: set[asyncio.Task[None]] = set()
 
     def load_all(self) -> list[tuple[ModelEntry, LoadedModel]]:
-        """Load the configured models. Takes seconds per model, and minutes for one that is exported first.
+        """Load the configured models. Takes seconds per model, or minutes if the model must be exported first.
 
         Raises `ArtifactError`, `ConfigError`, `ExportError` or `SourceError`. Call it in a thread.
         """
-        lower_thread_priority()  # inherited by the inference threads that the runtimes create
+        lower_thread_priority()  # inherited by the runtimes' inference threads
         settings = self._settings
         ignored = settings.model_fields_set & {"model_dir", "model_digest"}
         option = "ATTENDANT_MODELS"
@@ -171,9 +171,9 @@ class ModelRepository:
         return loaded
 
     def _compare_with_other_workers(self, artifacts: Mapping[str, Artifact]) -> None:
-        """Detect artifacts that were replaced after the other workers had loaded them.
+        """Detect artifacts that were replaced after other workers loaded them.
 
-        With a models file, its watch then changes the models of all workers. Raises `ArtifactError` without one.
+        With a models file, the file watch then updates all workers. Raises `ArtifactError` without a models file.
         """
         served = self._served_elsewhere
         replaced = [
@@ -196,7 +196,7 @@ class ModelRepository:
         return self._models
 
     def watch(self) -> FileWatch[FileState] | None:
-        """Return the watch that applies changes of the models file and of the artifacts; None without a file."""
+        """Return the watch that applies changes of the models file and its artifacts; None without a models file."""
         path = self._settings.models_file
         if path is None:
             return None
@@ -209,7 +209,7 @@ class ModelRepository:
 
     @property
     def states(self) -> list[ModelState]:
-        """The models of the models file, or those that other options select. The default model is the first."""
+        """The models in the models file, or the models that other options select. The default model comes first."""
         served = {} if self._models is None else {engine.name: engine for engine in self._models}
         entries = self._entries or {name: ModelEntry(source=engine.info.source) for name, engine in served.items()}
         return [
@@ -237,7 +237,7 @@ class ModelRepository:
         return state
 
     async def load(self, name: str, admin: str) -> ModelState:
-        """Serve a model of the models file, with what the file and the artifact contain now. Return its new state.
+        """Load a model of the models file from the current file and artifact. Return the new state.
 
         `admin`: the name of the admin who requests it, for the log.
 
@@ -253,11 +253,11 @@ class ModelRepository:
             change = asyncio.create_task(self._change(ModelsChange(content.decode(), load=name)))
             self._changes.add(change)
             change.add_done_callback(self._changes.discard)
-            await asyncio.shield(change)  # which continues if the client does not wait for it
+            await asyncio.shield(change)  # continues even if the client disconnects
         return self.find(name)
 
     async def unload(self, name: str, admin: str) -> ModelState:
-        """Stop serving a model, until it is loaded again or the server restarts. Return its new state.
+        """Stop serving a model until it is loaded again or the server restarts. Return the new state.
 
         `admin`: the name of the admin who requests it, for the log.
 
@@ -273,7 +273,7 @@ class ModelRepository:
 
     @contextlib.contextmanager
     def _reports_failure(self, name: str, change: str) -> Iterator[None]:
-        """Raise `LoadFailed` for a requested change that fails with a `ConfigError`."""
+        """Raise `LoadFailed` if a requested change fails with a `ConfigError`."""
         try:
             yield
         except ConfigError as error:
@@ -282,7 +282,7 @@ class ModelRepository:
             raise LoadFailed(f"model not {change}", str(error), field="name", actual=echo(name)) from None
 
     def _check_unload(self, name: str) -> None:
-        """Raise `NotFound` or `DefaultModelRequired` for a model that cannot be unloaded."""
+        """Raise `NotFound` or `DefaultModelRequired` if a model cannot be unloaded."""
         if self.find(name).default:
             raise DefaultModelRequired(
                 "default model, cannot be unloaded",
@@ -297,14 +297,14 @@ class ModelRepository:
         return self._settings.models_file
 
     def _read_state(self, content: bytes = b"") -> FileState:
-        """Return the state of the models file, or with this content in its place."""
+        """Return the state of the models file, or of `content` if given."""
         path = self._settings.models_file
         assert path is not None
         content = content or read_option_file(OPTION, path)
         return content, tuple(source_state(entry.source) for entry in parse_models_file(path, content))
 
     async def _change(self, change: ModelsChange) -> None:
-        """Make a change, in all workers or none. Raises as `prepare` does."""
+        """Make a change in all workers or none. Raises the errors of `prepare`."""
         if self.coordinate is not None:
             await self.coordinate(change)
             return
@@ -318,11 +318,12 @@ class ModelRepository:
         return ModelsState(self._state[0].decode(), sorted(self._unloaded), served)
 
     async def prepare(self, change: ModelsChange) -> None:
-        """Open the models of a change. No other change begins until `commit` or `abort`.
+        """Open the models of a change. No other change can begin before `commit` or `abort`.
 
-        With `load`, the artifacts of other served models whose entries are the same are not read: they may be damaged.
+        With `load`, the artifacts of other served models with unchanged entries are not read, since they may be
+        damaged.
 
-        Raises `ConfigError` if a model cannot be loaded, and as `unload` does.
+        Raises `ConfigError` if a model cannot be loaded, and the errors of `unload`.
         """
         await self._lock.acquire()
         try:
@@ -381,7 +382,7 @@ class ModelRepository:
         asyncio.get_running_loop().call_soon(release_memory)
 
     async def _open(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
-        """Load the model of an entry unless it is what `engine` runs. Raises `ConfigError`."""
+        """Load the model of an entry unless `engine` already runs it. Raises `ConfigError`."""
         name = self._loading = entry.name or ""
         try:
             return await run_in_thread(lambda: self._open_changed(entry, engine))
@@ -400,7 +401,7 @@ class ModelRepository:
     def _open_changed(self, entry: ModelEntry, engine: Engine | None) -> LoadedModel | Kept:
         lower_thread_priority()
         directory = self._find_directory(entry)
-        artifact = Artifact.open(directory, entry.digest)  # verifies the files: a restart must be able to load them
+        artifact = Artifact.open(directory, entry.digest)  # verify the files: a restart must be able to load them
         manifest = artifact.manifest
         if engine is not None and without_measures(manifest) == without_measures(engine.manifest):
             return Kept(manifest, artifact.digest)
@@ -408,7 +409,7 @@ class ModelRepository:
         return self._load(entry, directory)
 
     def _find_directory(self, entry: ModelEntry) -> Path:
-        """Return the directory of an entry's artifact. Sources of the models file are exported if necessary."""
+        """Return the directory of an entry's artifact. Sources in the models file are exported if necessary."""
         if self._settings.models_file is None:
             return Path(entry.source)
         return prepare_artifact(entry.source, cache_directory(self._settings.cache_dir))
@@ -425,7 +426,7 @@ class ModelRepository:
         return loaded
 
     def _publish(self, opened: Sequence[tuple[ModelEntry, LoadedModel | Kept]]) -> None:
-        """Serve these models from now on, and retire the others."""
+        """Switch to these models, and retire the others."""
         assert self._models is not None
         served = {engine.name: engine for engine in self._models}
         engines, loaded, updated = [], [], []
@@ -466,21 +467,21 @@ class ModelRepository:
         if all(name != other.name for other in self._models):
             self._metrics.remove_model(name)
         del engine
-        asyncio.get_running_loop().call_soon(release_memory)  # after this task, whose frame refers to the engine
+        asyncio.get_running_loop().call_soon(release_memory)  # deferred: this task's frame references the engine
 
     async def _finish_retirements(self) -> None:
-        """Wait until replaced models are closed, so that at most two generations are in memory."""
+        """Wait until replaced models are closed, to keep at most two generations in memory."""
         if self._retirements:
             await asyncio.wait(self._retirements)
 
 
 def without_measures(manifest: Manifest) -> Manifest:
-    """Return the part of a manifest that determines what is computed: `attendant evaluate --save` adds measures."""
+    """Return a manifest without the measurements that `attendant evaluate --save` adds, which do not affect results."""
     return manifest.model_copy(update={"evaluations": ()})
 
 
 def computation_digest(manifest: Manifest) -> str:
-    """Return the SHA-256 of the part of a manifest that determines what is computed, in hexadecimal."""
+    """Return the SHA-256 of the part of a manifest that affects results, in hexadecimal."""
     return hashlib.sha256(without_measures(manifest).model_dump_json().encode()).hexdigest()
 
 

@@ -1,18 +1,18 @@
-"""Scheduling of a lane: what is admitted, in which order it runs, and which tasks share a batch.
+"""Lane scheduling: admission, order and batching.
 
-Admission rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline. The wait includes that for the
-process itself (`HostQueue`).
+Admission rejects requests whose estimated wait exceeds `max_queue_ms` or their deadline. The wait includes time in the
+process outside of the lane (`HostQueue`).
 
 The order is deficit round robin over callers, then over the requests of each, in microseconds of run time (Shreedhar
 and Varghese, Efficient Fair Queueing Using Deficit Round Robin, 1995). Callers share the time by their weights, however
 many requests each has queued. Each queued request of a caller gets a quantum per round, so a request of 256 passages
 delays a short request by a few batches, not by its full duration, and a stream of short requests cannot starve it. A
-task larger than the quantum waits for several rounds. Tasks that do not fit in a batch are passed over, and are first
-in the next one.
+task larger than the quantum waits for several rounds. Tasks that do not fit in a batch are skipped, and come first in
+the next batch.
 
-Batching is dynamic and work-conserving: an idle stream of the backend takes all queued tasks at once, up to
-`max_batch_tokens`, and under load batches grow with the queue. There is no batching delay. While short requests arrive
-beside long ones, batches are short, so that a short request does not wait for a full batch of other work.
+Batching is dynamic and work-conserving: an idle backend stream takes all queued tasks, up to `max_batch_tokens`, and
+under load batches grow with the queue. There is no batching delay. While short and long requests are mixed, batches are
+short, so that a short request does not wait for a full batch of other tasks.
 
 Nothing here is thread-safe: workers hold their lock around every call. Only the event loop calls `LoopTurns`,
 `HostQueue` and `TokenizerAdmission`, which need no lock.
@@ -35,11 +35,11 @@ from service.engine.backends.base import Backend, Task
 from service.errors import DeadlineExceeded, QueueFull, response_too_late
 
 SHARED_FOR_S = 1.0
-"""A client that waits for each response sends the next request within this time."""
+"""A client that sends requests one after another is assumed to send the next one within this time, in seconds."""
 
 
 class Cost(NamedTuple):
-    """The size of a task or a request: tokens, which need memory, and microseconds of estimated run time."""
+    """The cost of a task or request: tokens, which need memory, and microseconds of estimated run time."""
 
     tokens: int
     us: int
@@ -63,10 +63,10 @@ class Cost(NamedTuple):
 
 
 class Backlog:
-    """Histogram of the run times of requests in power-of-two bins, so that an estimate takes constant time.
+    """Histogram of request run times in power-of-two bins. Estimates take constant time.
 
-    `held` is the number of tokens that count against the limit of the queue: at most `slice_tokens` per request. `near`
-    is True while `held` is over `near_held` or `us` over `near_us`: the next request may be rejected.
+    `held` is the number of tokens that count against the queue limit: at most `slice_tokens` per request. `near` is
+    True while `held` exceeds `near_held` or `us` exceeds `near_us`: the next request may be rejected.
     """
 
     BINS = 48
@@ -94,14 +94,14 @@ class Backlog:
         return self.held > self.near_held or self.us > self.near_us
 
     def held_tokens(self, tokens: int) -> int:
-        """Return how many tokens of a request count against the limit of the queue."""
+        """Return how many tokens of a request count against the queue limit."""
         return tokens if self.slice_tokens is None else min(tokens, self.slice_tokens)
 
     def us_ahead_of(self, us: int) -> int:
-        """Return an upper bound on the microseconds that run before a new request of `us` has finished.
+        """Return an upper bound on the microseconds of queued work that run before a new request of `us` finishes.
 
-        The exact value is the sum over queued requests of min(their run time, `us`), which is what round robin gives
-        them meanwhile. The bound is at most twice as high: requests in the same bin are treated alike.
+        Under round robin, the exact value is the sum over queued requests of min(run time, `us`). The bound is at most
+        twice as high, because requests in the same bin are treated alike.
         """
         own = us.bit_length()
         smaller, larger = sum(self._sums[:own]), sum(self._counts[own + 1 :])
@@ -128,7 +128,7 @@ class LaneBacklog(Backlog):
 
     @property
     def shared(self) -> bool:
-        """True while requests of more than one caller with a name are queued, or were within `SHARED_FOR_S`."""
+        """True if requests of more than one named caller are queued, or were within the last `SHARED_FOR_S`."""
         return time.monotonic() < self._others_until
 
     @property
@@ -139,7 +139,7 @@ class LaneBacklog(Backlog):
     def count(self, cost: Cost, caller: Caller, count: int = 1) -> None:
         """Count a request of a caller; with `count=-1`, remove it again."""
         self.add(cost, count)
-        if caller is ANONYMOUS:  # no caller has a name
+        if caller is ANONYMOUS:  # no named callers
             return
         name = caller.name
         if count > 0 and name != self._latest:
@@ -159,19 +159,19 @@ class LaneBacklog(Backlog):
 
     @property
     def tokens_by_caller(self) -> dict[str, int]:
-        """The tokens of callers with a name."""
+        """The number of tokens per named caller."""
         return {name: backlog.tokens for name, (_, backlog) in list(self._callers.items())}
 
     def held_by(self, caller: Caller) -> int:
-        """Return how many tokens of a caller with a name count against the limit of the queue."""
+        """Return how many tokens of a named caller count against the queue limit."""
         entry = self._callers.get(caller.name)
         return 0 if entry is None else entry[1].held
 
     def us_ahead_for(self, caller: Caller, us: int, quantum: int) -> int:
-        """Return an upper bound on the microseconds that run before a new request of `us` of a caller has finished.
+        """Return an upper bound on the microseconds that run before a caller's new request of `us` finishes.
 
-        While the caller gets its share, each other one gets time in proportion to its weight, and at least one turn
-        of `quantum` microseconds.
+        Meanwhile, each other caller gets time in proportion to its weight, and at least one turn of `quantum`
+        microseconds.
         """
         ahead = self.us_ahead_of(us)
         if caller is ANONYMOUS:
@@ -188,14 +188,14 @@ class LaneBacklog(Backlog):
 Item = TypeVar("Item")
 
 LOOKAHEAD = 16
-"""Maximum number of tasks that a batch passes over because they do not fit."""
+"""Maximum number of tasks that batch selection skips because they do not fit."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest(Generic[Item]):
     """A queued request: its pending tasks, their total cost, and its deficit in microseconds.
 
-    `in_turn`: its turn was cut short, by the end of the batch or of its caller's turn, and continues without a new
+    `in_turn`: the end of the batch or of its caller's turn has interrupted its turn, which will continue without a new
     quantum.
     """
 
@@ -208,10 +208,10 @@ class WaitingRequest(Generic[Item]):
 
 
 class _Caller(Generic[Item]):
-    """The queued requests of one caller, served round robin, and the deficit of the caller in microseconds.
+    """The queued requests of one caller, served round robin, and the caller's deficit in microseconds.
 
-    `in_turn`: its turn has begun. While a batch is selected, `passed` are its first requests, which have no turn in it,
-    and `cut_short` says that one of them did not fit.
+    `in_turn`: its turn has begun. During batch selection, `passed` holds its first requests, set aside for the next
+    batch, and `cut_short` tells whether one of them did not fit.
     """
 
     __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests", "weight")
@@ -228,7 +228,7 @@ class _Caller(Generic[Item]):
         self.passed.append(self.requests.pop(id(request)))
 
     def restore(self) -> None:
-        """Put the requests that were passed over back at the head."""
+        """Put the requests that were passed over back at the head of the queue."""
         self.cut_short = False
         while self.passed:
             request = self.passed.pop()
@@ -237,10 +237,10 @@ class _Caller(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Queued requests, served round robin by caller, and for each caller by request; `quantum` microseconds per turn.
+    """Queued requests, served round robin by caller and then by request, with `quantum` microseconds per turn.
 
-    `backlog` counts them, and others. The queue contains `size` tasks, with `tokens` tokens and `us` microseconds.
-    `arrivals` is the number of requests added so far.
+    `backlog` counts these requests and others. The queue contains `size` tasks, with `tokens` tokens and `us`
+    microseconds. `arrivals` is the number of requests added so far.
     """
 
     def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
@@ -261,7 +261,7 @@ class FairQueue(Generic[Item]):
         is_stale: Callable[[], bool] = lambda: False,
         caller: Caller = ANONYMOUS,
     ) -> WaitingRequest[Item]:
-        """Append a request to the queue of its caller. If it `is_stale` when its turn comes, it is dropped."""
+        """Append a request to its caller's queue. Dropped if `is_stale` returns True when its turn comes."""
         request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
         name = caller.name
         if name not in self._callers:
@@ -294,16 +294,16 @@ class FairQueue(Generic[Item]):
     def select_batch(
         self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
     ) -> tuple[list[Item], int]:
-        """Remove and return the next batch, and the number of stale tasks that were discarded during selection.
+        """Remove and return the next batch, and the number of stale tasks discarded during selection.
 
-        A task that does not fit is passed over, and is first in the next batch. `quantum` replaces the default.
+        A task that does not fit is skipped, and comes first in the next batch. `quantum` overrides the default.
         Requests whose next task takes more than `max_us` keep their place.
         """
         quantum = self._quantum if quantum is None else quantum
         selection: _Selection[Item] = _Selection(fill, max_size, max_us)
         dropped = 0
         top_weight = max((caller.weight for caller in self._callers.values()), default=1)
-        credit = 0  # once the batch has no room for a caller in its turn, others may fill the rest, on credit
+        credit = 0  # once a caller's next task does not fit, other callers may fill the rest of the batch on credit
         passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
         while self._callers and selection.open:
             name, caller = next(iter(self._callers.items()))
@@ -316,7 +316,7 @@ class FairQueue(Generic[Item]):
                 continue
             on_credit = 0 if caller.cut_short else credit
             if request.entries[0][0].us <= max_us:
-                # The largest weight gets the quantum, so that no turn is longer.
+                # The caller with the largest weight gets the full quantum, so no turn is longer.
                 caller_quantum = max(1, quantum * caller.weight // top_weight)
                 self._take_turn(caller, request, selection, quantum, caller_quantum, on_credit)
                 credit = quantum if caller.cut_short else credit
@@ -342,13 +342,13 @@ class FairQueue(Generic[Item]):
         caller_quantum: int,
         credit: int,
     ) -> None:
-        """Move tasks of a request to the batch, within its own deficit and the caller's deficit plus credit."""
+        """Move tasks of a request to the batch, within its deficit and the caller's deficit plus credit."""
         first_us = request.entries[0][0].us
         for turn, own_quantum in ((caller, caller_quantum), (request, quantum))[bool(credit) :]:
             if not turn.in_turn:
                 turn.deficit += own_quantum
                 turn.in_turn = True
-            elif not caller.cut_short:  # a turn that continues in another batch may have begun with a larger quantum
+            elif not caller.cut_short:  # a turn continued from an earlier batch may have begun with a larger quantum
                 turn.deficit = min(turn.deficit, own_quantum + first_us)
         before = len(selection.batch)
         taken = selection.take(request, caller.deficit + credit)
@@ -365,7 +365,7 @@ class FairQueue(Generic[Item]):
             caller.requests.move_to_end(id(request))
         elif next_us > caller.deficit and not (caller.cut_short or credit):
             caller.in_turn = False
-        else:  # the batch is full before the turn of the request, and so that of its caller, is over
+        else:  # the batch is full, but the request's turn, and thus its caller's turn, is not over
             caller.pass_over(request)
             caller.cut_short = True
 
@@ -381,7 +381,7 @@ class FairQueue(Generic[Item]):
 
 
 class _Selection(Generic[Item]):
-    """A batch while its tasks are selected. No task may take more than `max_us`."""
+    """A batch during task selection. No task may take more than `max_us`."""
 
     def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
         self.batch: list[Item] = []
@@ -396,7 +396,7 @@ class _Selection(Generic[Item]):
         return self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
 
     def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
-        """Move tasks of a request to the batch, as far as its deficit and `limit_us` go, and return their cost."""
+        """Move tasks of a request to the batch, limited by its deficit and `limit_us`, and return their cost."""
         entries, tokens, us = request.entries, 0, 0
         skipped: list[tuple[Cost, Item]] = []
         while entries and self.open:
@@ -427,13 +427,13 @@ class Job(Generic[TaskT, Result]):
     `batch_size` under their lock.
 
     Attributes:
-        request: Its tasks in the queue; None if it has no tasks.
+        request: The queued tasks; None if the job has no tasks.
         results: One result per task, None until it is known.
         pending: The number of tasks without a result.
-        done: True once all results are known, a task has failed, or nobody waits for the results any more.
+        done: True once all results are known, a task has failed, or nothing waits for the results anymore.
         error: Why the job failed.
         on_done: Called when `done` becomes True.
-        queue_s: The time until the first batch with one of the tasks started, in seconds.
+        queue_s: The time until the first batch with one of its tasks started, in seconds.
         batch_size: The number of tasks in that batch.
     """
 
@@ -456,7 +456,7 @@ class Job(Generic[TaskT, Result]):
         self.batch_size = 0
 
     def set_result(self, index: int, result: Result) -> bool:
-        """Store the result of one task; return False if the job was done before, so that the result is unused."""
+        """Store the result of one task; return False if the job was already done and the result is unused."""
         if self.done:
             return False
         self.results[index] = result
@@ -466,7 +466,7 @@ class Job(Generic[TaskT, Result]):
         return True
 
     def finish(self, error: Exception | None = None) -> None:
-        """End the job, with an error if it failed, unless it is done."""
+        """Mark the job as done, with an error if it failed. Does nothing if it is already done."""
         if self.done:
             return
         self.done, self.error = True, error
@@ -482,9 +482,9 @@ class Job(Generic[TaskT, Result]):
         return self.done or self.deadline <= time.monotonic()
 
 
-@dataclass(slots=True)  # frozen ones take three times as long to create
+@dataclass(slots=True)  # not frozen, because frozen dataclasses take three times as long to create
 class Entry(Generic[TaskT, Result]):
-    """One task of a job in the queue; `index` is its place in the request."""
+    """One queued task of a job; `index` is its position in the request."""
 
     job: Job[TaskT, Result]
     index: int
@@ -493,20 +493,22 @@ class Entry(Generic[TaskT, Result]):
 
 
 SHORT_US = 25_000
-"""Run time of a short batch, and of the largest request for which batches are kept short."""
+"""Run time of a short batch, and of the longest request for which batches are kept short."""
 SHORT_FOR_S = 1.0
-"""Batches stay short this long after the last short request: a client that waits for each response sends the next."""
+"""Batches stay short this long after the last short request: a client that sends requests one after another may send
+the next.
+"""
 SHARED_US = 12_000
-"""Run time of a batch while several callers share the lane: each waits for about two batches of the others."""
+"""Run time of a batch while several callers share the lane. Each caller waits for about two batches of the others."""
 LONG_BATCHES = 2
-"""Tasks that run for longer than this many full batches leave one stream to shorter ones."""
+"""Tasks that run for longer than this many full batches leave one stream to shorter tasks."""
 
 
 class BatchPolicy(Generic[TaskT, Result]):
-    """Takes batches from the queue of a lane. `full_us`: the run time of a full batch.
+    """Takes batches from a lane's queue. `full_us`: the run time of a full batch.
 
     Of two or more streams, the last one is never occupied by a task of more than `LONG_BATCHES` full batches, even if
-    nothing else is queued: a short request that arrives next would wait for all of it. Such tasks still run one after
+    nothing else is queued: the next short request would have to wait until it finishes. Such tasks still run one after
     another on the other streams. With one stream, a short request has to wait for a long task that is running.
     """
 
@@ -518,19 +520,19 @@ class BatchPolicy(Generic[TaskT, Result]):
         self._full_us = full_us
         self._long_us = LONG_BATCHES * full_us
         self._long_running: dict[int, tuple[float, float]] = {}  # start and estimated work in seconds, by batch
-        self._only_long_at = -1  # arrivals in the queue when no task was short enough for the last stream
+        self._only_long_at = -1  # the queue's `arrivals` when no task was short enough for the last stream
         self._short_until = 0.0
 
     def expect(self, cost: Cost) -> None:
-        """Note a request that will be queued."""
+        """Register a request that will be queued."""
         if cost.us <= SHORT_US:
             self._short_until = time.monotonic() + SHORT_FOR_S
 
     def may_take(self) -> bool:
         """Return whether a worker may take a batch.
 
-        Either a stream is free, or a full batch is queued and can be prepared in advance. A batch prepared in advance
-        would run before a short request that arrives meanwhile.
+        It may if a stream is free, or if a full batch is queued and can be prepared in advance. A batch prepared in
+        advance would run before a short request that arrives in the meantime.
         """
         queue = self._queue
         if self._last_is_reserved and queue.arrivals == self._only_long_at:
@@ -540,7 +542,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
 
     def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
-        """Return the next batch, which counts as running until `finish`, and the number of stale tasks dropped."""
+        """Return the next batch, which counts as running until `finish`, and the number of dropped stale tasks."""
         quantum, max_size = self._quantum(), self._backend.max_batch_size
         batch: list[Entry[TaskT, Result]] = []
         dropped = 0
@@ -562,7 +564,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         self._long_running.pop(id(batch), None)
 
     def blocked_s(self, longest_us: int, seconds_per_work: float) -> float:
-        """Return how long running long tasks still occupy all streams that a new task of `longest_us` may use.
+        """Return how long a new task of `longest_us` waits until long tasks leave a stream that it may use.
 
         `seconds_per_work`: measured run time per estimated second of work.
         """
@@ -580,9 +582,9 @@ class BatchPolicy(Generic[TaskT, Result]):
     def _quantum(self) -> int:
         """Return the microseconds per turn and batch.
 
-        While several callers share the lane, batches take `SHARED_US`. Beside requests longer than a full batch, short
-        requests that are waiting or arrived within `SHORT_FOR_S` wait only for batches of `SHORT_US`, or for each
-        other's.
+        While several callers share the lane, batches take `SHARED_US`. If requests longer than a full batch are queued,
+        and short requests are waiting or arrived within `SHORT_FOR_S`, batches take `SHORT_US`, or as long as all
+        queued short requests.
         """
         backlog = self._queue.backlog
         if backlog.shared:
@@ -592,10 +594,10 @@ class BatchPolicy(Generic[TaskT, Result]):
         return min(self._full_us, max(SHORT_US, backlog.us_up_to(SHORT_US)))
 
     def _fill(self, quantum: int) -> BatchFill:
-        """Return an empty fill: for a full batch, or a smaller one if the queue cannot fill one on each free stream."""
+        """Return an empty fill: for a full batch, or for a smaller one if the queue cannot fill every free stream."""
         queue, free_streams = self._queue, max(1, self._streams - self.running)
         short = quantum < self._full_us
-        # In a full batch every row is filled; otherwise waiting tasks are passed over only to limit padding.
+        # A full batch fills every row. A smaller batch passes tasks over only to limit padding.
         if short and queue.us >= free_streams * quantum:
             return self._backend.full_batch_fill(quantum / 1e6)
         if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
@@ -604,7 +606,7 @@ class BatchPolicy(Generic[TaskT, Result]):
 
 
 def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:
-    """Return whether a task of the batch takes more than `us` microseconds."""
+    """Return whether any task of the batch takes more than `us` microseconds."""
     for entry in batch:  # noqa: SIM110  # a generator costs a call per task
         if entry.cost.us > us:
             return True
@@ -622,21 +624,21 @@ def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
 SPEED_TIME_CONSTANT_S = 2.0
 """Time constant of the moving average, in seconds."""
 MAX_SLOWDOWN = 4.0
-"""A batch counts as at most this many times slower than expected, so that one pause does not distort the speed."""
+"""A batch counts as at most this many times slower than expected, to keep one pause from distorting the speed."""
 SLICES = 4
-"""A large request counts as at most this fraction of the token limit, and the last slice is kept for small requests."""
+"""A large request counts as at most 1 / `SLICES` of the token limit, and the last slice is kept for small requests."""
 OVERESTIMATE = 2.0
 """An idle lane rejects a request whose estimated run time is this many times its timeout.
 
-Run times that a busy machine measured during warm-up can be twice too high.
+Run times measured during warm-up on a busy machine can be twice the actual ones.
 """
 NEAR_CAPACITY = 0.9
 """Fraction of a limit above which requests are checked early."""
 TOKENIZER_RETRY_S = 1.0
 SENTENCE_TOKENS = 23
-"""Mean tokens of a sentence."""
+"""Mean number of tokens per sentence."""
 SMALL_REQUEST_TOKENS = 32
-"""Size of the request whose wait `queue_utilization` reports."""
+"""Size of the request whose wait `queue_utilization` reports, in tokens."""
 CHARACTERS_PER_TOKEN = 4
 """Assumed characters per token, for admission before tokenization."""
 SPECIAL_TOKENS = 2
@@ -657,12 +659,12 @@ class Speed:
         self._saturated_since: float | None = None
 
     def scale(self, factor: float) -> None:
-        """Expect another speed: the machine is shared with more or fewer models."""
+        """Scale the estimate after the number of models on the machine has changed."""
         self.value *= factor
         self._work *= factor
 
     def observe(self, work_s: float, *, saturated: bool) -> None:
-        """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are queued now."""
+        """Record a finished batch of `work_s` estimated seconds. `saturated`: whether tasks are still queued."""
         now = time.perf_counter()
         if self._saturated_since is not None:
             seconds = min(now - self._saturated_since, MAX_SLOWDOWN * work_s / self.value)
@@ -676,20 +678,20 @@ class Speed:
 INLINE_COST = 2048
 """Work of at most this cost runs on the event loop; operations/inputs.py defines the unit of costs."""
 UNIT_S = 5e-7
-"""Upper bound on the time of a unit, in seconds."""
+"""Upper bound on the time per cost unit, in seconds."""
 LOOP_TURNS = 4
-"""A request waits for this many turns of a busy event loop: to be read, admitted and queued, and for its results."""
+"""Number of iterations of a busy event loop that a request waits for: to be read, admitted, queued and answered."""
 
 
 class LoopTurns:
-    """The lag of the event loop: how long the last callbacks of any model waited before the loop ran them."""
+    """Event loop lag: how long the latest callbacks of any model waited to run."""
 
     def __init__(self) -> None:
-        self._previous_s = self._turn_s = 0.0  # of consecutive turns
+        self._previous_s = self._turn_s = 0.0  # lag in two consecutive turns
         self._measured = -math.inf
 
     def observe(self, seconds: float) -> None:
-        """Note how long a callback has waited for its turn, which has just begun."""
+        """Record how long a callback waited for the turn that has just begun."""
         now = time.perf_counter()
         if now - seconds < self._measured:  # another lane has measured this turn
             self._turn_s = max(self._turn_s, seconds)
@@ -700,19 +702,20 @@ class LoopTurns:
 
     @property
     def wait_s(self) -> float:
-        """The estimated wait of a new request for the loop, in seconds.
+        """How long a new request is expected to wait for the loop, in seconds.
 
-        The process may have been suspended during a single long turn, so that both of the last two must be long. The
-        wait falls with the time since then: rejected requests measure no turns.
+        A single long turn may mean that the process was suspended, so both of the last two turns must be long. The wait
+        decays over time, because rejected requests measure no turns.
         """
         elapsed = time.perf_counter() - self._measured
         return max(0.0, LOOP_TURNS * min(self._previous_s, self._turn_s) - elapsed)
 
 
 class HostQueue:
-    """The requests of a model outside of its lanes, which wait for a preparation thread or for the event loop.
+    """A model's requests outside of its lanes, waiting for a preparation thread or the event loop.
 
-    They wait longer than in the queue of a lane if its device is faster than the process. `turns`: of the event loop.
+    If the device is faster than the process, requests wait longer here than in the lane's queue. `turns` measures the
+    event loop.
     """
 
     def __init__(self, threads: int, turns: LoopTurns | None = None) -> None:
@@ -724,7 +727,7 @@ class HostQueue:
 
     @contextmanager
     def running(self, cost: int) -> Iterator[None]:
-        """Count work of this cost while it waits for a thread and runs."""
+        """Count work of this cost while it waits for a thread and while it runs."""
         seconds = cost * UNIT_S
         self._pending += 1
         self._pending_s += seconds
@@ -736,7 +739,7 @@ class HostQueue:
             self._pending_s -= seconds
 
     def wait_s(self, cost: float = math.inf) -> float:
-        """Return the estimated wait of a new request whose preparation has this cost, in seconds."""
+        """Return how long a new request with this preparation cost is expected to wait, in seconds."""
         wait = self.turns.wait_s
         if cost > INLINE_COST and self._pending >= self._threads:
             wait += self._pending_s / self._speed.value
@@ -744,7 +747,7 @@ class HostQueue:
 
 
 class Admission:
-    """The limits of one lane, and the cost of its requests on a backend.
+    """Admission limits of one lane, and the cost of its requests on the backend.
 
     `backlog` counts queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a
     full batch.
@@ -772,11 +775,11 @@ class Admission:
 
     @property
     def texts_per_second(self) -> float:
-        """The texts of `SENTENCE_TOKENS` that all streams compute per second, as estimated during warm-up."""
+        """The number of texts of `SENTENCE_TOKENS` that all streams process per second, as estimated during warm-up."""
         return 1e6 * self._all_streams / (SENTENCE_TOKENS * self._token_us)
 
     def share(self, models: int) -> None:
-        """Estimate with a part of the streams, because this many models share the machine."""
+        """Scale estimates to a fraction of the streams, because this many models share the machine."""
         streams = self._all_streams / models
         self.speed.scale(streams / self._streams)
         self._streams = streams
@@ -793,7 +796,7 @@ class Admission:
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch; see `Speed.observe`."""
         self.speed.observe(work_s, saturated=saturated)
-        # No wait is longer than the whole backlog.
+        # The whole backlog is an upper bound on any wait.
         self.backlog.near_us = self._near_us * self.speed.value
 
     def cost(self, sizes: Iterable[int], more_tokens: int = 0) -> Cost:
@@ -802,7 +805,7 @@ class Admission:
         return cost.plus(Cost(more_tokens, round(more_tokens * self._token_us))) if more_tokens else cost
 
     def run_s(self, us: int) -> float:
-        """Return the seconds in which the lane does `us` microseconds of work."""
+        """Return the seconds that the lane needs for `us` microseconds of work."""
         return us / 1e6 / self.speed.value
 
     def wait_s(self, cost: Cost, caller: Caller = ANONYMOUS) -> float:
@@ -814,14 +817,14 @@ class Admission:
         return self.run_s(self.backlog.us_ahead_for(caller, us, self.quantum))
 
     def own_s(self, cost: Cost, longest_us: int) -> float:
-        """Return how many seconds an idle lane takes for a request, whose longest task occupies one stream."""
+        """Return how many seconds an idle lane needs for a request. The longest task occupies one stream."""
         return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
 
     def pause_s(self, caller: Caller) -> float:
-        """Return for how long not to read a connection of a rejected caller, in seconds.
+        """Return how long to stop reading from a rejected caller's connection, in seconds.
 
-        A thousand connections of one caller would otherwise occupy the event loop with rejections, and delay others.
-        The time is jittered, so that they do not send their next requests all at once.
+        Otherwise, a caller with a thousand connections could occupy the event loop with rejections and delay other
+        callers. Jitter keeps the connections from sending their next requests all at the same time.
         """
         if caller is ANONYMOUS or not self.backlog.shared:
             return 0.0
@@ -839,23 +842,23 @@ class Admission:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
 
         Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
-        would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the time the request itself
-        takes. A request of several batches counts against the token limit with one slice, and leaves one slice free, so
-        that no large request locks out small ones. The queued tokens of a caller with a name are at most as many as
-        are free, so that no caller locks out others (Choudhury and Hahne, Dynamic Queue Length Thresholds for
-        Shared-Memory Packet Switches, 1998).
+        would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the run time of the request
+        itself. A request of several batches counts as one slice of the token limit, and leaves one slice free, so that
+        no large request locks out small ones. A named caller may hold at most as many queued tokens as are still free,
+        so that no caller locks out others (Choudhury and Hahne, Dynamic Queue Length Thresholds for Shared-Memory
+        Packet Switches, 1998).
 
         Args:
             cost: of the whole request.
             deadline: a time.monotonic() reading.
             longest_us: the run time of its longest task in microseconds.
-            blocked_s: until running long tasks leave a stream that the request may use, in seconds.
+            blocked_s: the time until running long tasks leave a stream that the request may use, in seconds.
             caller: who sent it.
-            host_s: the wait outside of the lane, in seconds.
+            host_s: the estimated wait outside of the lane, in seconds.
         """
         remaining = remaining_s(deadline)
         own = self.own_s(cost, longest_us)
-        if own > OVERESTIMATE * remaining and cost.us > self.quantum:  # of a smaller one, the estimate is too imprecise
+        if own > OVERESTIMATE * remaining and cost.us > self.quantum:  # smaller estimates are too imprecise
             raise DeadlineExceeded(
                 f"Request too large for the deadline (estimated run time {own * 1000:.0f} ms, "
                 f"remaining {remaining * 1000:.0f} ms)",
@@ -866,7 +869,7 @@ class Admission:
             return
         blocked_s += host_s
         wait = self.run_s(self.backlog.us) + blocked_s
-        if wait > min(self._max_wait_s, remaining - own):  # else even this upper bound is short enough
+        if wait > min(self._max_wait_s, remaining - own):  # else even the upper bound is short enough
             wait = self.wait_s(cost, caller) + blocked_s
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
@@ -892,9 +895,9 @@ class Admission:
 
 
 class TokenizerAdmission:
-    """The limit of requests that are tokenized but not run: they do not depend on the queue of a lane.
+    """Admission limit for requests that are only tokenized, which use no lane.
 
-    Together they may contain `max_tokens` estimated tokens; a single one may contain more. Not thread-safe.
+    Together, they may contain up to `max_tokens` estimated tokens; a single request may contain more. Not thread-safe.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -905,7 +908,7 @@ class TokenizerAdmission:
 
     @contextmanager
     def reserve(self, characters: int, deadline: float) -> Iterator[None]:
-        """Count a request of this many characters while it is tokenized. Raises as `Admission.check` does."""
+        """Count a request of this many characters while it is tokenized. Raises the errors of `Admission.check`."""
         remaining_s(deadline)
         tokens = 1 + characters // CHARACTERS_PER_TOKEN
         if self._tokens and self._tokens + tokens > self._max_tokens:

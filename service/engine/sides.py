@@ -1,4 +1,4 @@
-"""Inputs as a model with late interaction reads them: with the marker of a query or document, and query expansion."""
+"""Inputs for late-interaction models: query and document markers, and query expansion."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,9 +14,9 @@ Value = TypeVar("Value")
 
 
 class SidedInput(TokenizedInput):
-    """A tokenized input with the special tokens of its side (Khattab and Zaharia 2020, section 3.2).
+    """A tokenized query or document with its special tokens (Khattab and Zaharia 2020, section 3.2).
 
-    The marker is the token at index `place`. Expansion tokens follow the end of a query. They have offsets (0, 0) and
+    The marker is the token at index `place`. Expansion tokens are appended to a query. They have offsets (0, 0) and
     belong to no segment.
     """
 
@@ -64,7 +64,7 @@ class SidedInput(TokenizedInput):
         return self._tokens.has_content
 
     def select(self, places: Sequence[int]) -> OccludedSequence:
-        """Return the tokens at these places of a query or document, ascending, and new expansion tokens."""
+        """Return the tokens at these indices, which are ascending, followed by new expansion tokens for a query."""
         end = len(self) - self._expanded
         kept = [place for place in places if place < end]
         expanded = max(0, self.least_tokens - len(kept))
@@ -91,7 +91,7 @@ class SidedInput(TokenizedInput):
 
 
 def side_record(head: MultiVectorHead, side: Role) -> SideRecord:
-    """Return how a model reads queries, or documents."""
+    """Return the manifest's settings for queries or for documents."""
     return head.query if side == "query" else head.document
 
 
@@ -109,7 +109,7 @@ def max_tokens(manifest: Manifest, side: Role | None, role: Role | None = None) 
 
 
 def add_side(tokens: TokenizedInput, manifest: Manifest, side: Role | None, place: int) -> TokenizedInput:
-    """Return the input as a multi-vector head that distinguishes sides reads it, with the marker at index `place`."""
+    """Add the query or document marker at index `place` if the multi-vector head distinguishes sides."""
     head = manifest.multi_vector
     if side is not None and head is not None and head.has_sides:
         tokens = SidedInput(tokens, head, side, place)

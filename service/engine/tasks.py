@@ -1,4 +1,4 @@
-"""Tasks of the lanes: sequences and the requested results, and the vectors that a backend returns."""
+"""Lane tasks (sequences and requested results), and the vectors that a backend returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[Any]
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
-"""The type of a head whose results a backend computes with each batch."""
+"""The heads whose results a backend computes with each batch."""
 
 
 class ModelInput(Protocol):
@@ -32,11 +32,11 @@ class ModelInput(Protocol):
 
     @property
     def unattended(self) -> int:
-        """The number of tokens at the end to which no token attends."""
+        """The number of final tokens that no token attends to."""
 
     @property
     def skipped_ids(self) -> tuple[int, ...]:
-        """The ids of tokens that get no vector in the output of a multi-vector head."""
+        """The ids of tokens that get no vector from a multi-vector head."""
 
     @property
     def side(self) -> Role | None:
@@ -47,7 +47,7 @@ class ModelInput(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OccludedSequence:
-    """The token ids of an input without one unit. Fields are as in `ModelInput`."""
+    """The token ids of an input with one unit removed. Fields are as in `ModelInput`."""
 
     input_ids: list[int]
     token_type_ids: list[int]
@@ -62,7 +62,7 @@ class OccludedSequence:
 
 @dataclass(frozen=True, slots=True)
 class WordQuery:
-    """A query to a masked-LM head: the `count` likeliest entries at each position, among `targets` or all entries."""
+    """A query to a masked-LM head: the `count` most likely entries at each position, among `targets` or all entries."""
 
     positions: tuple[int, ...]
     count: int
@@ -74,8 +74,8 @@ class EncodeTask(NamedTuple):
 
     Attributes:
         tokens: The tokens.
-        pooling: The pooling to compute in the backend, which pools a whole batch at once; None if pooled vectors are
-            not requested.
+        pooling: The pooling to compute; None if pooled vectors are not requested. The backend pools a whole batch in
+            one step.
         hidden: Whether token vectors are needed.
         pool_from: Index of the first token to pool. Earlier tokens (an excluded prompt and [CLS]) are skipped.
         heads: The heads whose results are needed.
@@ -91,21 +91,21 @@ class EncodeTask(NamedTuple):
 
 
 class Predict(Protocol):
-    """Returns the words of a query, given the hidden states (T, D) of a layer."""
+    """Predicts the words of a query, given a layer's hidden states (T, D)."""
 
     def __call__(self, hidden: Floats, query: WordQuery, *, last_layer: bool) -> "PredictedWords": ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What tasks of the explain lane need besides hidden states: the model's L layers, and its masked-LM head."""
+    """The parts that explain-lane tasks need besides hidden states: the model's L layers and its masked-LM head."""
 
     layers: "Sequence[Layer]"
     predict: Predict | None = None
 
 
 class ExplainTask(Protocol):
-    """One tokenized input of the explain lane: plain data, and the step from hidden states to its result."""
+    """One tokenized input of the explain lane: plain data, and the computation of its result from hidden states."""
 
     @property
     def tokens(self) -> TokenizedInput: ...
@@ -132,7 +132,7 @@ class TextVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictedWords:
-    """The K likeliest entries of the vocabulary at P positions: `token_ids` and `probabilities` float32, (P, K) each.
+    """The K most likely vocabulary entries at P positions: `token_ids` and `probabilities` float32, (P, K) each.
 
     The most probable is first; ties are ordered by id.
     """

@@ -1,4 +1,4 @@
-"""The tokenizer of the server: long batches on several threads, decoding, and token ids with special tokens."""
+"""The server's tokenizer: multithreaded batches, decoding, and token ids with special tokens."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ import tokenizers
 from model.artifact.tokenizer import Text, Tokenizer
 from service.process import lower_thread_priority
 
-# The library reads it at every call. Its pool has a thread per CPU of the machine in each worker, and makes short
-# batches 10% slower: even a single text is handed to one of its threads.
+# The library reads this variable on every call. Its pool creates one thread per CPU in each worker, and makes short
+# batches 10% slower: even a single text is handed to a pool thread.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 PART_CHARACTERS = 8192
@@ -26,7 +26,7 @@ class ServingTokenizer(Tokenizer):
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Return the encodings of texts and pairs, in parts by this thread and helpers that are free."""
+        """Encode texts and pairs in parts, on this thread and any free helper threads."""
 
         def encode(part: Sequence[Text]) -> list[tokenizers.Encoding]:
             return Tokenizer._encode_batch(self, part, offsets=offsets, add_special_tokens=add_special_tokens)
@@ -37,8 +37,8 @@ class ServingTokenizer(Tokenizer):
         if len(parts) == 1:
             return encode(texts)
         futures = [helper_threads(self.threads).submit(encode, part) for part in parts]
-        # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not begun.
-        # The parts of this thread are not always the last ones: a helper may begin a part before its predecessor.
+        # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not
+        # started. This thread's parts are not always the last ones: a helper may start a part before its predecessor.
         own: dict[int, list[tokenizers.Encoding]] = {}
         try:
             for number in reversed(range(len(parts))):
@@ -51,12 +51,12 @@ class ServingTokenizer(Tokenizer):
         return [encoding for part in encoded for encoding in part]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of token ids, all of them in the vocabulary."""
+        """Return the text of token ids, which must be in the vocabulary."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids without the special tokens of the tokenizer, if they have all of them at both ends."""
+        """Strip the tokenizer's special tokens from both ends of the ids if all are present."""
         before, after = len(self._prefix), len(self._suffix)
         end = len(token_ids) - after
         framed = end >= before and [*token_ids[:before]] == self._prefix and [*token_ids[end:]] == self._suffix
@@ -65,7 +65,7 @@ class ServingTokenizer(Tokenizer):
 
 @cache
 def helper_threads(threads: int) -> ThreadPoolExecutor:
-    """Return the threads of this process that help with long batches, at the priority of inference."""
+    """Return the process-wide threads that help with long batches, at the priority of inference threads."""
     return ThreadPoolExecutor(threads - 1, thread_name_prefix="attendant-tokenize", initializer=lower_thread_priority)
 
 

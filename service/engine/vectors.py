@@ -12,18 +12,18 @@ from model.artifact.manifest import COMBINED, CombinedPooling, EmbeddingHead, Si
 from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
-"""float32; numpy's type annotations widen the result of arithmetic."""
+"""A float32 array. NumPy's type annotations widen the results of arithmetic, hence Any."""
 
 
 def pool_batch(
     hidden: Floats, starts: Sequence[int], lengths: Sequence[int], pooling: CombinedPooling, pool_from: Sequence[int]
 ) -> Floats:
-    """Pool each of N sequences stored in `hidden` (T, D), separated by padding; float32, (N, D), or (N, P * D).
+    """Pool each of N sequences in `hidden` (T, D), which padding may separate; float32, (N, D) or (N, P * D).
 
-    P poolings may be combined.
+    P is the number of combined poolings.
 
     Each sum covers a single sequence, so that an embedding does not depend on the batch composition. The first
-    `pool_from` tokens of a sequence are skipped, so that cls takes the first token after them, if there is one.
+    `pool_from` tokens of a sequence are skipped; cls then selects the first token after them, if any.
     """
     if COMBINED in pooling:
         parts = [pool_batch(hidden, starts, lengths, part, pool_from) for part in split_pooling(pooling)]
@@ -46,16 +46,16 @@ def pool_batch(
         bounds = bounds[:-1]
     reduce = np.maximum.reduceat if pooling == "max" else np.add.reduceat
     pooled = np.empty((len(first), hidden.shape[1]), dtype=hidden.dtype)
-    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # every other range is padding between two sequences
+    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # the ranges in between are padding
     if pooling == "mean":
         pooled /= counts.astype(np.float32)[:, None]
     return pooled
 
 
 def token_factors(pooling: str, tokens: int, pool_from: int) -> NDArray[np.float64]:
-    """Return the factor (T) of each token in a pooling that is a sum; those before `pool_from` have 0.
+    """Return each token's factor (T) in a pooling that is a weighted sum; 0 before `pool_from`.
 
-    Weights of `weighted_mean` are positions from 1 (Muennighoff 2022), the skipped tokens included.
+    The weights of `weighted_mean` are 1-based positions (Muennighoff 2022), counting skipped tokens.
     """
     factors = np.zeros(tokens)
     if pooling == "cls":
@@ -144,7 +144,7 @@ def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[A
 
 
 def truncates(head: EmbeddingHead, dimensions: int | None) -> bool:
-    """Return whether an embedding gets the model's own truncation, which follows normalization."""
+    """Return whether the model's built-in truncation applies to an embedding, after normalization."""
     return head.truncate_dim is not None and (dimensions is None or dimensions >= head.dimensions)
 
 
@@ -161,14 +161,14 @@ def finish_pooled(  # noqa: PLR0913  # the settings of pooled vectors
 ) -> NDArray[Any]:
     """Return pooled vectors (layers, N, D) as one array per input, (N, ...).
 
-    The dense layers of the model and its own truncation apply only to its last layer. Then layers are combined, and
-    vectors truncated, normalized and cast. `normalize_vectors` None selects the model's setting.
+    The model's dense layers and built-in truncation apply only to its last layer. Then layers are combined, and vectors
+    are truncated, normalized and cast. `normalize_vectors` None selects the model's setting.
     """
     scale = head.normalize if normalize_vectors is None else normalize_vectors
     if last_layer_only:
         pooled = dense_layers(pooled[0])[None]
         if truncates(head, dimensions):
-            # As in sentence-transformers, the model normalizes before it truncates.
+            # As in sentence-transformers, normalization precedes the model's truncation.
             if scale:
                 pooled = normalize(pooled)
             scale = normalize_vectors is True
@@ -196,7 +196,7 @@ class DenseLayers:
 
     @property
     def linear(self) -> bool:
-        """True if no layer has an activation; true without layers."""
+        """Whether no layer has an activation; True without layers."""
         return all(activation == "identity" for _, _, activation in self._layers)
 
     def map_linearly(self, vectors: Floats) -> Floats:
@@ -217,15 +217,15 @@ class DenseLayers:
 
 
 DISTANCES = ("euclidean", "manhattan")
-"""Functions that are the negative of a distance: their scores are at most 0."""
+"""Functions that return a negative distance: scores are at most 0."""
 CANCELLED = 1e-6
-"""Below this ratio to the squared lengths, a squared distance has too few correct digits, even in float64."""
+"""If a squared distance is below this fraction of the squared norms, it has too few correct digits, even in float64."""
 
 
 def compare_all(queries: Floats, documents: Floats, similarity: Similarity) -> Floats:
     """Return the similarities of queries (Q, D) and documents (N, D), (Q, N).
 
-    For the cosine, vectors must be normalized. Distances are computed in float64.
+    Cosine requires normalized vectors. Distances are computed in float64.
     """
     if similarity not in DISTANCES:
         products: Floats = queries @ documents.T
@@ -250,7 +250,7 @@ def compare_rows(left: Floats, right: Floats, similarity: Similarity) -> Floats:
 
 
 def _squared_distances(queries: Floats, documents: Floats) -> Floats:
-    """Return |q|² + |d|² - 2 q·d, one matrix product, except where almost all of it cancels."""
+    """Return |q|² + |d|² - 2 q·d, computed directly from differences where almost all of it cancels."""
     lengths = np.square(queries).sum(axis=1)[:, None] + np.square(documents).sum(axis=1)
     squares: Floats = lengths - 2 * (queries @ documents.T)
     cancelled = squares < CANCELLED * lengths

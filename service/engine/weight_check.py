@@ -1,7 +1,7 @@
-"""The check of an artifact's weights and token ids before a model is served.
+"""Checks an artifact's weights and token ids before a model is served.
 
 The digests prove that the files are what the export wrote, not that the export was right: a NaN in one row of the
-embedding table appears only in texts with that token. Files are read in pieces, so that they take no memory.
+embedding table shows up only in texts with that token. Files are read in blocks to limit memory use.
 """
 
 import math
@@ -17,7 +17,7 @@ from service.engine.backends.sessions import read_graph
 
 PIECE_BYTES = 2**18
 EXPONENTS = {"float32": ("<u4", 0x7F800000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
-"""The type and the bits of the exponent, which are all set in NaN and infinity and in no other number."""
+"""The integer type and the exponent bits, which are all set only in NaN and infinity."""
 ONNX_TYPES: dict[int, TensorType] = {1: "float32", 10: "float16", 16: "bfloat16"}
 
 
@@ -32,7 +32,7 @@ class _Range:
 
 
 def check_weights(artifact: Artifact) -> None:
-    """Raise ArtifactError if a weight is NaN or infinite."""
+    """Raise `ArtifactError` if a weight is NaN or infinite."""
     names: dict[_Range, str] = {}
     for field, record in artifact.manifest.tensors():
         names.setdefault(_range_of(record), field)
@@ -58,7 +58,7 @@ def check_weights(artifact: Artifact) -> None:
 
 
 def check_tokens(artifact: Artifact, tokenizer: Tokenizer) -> None:
-    """Raise ArtifactError if an input can contain a token without a row in the embedding table."""
+    """Raise `ArtifactError` if an input can contain a token without a row in the embedding table."""
     manifest = artifact.manifest
     classifier, masked, rows = manifest.classification, manifest.masked_lm, manifest.architecture.vocab_size
     if isinstance(manifest.static, TensorRecord):

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, version 2, between the REST and gRPC adapters and the engine."""
+"""The Open Inference Protocol, version 2: code shared by its REST and gRPC adapters."""

@@ -1,4 +1,4 @@
-"""Inference: the tensors and parameters of a request, the operations that compute its outputs, and their tensors."""
+"""Inference: converts tensors and parameters to operations, runs them, and converts results to tensors."""
 
 import asyncio
 import difflib
@@ -69,7 +69,7 @@ TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("normalize", "raw_scores"), (bool, "true or false")),
 }
 IGNORED = ("binary_data_output", "priority", "triton_enable_empty_final_response")
-"""Parameters of the protocol. The REST adapter reads the first one."""
+"""Protocol parameters without effect here. The REST adapter reads the first one."""
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 UNSUPPORTED_OF_OUTPUTS = ("classification",)
 SHARED_MEMORY = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
@@ -135,7 +135,7 @@ def parse_parameters(parameters: Mapping[str, Any]) -> Options:
 
 
 def check_tensor_parameters(parameters: Mapping[str, Any], field: str, known: Sequence[str]) -> None:
-    """Raise an error for a parameter of a tensor other than the `known` ones, which have no effect here."""
+    """Raise an error for tensor parameters other than the `known` ones, which have no effect here."""
     for name in parameters:
         if name in SHARED_MEMORY:
             raise Unsupported("shared memory is not supported", "Send the data.", field=f"{field}.parameters")
@@ -181,13 +181,13 @@ TEXT, INPUT_IDS, ATTENTION_MASK = "text", "input_ids", "attention_mask"
 INPUT_DATATYPES = {TEXT: ("BYTES",), INPUT_IDS: ("INT64", "INT32"), ATTENTION_MASK: ("INT64", "INT32", "BOOL")}
 
 TEXT_SHAPES, IDS_SHAPE = "[N], [N, 1] or [N, 2]", "[N, T]"
-"""A row of two texts is a pair."""
+"""Valid input shapes, for error messages. A row of two texts is a pair."""
 MAX_COLUMNS = 2
 
 
 @dataclass(frozen=True)
 class InferSpelling(Spelling):
-    """The names of tensors and parameters in error messages. `tensor`: the name of the tensor of the inputs."""
+    """Translates names in error messages to tensors and parameters. `tensor`: the input tensor's name."""
 
     tensor: str = TEXT
 
@@ -203,7 +203,7 @@ class InferSpelling(Spelling):
 
 
 def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpelling, tuple[Input, ...]]:
-    """Return the inputs, and their name for errors. Raises a `ServiceError` for tensors that are not valid."""
+    """Return the inputs, and their name for errors. Raises a `ServiceError` for invalid tensors."""
     by_name: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in INPUT_DATATYPES:
@@ -274,7 +274,7 @@ ENCODED: dict[str, Output] = {
     SPARSE_WEIGHTS: "sparse",
     MULTI_VECTOR: "multi_vector",
 }
-"""The output of encode from which each tensor is made."""
+"""The encode output that each tensor is made from."""
 OUTPUTS = (POOLED, TOKENS, TOKEN_COUNTS, ATTENTION, SCORES, SPARSE_TOKEN_IDS, SPARSE_WEIGHTS, MULTI_VECTOR)
 INLINE_BYTES = 2**20
 """Outputs up to this size are copied on the event loop, in less than a millisecond."""
@@ -305,7 +305,7 @@ def supported(info: ModelInfo) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The responses of the operations of one request, at least one of them, and the labels in the order of `scores`."""
+    """The responses of a request's operations, at least one, and the labels in the order of `scores`."""
 
     encoded: EncodeResponse | None
     attended: AttendResponse | None
@@ -314,7 +314,7 @@ class Results:
 
     @property
     def first(self) -> EncodeResponse | AttendResponse | ClassifyResponse:
-        """The response whose model and precision the client gets."""
+        """The response that provides the model and precision returned to the client."""
         response = self.encoded or self.classified or self.attended
         assert response is not None
         return response
@@ -355,7 +355,7 @@ class Results:
 
 
 def _values(result: EncodeResult, name: str) -> Array:
-    """Return an output of one input."""
+    """Return one input's values of an output."""
     if name in (SPARSE_TOKEN_IDS, SPARSE_WEIGHTS):
         assert result.sparse is not None
         return result.sparse.token_ids if name == SPARSE_TOKEN_IDS else result.sparse.weights
@@ -363,7 +363,7 @@ def _values(result: EncodeResult, name: str) -> Array:
 
 
 def pad(arrays: Sequence[Array], dtype: "np.dtype[Any]") -> Array:
-    """Return N arrays of different lengths as one, (N, longest, ...)."""
+    """Pad N arrays of different lengths into one, (N, longest, ...)."""
     longest = max(map(len, arrays))
     padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), dtype)
     for row, array in zip(padded, arrays, strict=True):
@@ -372,7 +372,7 @@ def pad(arrays: Sequence[Array], dtype: "np.dtype[Any]") -> Array:
 
 
 def pad_maps(matrices: Sequence[Sequence[Array]], layers: int) -> Array:
-    """Return the maps (T, T) of N inputs, first layer first, as float32 (N, L, H, T_max, T_max)."""
+    """Pad the maps (T, T) of N inputs, first layer first, into a float32 array (N, L, H, T_max, T_max)."""
     longest = max(len(of_input[0]) for of_input in matrices)
     padded = np.zeros((len(matrices), len(matrices[0]), longest, longest), DTYPES["float32"])
     for block, of_input in zip(padded, matrices, strict=True):
@@ -394,7 +394,7 @@ async def _copy(size: int, work: Callable[[], Array]) -> Array:
 # Requests
 
 MAX_TENSORS = 8
-"""Inputs or outputs that are accepted before their names are checked."""
+"""Maximum number of inputs, and of outputs, before their names are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +408,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request without its model; `wire` is "json" if any output is to be sent as JSON, which decides its size."""
+    """A request without its model. `wire` is "json" if any output will be sent as JSON, for size estimates."""
 
     inputs: Sequence[InputTensor]
     outputs: Sequence[RequestedOutput]
@@ -428,7 +428,7 @@ class InferResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A checked request."""
+    """A validated request."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -490,7 +490,7 @@ def _outputs(requested: Sequence[RequestedOutput], info: ModelInfo) -> tuple[str
                 "unknown output", f"Use {quote_alternatives(supported(info))}.",
                 field=f"{output.field}.name", actual=echo(output.name),
             )  # fmt: skip
-        if output.name not in (*supported(info), ATTENTION):  # the engine's error says why there are no maps
+        if output.name not in (*supported(info), ATTENTION):  # the engine's error explains why there are no maps
             raise UnsupportedByModel("not supported for this model", f"Use {quote_alternatives(supported(info))}.",
                                      field=f"{output.field}.name", actual=output.name)  # fmt: skip
         if output.name in names:

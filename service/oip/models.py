@@ -1,4 +1,4 @@
-"""Descriptions of the server and its models, with the field names of the protocol in JSON and protobuf alike."""
+"""Descriptions of the server and its models, with the protocol's field names, which JSON and protobuf share."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from service.metrics import Metrics
 from service.oip.inference import ATTENTION_MASK, INPUT_IDS, TEXT, describe_outputs
 
 NAME = "oip"
-"""The label of this API in metrics, over REST and gRPC."""
+"""The metric label of this API, over REST and gRPC."""
 VERSION = "1"
 """The only version of every model."""
 PLATFORM = "attendant"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics"]
 UNLOAD_PARAMETERS = ("unload_dependents",)
-"""Triton's clients send it. No model depends on another one."""
+"""Sent by Triton's clients. No effect, because models do not depend on each other."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
 FAILED = ("500", "504", "INTERNAL", "DEADLINE_EXCEEDED")
-"""The codes of requests that failed on the server side."""
+"""The codes of requests that failed because of the server."""
 NANOSECONDS = 1_000_000_000
 
 Description = dict[str, Any]
@@ -55,7 +55,7 @@ def describe_model(info: ModelInfo) -> Description:
 
 
 def describe_config(info: ModelInfo) -> Description:
-    """Return the part of Triton's model configuration that applies."""
+    """Return the applicable part of Triton's model configuration."""
     inputs, outputs = _tensors(info)
     return {
         "name": info.name,
@@ -74,7 +74,7 @@ def describe_config(info: ModelInfo) -> Description:
 
 
 def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Sequence[tuple[str, str, list[int]]]]:
-    """Return name, datatype and shape of the inputs and of the outputs; -1 is a size that depends on the request."""
+    """Return name, datatype and shape of inputs and outputs. Size -1 depends on the request."""
     inputs = ((TEXT, "BYTES", [-1]), (INPUT_IDS, "INT64", [-1, -1]), (ATTENTION_MASK, "INT64", [-1, -1]))
     return inputs, describe_outputs(info)
 
@@ -82,7 +82,7 @@ def _tensors(info: ModelInfo) -> tuple[Sequence[tuple[str, str, list[int]]], Seq
 def describe_repository(
     models: Models, unserved: Sequence[ModelState] = (), *, only_ready: bool = False
 ) -> list[Description]:
-    """Return the names and aliases of the served models and, unless `only_ready`, the names of the others."""
+    """Return the names and aliases of the served models and, unless `only_ready`, the names of unserved models."""
     ready = [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in models.names]
     others = [
         {
@@ -97,14 +97,14 @@ def describe_repository(
 
 
 def check_parameters(names: Iterable[str], supported: Sequence[str]) -> None:
-    """Raise `UnknownField` for a parameter of a request to load or unload a model that is not supported."""
+    """Raise `UnknownField` for an unsupported parameter of a request to load or unload a model."""
     unknown = next((name for name in names if name not in supported), None)
     if unknown is not None:
         raise UnknownField("not supported", "Remove it.", field=f"parameters.{echo(unknown)}")
 
 
 def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> Description:
-    """Return the counts and durations of models since the start of the server, for requests of all APIs."""
+    """Return the models' counts and durations since the server started, over all APIs."""
     return {"model_stats": [_statistics(info.name, metrics) for info in infos]}
 
 
@@ -127,7 +127,7 @@ def _statistics(model: str, metrics: Metrics) -> Description:
         "inference_count": int(inputs),
         "execution_count": int(batches),
         "inference_stats": {
-            # Counts of the last stage. No metric records the total duration of successful or of failed requests.
+            # Counts from the last stage. No metric records the total duration of successful or failed requests.
             "success": {"count": stage("postprocess")["count"]},
             "fail": {"count": int(failed)},
             "queue": stage("queue"),

@@ -1,4 +1,4 @@
-"""Tensors of requests and responses. The adapters handle their bytes and messages, this module their elements.
+"""Tensors of requests and responses. The adapters handle bytes and messages; this module handles elements.
 
 Shapes are checked first, so that no more elements are converted than a valid request can contain.
 """
@@ -24,9 +24,9 @@ from service.errors import (
 from service.operations.inputs import too_many
 
 LENGTH_BYTES = 4
-"""The length of an element of the type BYTES precedes it, little-endian."""
+"""Size of the little-endian length that precedes each BYTES element."""
 TYPECODES = {"INT64": "q", "INT32": "i", "BOOL": "B"}
-"""Types of `array` by datatype."""
+"""Type codes of `array` by datatype."""
 ELEMENT_TYPES = {"INT64": int, "INT32": int, "BOOL": bool, "BYTES": (str, bytes)}
 REMEDIES = {"INT64": "Send integers.", "INT32": "Send integers.", "BOOL": "Send booleans.", "BYTES": "Send strings."}
 MAX_AXES = 8
@@ -42,7 +42,7 @@ class InputTensor:
         datatype: The element type.
         shape: The sizes of the axes.
         parameters: Options.
-        elements: The path of the elements in the request, or of the tensor if they follow the JSON.
+        elements: The path of the elements in the request, or of the tensor if the elements follow the JSON.
         raw: The elements as little-endian bytes; None if `items` contains them.
         items: The elements in row-major order, flat or nested.
     """
@@ -78,7 +78,7 @@ class OutputTensor:
 
 
 def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:
-    """Raise `InvalidArgument` for another element type."""
+    """Raise `InvalidArgument` unless the element type matches."""
     if tensor.datatype not in allowed:
         raise UnknownValue(
             f'not supported for "{tensor.name}"', f"Use {' or '.join(allowed)}.",
@@ -89,7 +89,7 @@ def check_datatype(tensor: InputTensor, allowed: Sequence[str]) -> None:
 def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: str) -> None:
     """Check the number of axes and their sizes.
 
-    `limits` are names of limits, as in `too_many`, and their values; `shapes` describes the shapes for people.
+    `limits` are limit names, as in `too_many`, and values; `shapes` describes valid shapes in error messages.
     """
     field, shape = f"{tensor.field}.shape", tensor.shape
     if len(shape) != len(limits):
@@ -104,7 +104,7 @@ def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: s
 
 
 def strings_of(tensor: InputTensor) -> list[str]:
-    """Return the elements of a tensor of the type BYTES, whose axes have been checked, as texts."""
+    """Decode the elements of a BYTES tensor, whose axes have been checked."""
     count = _count(tensor)
     if tensor.raw is not None:
         items: Sequence[Any] = list(_delimited(tensor.raw, count, tensor))
@@ -114,7 +114,7 @@ def strings_of(tensor: InputTensor) -> list[str]:
 
 
 def integers_of(tensor: InputTensor) -> Sequence[int]:
-    """Return the elements of a tensor of integers or booleans, whose axes have been checked."""
+    """Decode the elements of an integer or boolean tensor, whose axes have been checked."""
     count = _count(tensor)
     if tensor.raw is None:
         return _flat_items(tensor, count)
@@ -135,7 +135,7 @@ def _count(tensor: InputTensor) -> int:
 
 
 def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
-    """Return the items of a flat or nested list; raises `InvalidArgument` unless they are `count` of the right type."""
+    """Flatten a list. Raises `InvalidArgument` unless there are `count` items of the right type."""
     items, field = tensor.items, tensor.elements
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise WrongType("wrong type", "Send an array.", field=field, actual=json_type(items))
@@ -164,7 +164,7 @@ def _check_length(items: Sized, expected: int, field: str, noun: str = "element"
 
 
 def _delimited(raw: bytes, count: int, tensor: InputTensor) -> Iterator[bytes]:
-    """Yield `count` elements, each after its length."""
+    """Yield `count` length-prefixed elements."""
     start = 0
     for index in range(count):
         if start == len(raw):
@@ -190,7 +190,7 @@ def _decoded(item: bytes, field: str) -> str:
 
 
 def _little_endian(numbers: "array[int]") -> "array[int]":
-    """Convert numbers from or to little-endian byte order."""
+    """Convert numbers between native and little-endian byte order."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

@@ -1,1 +1,1 @@
-"""Operations: what the server does with a request, one per file, from its checks to its results."""
+"""Operations, one per file, from validation of the request to its results."""

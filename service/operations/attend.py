@@ -53,7 +53,7 @@ HEAD_REDUCES = {
 }
 """The values of `head_reduce` by kind. Maps of block_norm and projection always cover all heads."""
 SCORES_WITHOUT_SUM = "not supported for kind {kind.scores} (rows do not sum to 1)"
-# Upper bounds in bytes: a map without its values, and an index in JSON and in binary.
+# Upper bounds in bytes for a map without its values, and for an index in JSON and in binary.
 MAP_BYTES = 256
 JSON_INDEX_BYTES = 6
 BINARY_INDEX_BYTES = 3
@@ -101,7 +101,7 @@ def check_attend(request: AttendRequest, call: Call, manifest: Manifest) -> Atte
 
 
 def _explain_absence(kind: str, manifest: Manifest) -> str:
-    """Return why a model lacks a kind of map: only causality and windows leave pairs of tokens without scores."""
+    """Return why a model lacks a kind of map. Only causality and windows leave pairs of tokens without scores."""
     if kind != "scores":
         return ""
     causal = manifest.architecture.attention == "causal"
@@ -234,7 +234,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class AttendTask:
-    """One input of an attend request. `request` contains the options of the maps, without the inputs."""
+    """One input of an attend request. `request` contains the map options, without the inputs."""
 
     tokens: TokenizedInput
     units: Units
@@ -243,7 +243,7 @@ class AttendTask:
     call: Call
 
     def compute(self, hidden: Floats, model: ModelParts) -> AttendResult:
-        """Return the maps of the text; `hidden` is (L+1, T, D). Maps over tokens exist for one layer at a time."""
+        """Return the maps of the text; `hidden` is (L+1, T, D). Only one layer's token maps are in memory at a time."""
         maps = [unit_map for maps in token_maps(hidden, model.layers, self.spec) for unit_map in self.aggregate(maps)]
         return AttendResult(self.tokens.truncated, self.units.units, self.units.rows, self.units.columns, maps)
 
@@ -268,7 +268,7 @@ class AttendTask:
         return array_bytes(values, request.dtype, wire)
 
     def aggregate(self, maps: TokenMaps) -> list[AttentionMap]:
-        """Return the maps of one layer over units, in the representation that the request asks for."""
+        """Aggregate one layer's maps to units, in the requested representation."""
         request, units, sparse = self.request, self.units, is_sparse(self.request)
         bias_share = excluded_mass = empty = None
         if request.kind == "scores":
@@ -294,9 +294,9 @@ class AttendTask:
         ]
 
     def _sparsify(self, values: Floats) -> SparseMatrix:
-        """Keep the largest magnitudes of each row: the fewest that cover `top_p` of it, at most `top_k`.
+        """Keep the largest magnitudes of each row: as few as cover `top_p` of its mass, at most `top_k`.
 
-        Rows of zeros keep none.
+        All-zero rows keep nothing.
         """
         request = self.request
         magnitudes = np.abs(values)
@@ -324,14 +324,14 @@ class AttendTask:
         return self._rounded(values.astype(DTYPES["float32"], copy=False))
 
     def _rounded(self, values: NDArray[Any]) -> NDArray[Any]:
-        # In float32: np.round multiplies by powers of ten, which overflow float16.
+        # Round in float32: np.round multiplies by powers of ten, which overflow float16.
         if self.request.decimals is not None:
             values = np.round(values.astype(DTYPES["float32"], copy=False), self.request.decimals)
         return np.ascontiguousarray(values)
 
 
 def is_sparse(request: AttendRequest) -> bool:
-    """Return whether maps keep only the largest values of each row."""
+    """Return whether maps contain only the largest values of each row."""
     return request.top_p is not None or request.top_k is not None
 
 
@@ -362,7 +362,7 @@ def _fits(tasks: Sequence[AttendTask], change: Change, limit: int) -> bool:
 
 
 def _smaller_options(task: AttendTask) -> Iterator[Change]:
-    """Yield single changes to a request, from the least to the greatest loss."""
+    """Yield variants of a request with one change each, least loss of information first."""
     request, spec = task.request, task.spec
     bounded = spec.at_most_one(request.special_tokens)
     if task.call.wire == "json":

@@ -1,9 +1,9 @@
-"""Chunks: long texts split into ranges of characters, and one vector per range.
+"""Chunks: splits long texts into character ranges and returns one vector per range.
 
-In the mode "separate", the vector of a chunk is the embedding of its text. In the mode "late" (Guenther et al. 2024,
-"Late chunking", arXiv:2409.04701), the model reads as much of the text at once as it accepts, and the vector of a chunk
-is the mean of its tokens. A longer text is read in windows; the start of a window repeats the chunks before it, as many
-as fit in a quarter of the window ("long late chunking" there), and only new chunks get vectors.
+In mode "separate", a chunk's vector is the embedding of its text. In mode "late" (Guenther et al. 2024, "Late
+chunking", arXiv:2409.04701), the model reads as long a text as it accepts, and a chunk's vector is the mean over its
+tokens. Longer texts are read in windows ("long late chunking"). A window starts with the preceding chunks that fit in a
+quarter of it, and only its new chunks get vectors.
 """
 
 import re
@@ -69,28 +69,28 @@ LEVELS: dict[ChunkUnit, tuple[Level, ...]] = {
     "sentence": ("sentence", "word", "token"),
     "token": ("word", "token"),
 }
-"""The units of chunks; one that is too long is split into those of the next level."""
+"""The levels of units per chunk unit. A unit that is too long is split into units of the next level."""
 UNUSED: dict[ChunkUnit, tuple[str, ...]] = {
     "token": ("merge",),
     "span": ("max_tokens", "overlap_tokens", "merge"),
 }
-"""The options without effect."""
+"""The options that have no effect, by chunk unit."""
 DEFAULT_TOKENS = 256
 BLOCK = 16_384
-"""Characters that are tokenized at once, so that the tokens of a long text do not exist at the same time."""
+"""Number of characters per tokenizer call, to limit the tokens in memory."""
 SENTENCES = 2048
-"""Characters that are split into sentences at once: the time per call grows with their square in some scripts."""
+"""Number of characters per call of the sentence splitter. In some scripts, its run time is quadratic."""
 CONTEXT = 4
-"""A window of late chunking repeats at most this part of itself from the previous one: 1 / 4."""
+"""A late-chunking window repeats at most 1 / `CONTEXT` of its length from the previous window."""
 SPLIT_CHARACTER = 3
-"""The cost of finding units and counting tokens, per character."""
+"""The cost per character of finding units and counting tokens."""
 
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\u2029")
 _WORD = re.compile(r"\S+")
 
 
 class Range(NamedTuple):
-    """The characters [start, end) of a text, and its tokens [first, last)."""
+    """The characters [start, end) of a text and the tokens [first, last) in them."""
 
     start: int
     end: int
@@ -99,7 +99,7 @@ class Range(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Consecutive items [start, last); those before `new` are also in the previous window."""
+    """Consecutive items [start, last). Items before `new` repeat the end of the previous window."""
 
     start: int
     new: int
@@ -108,12 +108,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of a request with its chunks."""
+    """One text of a request and its chunks."""
 
     text: str
     chunks: list[Range]
     windows: list[Window]
-    """The windows over the chunks in the mode "late"; empty if the chunks are encoded separately."""
+    """The windows over the chunks in mode "late"; empty if the chunks are encoded separately."""
 
     @property
     def texts(self) -> list[Chunk]:
@@ -164,7 +164,7 @@ async def encode_chunks(engine: Engine, request: EncodeRequest, options: ChunkOp
 
 
 def _check_request(engine: Engine, request: EncodeRequest, options: ChunkOptions, call: Call) -> EncodeRequest:
-    """Check everything but the texts' tokens; return the checked request without inputs and chunks."""
+    """Check everything but the texts' tokens; return the request without inputs and chunks."""
     if tuple(request.outputs) != POOLED:
         raise ConflictingFields(
             "not supported with chunks", f"Use {named('outputs', 'pooled')} alone.", field="outputs"
@@ -212,7 +212,7 @@ def _check_spans(spans: Sequence[tuple[int, int]], field: str, characters: int, 
 
 
 async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) -> int:
-    """Return the number of tokens that remain for text in an input of the model."""
+    """Return the number of tokens available for text in a model input."""
     manifest = engine.manifest
     limit = max_tokens(manifest, None, request.role) if request.role is not None else manifest.max_input_tokens
     inputs = request.inputs
@@ -226,7 +226,7 @@ async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) ->
 
 
 def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
-    """Check the numbers of tokens; return the options with the default of `max_tokens`."""
+    """Check the token limits; return the options with `max_tokens` filled in."""
     defaults = ChunkOptions()
     for name in UNUSED.get(options.by, ()):
         if getattr(options, name) != getattr(defaults, name):
@@ -234,7 +234,7 @@ def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
             raise ConflictingFields(problem, "Leave it out.", field=f"chunks.{name}")
     if options.by == "span":
         return replace(options, max_tokens=room)
-    # Late chunks of this size see the text before them in every window, which repeats as much.
+    # Windows repeat this much preceding text, so late chunks up to this size always get some context.
     largest = max(1, room // CONTEXT) if options.mode == "late" else room
     size = min(DEFAULT_TOKENS, largest) if options.max_tokens is None else options.max_tokens
     if not 1 <= size <= room:
@@ -298,7 +298,7 @@ def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions
 def split(
     text: str, spans: Sequence[tuple[int, int]], options: ChunkOptions, room: int, tokenizer: Tokenizer, path: str
 ) -> Document:
-    """Return the chunks of a text; a model input has room for `room` of its tokens."""
+    """Split a text into chunks; `room` is the number of its tokens that fit in a model input."""
     tokens = find_tokens(text, tokenizer)
     if not tokens.starts.size:
         raise Empty("no content after tokenization", "Send text.", field=path)
@@ -307,7 +307,7 @@ def split(
     (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
 
     def excess(first: Range, last: Range) -> int:
-        """Return by how many tokens a chunk or window is too long for the model if it is tokenized separately."""
+        """Return by how many tokens a chunk or window, tokenized separately, exceeds the model's limit."""
         if last.last - first.first <= room // 2:
             return 0
         (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)
@@ -333,13 +333,13 @@ def split(
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Where each token of a text starts and ends, ascending, (T,)."""
+    """The start and end of each token in a text, ascending, (T,)."""
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
     def ranges(self, bounds: Sequence[tuple[int, int]]) -> list[Range]:
-        """Return ranges of characters with the tokens that overlap them."""
+        """Return character ranges with the tokens that overlap them."""
         starts, ends = np.asarray(bounds, np.int64).reshape(-1, 2).T
         first = np.searchsorted(self.ends, starts, side="right")
         last = np.maximum(first, np.searchsorted(self.starts, ends))
@@ -347,7 +347,7 @@ class Tokens:
 
 
 def find_tokens(text: str, tokenizer: Tokenizer) -> Tokens:
-    """Return the tokens of a text, without special tokens and without those that stand for no character."""
+    """Return the tokens of a text, except special tokens and tokens that cover no characters."""
     found = [np.zeros((0, 2), np.int64)]
     for start, end in _blocks(text):
         (tokens,) = tokenizer.encode([TokenizerInput(text[start:end])], offsets=True)
@@ -357,7 +357,7 @@ def find_tokens(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield consecutive ranges of a text of about `BLOCK` characters, cut before a space if there is one."""
+    """Yield consecutive ranges of about `BLOCK` characters, split before a space if possible."""
     start = 0
     while start < len(text):
         end = min(len(text), start + BLOCK)
@@ -373,7 +373,7 @@ def _join(first: Range, last: Range) -> Range:
 
 
 def _find_units(text: str, tokens: Tokens, options: ChunkOptions) -> tuple[list[Range], list[int]]:
-    """Return the units of a text and the group of each one; only units of the same group may be in one chunk."""
+    """Return the units of a text and each unit's group. Only units of the same group may share a chunk."""
     units, groups = [], []
     levels = LEVELS[options.by]
     (whole,) = tokens.ranges([(0, len(text))])
@@ -387,7 +387,7 @@ def _find_units(text: str, tokens: Tokens, options: ChunkOptions) -> tuple[list[
 def _shorten(
     unit: Range, levels: tuple[Level, ...], text: str, tokens: Tokens, options: ChunkOptions
 ) -> Iterator[Range]:
-    """Yield the unit, or the units of the next levels in it, so that each has at most `max_tokens` tokens."""
+    """Yield the unit, or split it by the next levels until each part has at most `max_tokens` tokens."""
     if unit.last - unit.first <= (options.max_tokens or 0) or len(levels) == 1:
         yield unit
         return
@@ -396,7 +396,7 @@ def _shorten(
 
 
 def _units_of(level: Level, text: str, of: Range, tokens: Tokens, options: ChunkOptions) -> list[Range]:
-    """Return the units of a level in a range, without space at their ends; those without tokens are left out."""
+    """Return the units of a level in a range, stripped of whitespace. Units without tokens are omitted."""
     ranges: Iterable[tuple[int, int]]
     if level == "paragraph":
         ends = [match.span() for match in _PARAGRAPH_END.finditer(text, of.start, of.end)]
@@ -422,7 +422,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
         stop = min(end, start + size)
         found = get_sentence_boundaries(language, text[start:stop])
         if stop < end:
-            found = found[:-1]  # the last one may go on
+            found = found[:-1]  # the last sentence may continue
         if not found:
             size *= 2
             continue
@@ -435,11 +435,11 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
 def pack(
     items: Sequence[Range], limit: int, overlap: int, excess: Callable[[Range, Range], int], groups: Sequence[int]
 ) -> list[Window]:
-    """Return windows of consecutive items of the same group, each with as many as have at most `limit` tokens.
+    """Pack consecutive items of the same group into windows of at most `limit` tokens.
 
-    An item over the limit gets a separate window. A window begins with the last items before it that have at most
-    `overlap` tokens, of any group, fewer if the next item would not fit. If a window of several items is too long by
-    `excess` tokens, because it has more tokens when tokenized separately, the limit is lowered for all.
+    An item over the limit gets a separate window. A window begins by repeating the preceding items, of any group, that
+    fit in `overlap` tokens and leave room for the next item. A window of several items may have more tokens when
+    tokenized separately; if so, `excess` returns the surplus, and the limit is lowered for all windows.
     """
     while True:
         windows = _pack(items, limit, overlap, groups)
@@ -509,8 +509,8 @@ async def _encode_late(
 
 
 async def _encode(engine: Engine, request: EncodeRequest, call: Call, owners: Sequence[int]) -> EncodeResponse:
-    """Encode inputs that are chunks or windows of the texts in `owners`, which errors name instead."""
-    inner = replace(call, max_inputs=len(request.inputs), wire="binary")  # less than the response, which is checked
+    """Encode chunks or windows as inputs. Errors name the text in `owners` that each belongs to."""
+    inner = replace(call, max_inputs=len(request.inputs), wire="binary")  # smaller than the checked response
     try:
         response = await encode(engine, request, inner)
     except ServiceError as error:

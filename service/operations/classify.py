@@ -1,7 +1,7 @@
-"""Classify: the labels of inputs, and what each word contributes to their scores.
+"""Classify: labels of inputs, and each word's contribution to the scores.
 
-With `labels` in the request, an entailment model chooses among them, as in the zero-shot classification of
-transformers: a text is a premise, and the template with a label a hypothesis about it (Yin et al. 2019).
+If the request contains `labels`, an entailment model chooses among them, as in zero-shot classification in
+transformers: the text is the premise, and the template filled with a label is the hypothesis (Yin et al. 2019).
 """
 
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ def prepare(
 def build_results(
     texts: Sequence[TokenizedText], vectors: Sequence[TextVectors], request: ClassifyRequest, head: ClassificationHead
 ) -> list[ClassifyResult]:
-    """Return the results; `vectors` are those of the texts, then of the texts without each unit."""
+    """Return the results; `vectors` belong to the texts, then to the texts without each unit."""
     activation = "identity" if request.raw_scores else head.activation
     scores = to_scores(np.stack([item.logits for item in vectors[: len(texts)]]), activation)  # type: ignore[misc]
     of_units: Sequence[NDArray[np.float32] | None] = [None] * len(texts)
@@ -179,7 +179,7 @@ def label_tasks(texts: Sequence[TokenizedText]) -> list[EncodeTask]:
 
 
 def occlusion_tasks(texts: Sequence[TokenizedText]) -> list[EncodeTask]:
-    """Return one task per unit of each text, for the text without the unit, unless no token remains."""
+    """Return one task per unit of each text: the text without the unit, unless no token remains."""
     return [
         EncodeTask(sequence, None, hidden=False, heads=("classification",))
         for text in texts
@@ -194,9 +194,9 @@ def effects(
     occluded: Sequence[TextVectors],
     activation: ScoreActivation,
 ) -> list[NDArray[np.float32]]:
-    """Return the score of each label less its score without each unit, (C, U) per text.
+    """Return each label's score minus its score without each unit, (C, U) per text.
 
-    `scores` (N, C) are those of the texts, and `occluded` the results of `occlusion_tasks`. A text without tokens
+    `scores` (N, C) belong to the full texts; `occluded` are the results of `occlusion_tasks`. A text without tokens
     scores 0.
     """
     results, changes = iter(occluded), []
@@ -216,14 +216,14 @@ def effects(
 
 @dataclass(frozen=True)
 class Entailment:
-    """The indices of two labels of an entailment model."""
+    """The indices of an entailment model's two relevant labels."""
 
     entailment: int
     contradiction: int
 
     @classmethod
     def find(cls, labels: Sequence[str]) -> "Entailment | None":
-        """Return the indices as transformers finds them; None for another classifier."""
+        """Find the indices as transformers does; None if the classifier is not an entailment model."""
         place = next((place for place, label in enumerate(labels) if label.lower().startswith("entail")), None)
         if place is None or len(labels) == 1:
             return None
@@ -232,7 +232,8 @@ class Entailment:
     def scores(self, logits: NDArray[Any], *, alone: bool) -> NDArray[np.float64]:
         """Return the score of each of L labels, (..., L), from logits (..., L, C).
 
-        `alone`: the probability of entailment rather than contradiction, else of the label rather than the others.
+        With `alone`, each score is the probability of entailment versus contradiction; otherwise scores are a softmax
+        over the labels.
         """
         if alone:
             return to_scores(logits[..., [self.contradiction, self.entailment]], "softmax")[..., 1]
@@ -251,7 +252,7 @@ def check_labels(request: ClassifyRequest, engine: Engine) -> None:
 
 
 def check_entailment(engine: Engine) -> None:
-    """Raise UnsupportedByModel unless the model is a classifier that can choose among the labels of a request."""
+    """Raise `UnsupportedByModel` unless the model is a classifier that can choose among the request's labels."""
     head = engine.manifest.classification
     if head is None or Entailment.find(head.labels) is None:
         raise UnsupportedByModel(
@@ -288,7 +289,7 @@ def _check_premises(inputs: Sequence[Input], labels: int, limits: Limits) -> Non
 async def choose_labels(
     engine: Engine, request: ClassifyRequest, labels: Sequence[str], call: Call, deadline: float
 ) -> ClassifyResponse:
-    """Return the labels of each input among `labels`."""
+    """Choose each input's labels from `labels`."""
     head = engine.manifest.classification
     assert head is not None
     template = request.template or DEFAULT_TEMPLATE
@@ -321,14 +322,14 @@ async def choose_labels(
 def prepare_pairs(
     engine: Engine, request: ClassifyRequest, hypotheses: Sequence[str], call: Call, prompt: AppliedPrompt | None
 ) -> list[TokenizedText]:
-    """Tokenize each text with each hypothesis. Units, for effects, are those of the text."""
+    """Tokenize each text with each hypothesis. For effects, units come from the text."""
     unit = effect_unit(request)
     texts = []
     for index, item in enumerate(request.inputs):
         own = "" if prompt is None else prompt.text
         encoded = engine.tokenizer.encode_pairs(item.text or "", hypotheses, prompt=own, offsets=unit is not None)
         for tokens in encoded:
-            # The effects of units need the same units with every label.
+            # Effects require the same units with every label.
             truncation = request.truncation if unit is None else None
             kept = check_length(tokens, engine.manifest, truncation, f"inputs[{index}]")
             texts.append(_without_second(TokenizedText.of(kept, engine.tokenizer, engine.manifest, unit)))
@@ -347,7 +348,7 @@ def prepare_pairs(
 
 
 def _without_second(text: TokenizedText) -> TokenizedText:
-    """Return a pair whose units are those of its first text."""
+    """Return a pair with only the units of its first text."""
     units = [unit for unit in text.units if unit.segment == 0]
     unit_of_token = np.where(text.unit_of_token < len(units), text.unit_of_token, SPECIAL)
     return replace(text, units=units, unit_of_token=unit_of_token)
@@ -360,7 +361,7 @@ def build_choices(
     labels: Sequence[str],
     head: ClassificationHead,
 ) -> list[ClassifyResult]:
-    """Return the results; `vectors` are those of the pairs, then of the pairs without each unit."""
+    """Return the results; `vectors` belong to the pairs, then to the pairs without each unit."""
     entailment, count = Entailment.find(head.labels), len(labels)
     assert entailment is not None
     alone = request.multi_label or count == 1

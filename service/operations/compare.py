@@ -52,7 +52,7 @@ from service.operations.units import Units, overlapping_tokens, word_units, word
 from service.spelling import Remedy, use_range
 
 SHARE_DECIMALS = 6
-"""Further digits are float32 rounding error."""
+"""Number of decimals in shares; further digits are float32 rounding error."""
 
 
 async def compare(engine: Engine, request: CompareRequest, call: Call) -> CompareResponse:
@@ -140,7 +140,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceTokens:
-    """The characters [start, end) and the tokens [first, last) of an occurrence."""
+    """The characters [start, end) and tokens [first, last) of an occurrence."""
 
     text: str
     start: int
@@ -151,9 +151,9 @@ class OccurrenceTokens:
 
 @dataclass(frozen=True, slots=True)
 class OccurrenceVectors:
-    """The results of one text: `token_sum` (L+1, D) over its T tokens, and per occurrence vectors and contributors.
+    """The results of one text: `token_sum` (L+1, D) over its T tokens, and vectors and contributors per occurrence.
 
-    The vectors of an occurrence are (L+1, D).
+    An occurrence's vectors are (L+1, D).
     """
 
     token_sum: NDArray[np.float64]
@@ -211,7 +211,7 @@ def occurrence_vectors(task: CompareTask, hidden: Floats, layers: Sequence[Layer
 
 
 def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:
-    """Return the other words with the largest shares of the contributions of all other words, without zeros."""
+    """Return the other words with the largest nonzero shares of the total contribution of other words."""
     units = task.units
     row: NDArray[np.float64] = rollout[occurrence.first : occurrence.last].mean(axis=0, dtype=np.float64)
     contributions: list[float] = (units.membership @ row).tolist()
@@ -231,10 +231,10 @@ def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floa
 def compare_occurrences(
     tasks: Sequence[CompareTask], results: Sequence[OccurrenceVectors], layers: Sequence[int], table: MappedTensor
 ) -> tuple[list[OccurrenceResult], Floats, list[LayerSimilarity]]:
-    """Return the N occurrences in request order, their static similarity, and their similarity in each layer.
+    """Return the N occurrences in request order, their static similarity, and their similarity per layer.
 
-    The similarity in a layer is the cosine, and the cosine after subtracting the mean of all tokens of the texts (each
-    text counts once). `table` is the embedding table (V, E).
+    Each layer gets two similarities: the cosine, and the cosine after subtracting the mean over all tokens of the texts
+    (each text counts once). `table` is the embedding table (V, E).
     """
     order = np.argsort([index for task in tasks for index in task.occurrences])
     occurrences = [
@@ -274,7 +274,7 @@ def comparison_bytes(tasks: Sequence[CompareTask], layer_count: int, request: Co
 
 
 def static_similarity(ids: Sequence[Sequence[int]], table: MappedTensor) -> Floats:
-    """Return cosines of N occurrences, each the mean of its tokens' rows of the embedding table.
+    """Return the cosines of N occurrences, each represented by the mean of its tokens' embedding table rows.
 
     Cosines are exactly 1 for equal token ids.
     """

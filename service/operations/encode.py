@@ -1,4 +1,4 @@
-"""Encode: embeddings of inputs, from the checks of a request to its vectors."""
+"""Encode: embeddings of inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,17 +60,17 @@ from service.operations.units import describe_tokens, empty_span, overlapping_to
 from service.spelling import Change, Remedy, join, named
 
 POOLED = ("pooled",)
-"""The outputs of most requests: one vector per text."""
+"""The outputs of most requests, one vector per text."""
 HEAD_OUTPUTS: tuple[HeadName, ...] = ("sparse", "multi_vector")
 """The outputs that heads compute."""
 LAST_LAYER = (-1,)
-"""The layers of a request that needs only the last layer, which the fast lane computes."""
+"""The layers of a request that needs only the last layer, so that it runs in the fast lane."""
 SPARSE_ENTRY_BYTES = 16
-"""Upper bound on the size of a sparse vector's entry in JSON, without its text and weight."""
+"""Upper bound on the size of a sparse vector entry in JSON, without its text and weight."""
 
 
 class PooledResults(Sequence[EncodeResult]):
-    """The results of N inputs with one vector each, as columns; an `EncodeResult` exists only while it is used.
+    """The results of N inputs with one vector each, stored as columns. `EncodeResult` objects are created on access.
 
     Attributes:
         token_counts: The number of tokens of each input.
@@ -162,7 +162,7 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
 
 
 def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
-    """Check that the model supports other layers and static vectors, if requested."""
+    """Check that the model supports the requested layers and static vectors."""
     if request.layers != LAST_LAYER:
         require(manifest.explain, "only the last layer is supported for this model", "layers")
     if "static" in request.outputs:
@@ -188,7 +188,7 @@ def _check_parts(request: EncodeRequest, manifest: Manifest) -> None:
 
 
 def side_of(request: EncodeRequest, manifest: Manifest) -> Role | None:
-    """Return the side whose marker the inputs get: documents by default; None for models without sides."""
+    """Return the side whose marker is added to the inputs, by default documents; None for models without sides."""
     head = manifest.multi_vector
     if "multi_vector" not in request.outputs or head is None or not head.has_sides:
         return None
@@ -235,7 +235,7 @@ def _check_pooled(request: EncodeRequest, manifest: Manifest, outputs: set[Outpu
 def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, lengths: Sequence[int]) -> int:
     """Return the cost of preparing a request with explicit layers, or of building its results.
 
-    `lengths` are the numbers of characters of the inputs.
+    `lengths` are the inputs' lengths in characters.
     """
     inputs, layers = request.inputs, len(request.layers)
     characters = sum(lengths) + prompt_length * len(inputs)
@@ -259,14 +259,14 @@ class PreparedInput:
 
     tokens: TokenizedInput
     listed: NDArray[np.intp] | None = None
-    """The tokens that get vectors; None for all, else all but the prompt's."""
+    """The tokens that get vectors, which excludes prompt tokens; None for all tokens."""
     described: list[Token] | None = None
     words: list[Word] | None = None
     ranges: NDArray[np.intp] | None = None
     """The tokens [first, last) of each word, then of each span; intp, (W + S, 2)."""
     span_count: int = 0
     vector_tokens: list[Token] | None = None
-    """The tokens of the output `multi_vector`."""
+    """The tokens in the `multi_vector` output."""
 
 
 def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedPrompt | None) -> list[PreparedInput]:
@@ -330,8 +330,8 @@ def prepare_input(
 
 
 def _vector_tokens(described: Sequence[Token], tokens: TokenizedInput, manifest: Manifest) -> list[Token]:
-    """Return the tokens that get a vector in the output `multi_vector`."""
-    assert manifest.multi_vector is not None  # checked with the request
+    """Return the tokens that get a vector in the `multi_vector` output."""
+    assert manifest.multi_vector is not None  # `check_encode` has checked it
     first = int(manifest.multi_vector.skips_first)
     return [token for token in described[first:] if token.id not in tokens.skipped_ids]
 
@@ -362,7 +362,7 @@ def response_bytes(prepared: Sequence[PreparedInput], request: EncodeRequest, ca
 
 
 def pooled_values(request: EncodeRequest, manifest: Manifest) -> int:
-    """Return the number of values of a pooled vector, of all layers if they are stacked."""
+    """Return the number of values in a pooled vector, over all layers if they are stacked."""
     size = request.dimensions or pooled_size(request, manifest)
     return size * len(request.layers) if request.layer_reduce == "stack" else size
 
@@ -394,7 +394,7 @@ def suggest_smaller_vectors(
 
 
 def _numbers(request: EncodeRequest) -> tuple[int, ...]:
-    """Return the layers of a checked request."""
+    """Return the resolved layers of a checked request."""
     assert request.layers != "all"
     return tuple(request.layers)
 
@@ -411,13 +411,13 @@ def _static_size(manifest: Manifest) -> int:
 
 
 def first_pooled_token(tokens: TokenizedInput, manifest: Manifest) -> int:
-    """Return the first token to pool: include_prompt=False of sentence-transformers excludes [CLS] too."""
+    """Return the first token to pool: include_prompt=False in sentence-transformers excludes [CLS] as well."""
     return 0 if manifest.embedding.include_prompt else tokens.prompt_range[1]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTask:
-    """One tokenized input of the explain lane, for vectors of the layers `layers`, 0..L; see `EncodeTask`."""
+    """One tokenized input of the explain lane, for vectors of `layers`, 0..L; see `EncodeTask`."""
 
     tokens: TokenizedInput
     pooling: CombinedPooling | None
@@ -437,7 +437,7 @@ class LayerTask:
 def encode_tasks(
     request: EncodeRequest, manifest: Manifest, prepared: Sequence[PreparedInput]
 ) -> list[EncodeTask] | list[LayerTask]:
-    """Return the tasks of the fast lane if only the last layer is needed, else of the explain lane."""
+    """Return fast-lane tasks if only the last layer is needed, otherwise explain-lane tasks."""
     hidden = not {"tokens", "words", "spans"}.isdisjoint(request.outputs)
     pooling = (request.pooling or manifest.embedding.pooling) if "pooled" in request.outputs else None
     heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
@@ -457,7 +457,7 @@ def build_results(
     prepared: Sequence[PreparedInput],
     vectors: Sequence[TextVectors],
 ) -> Sequence[EncodeResult]:
-    """Return the results. Raises `ResponseTooLarge` for sparse vectors, whose sizes are unknown before inference.
+    """Return the results. May raise `ResponseTooLarge` for sparse vectors, whose sizes are unknown before inference.
 
     `vectors` is empty if only static vectors are requested.
     """
@@ -532,7 +532,7 @@ def _head_outputs(engine: Engine, request: EncodeRequest, item: PreparedInput, o
 
 
 def sparse_bytes(results: Sequence[EncodeResult], request: EncodeRequest, call: Call) -> int:
-    """Return the size of the sparse vectors of a response; in JSON an upper bound."""
+    """Return the size of a response's sparse vectors; in JSON, an upper bound."""
     sizes = [0]
     for result in results:
         if result.sparse is not None:

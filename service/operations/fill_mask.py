@@ -1,6 +1,6 @@
-"""Fill-mask: the words that a masked language model predicts, at its last layer or at each (logit lens).
+"""Fill-mask: the words that a masked language model predicts, at the last layer or at each layer (logit lens).
 
-Source of the logit lens: nostalgebraist 2020.
+Logit lens: nostalgebraist 2020.
 """
 
 from collections.abc import Sequence
@@ -46,14 +46,14 @@ from service.operations.maps import check_explain_size
 from service.spelling import Remedy
 
 MAX_FILLED = 512
-"""Positions times layers of a request."""
+"""Maximum number of positions times layers per request."""
 MAX_LOGITS = 2**24
-"""Logits of a request, which limit positions times layers of a model with a large vocabulary."""
+"""Maximum number of logits per request, which limits positions times layers for a large vocabulary."""
 PREDICTION = 8
 """The cost of a prediction in a response; see inputs.py."""
 PREDICTION_BYTES = 96
 TOKEN_CHARACTERS = 64
-"""Length of a vocabulary entry that upper bounds on response sizes assume."""
+"""Length of a vocabulary entry assumed in upper bounds on response sizes."""
 
 
 async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> FillMaskResponse:
@@ -126,7 +126,7 @@ class WordTask:
 
 
 def make_task(item: MaskedInput, layers: tuple[int, ...] | None) -> "EncodeTask | WordTask":
-    """Return the task of an input, for the last layer or for the layers of the explain lane."""
+    """Return an input's task for the last layer, or for the layers in the explain lane."""
     if layers is None:
         return EncodeTask(item.tokens, None, hidden=False, heads=("masked_lm",), words=item.query)
     return WordTask(item.tokens, item.query, layers)
@@ -165,7 +165,7 @@ def max_filled(manifest: Manifest) -> int:
 
 
 def find_positions(tokens: TokenizedInput, position: int | None, engine: Engine, index: int) -> tuple[int, ...]:
-    """Return the positions to predict in the input at an index."""
+    """Return the positions to predict in the input at this index."""
     if position is not None:
         if position >= len(tokens):
             raise OutOfRange(
@@ -191,7 +191,7 @@ def mask_token_id(manifest: Manifest) -> int | None:
 
 
 def find_targets(engine: Engine, targets: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of targets. Raises a `ServiceError` for one that is not a single token."""
+    """Return the ids of the targets. Raises a `ServiceError` if a target is not a single token."""
     ids: dict[int, None] = {}
     limit = engine.limits.max_input_characters
     assert engine.manifest.masked_lm is not None  # checked with the request

@@ -1,4 +1,4 @@
-"""What operations have in common: the call; checks of inputs, layers and prompts; limits, costs, response sizes."""
+"""Code shared by operations: the call; validation of inputs, layers and prompts; limits, costs, response sizes."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,9 +51,9 @@ PartT = TypeVar("PartT")
 Wire = Literal["json", "base64", "binary"]
 
 MAX_LISTED_INPUTS = 2048
-"""Inputs of an embedding request in the APIs whose clients send a whole list at once: OpenAI's limit."""
+"""Maximum inputs per embedding request in APIs whose clients send whole lists; OpenAI's limit."""
 EFFECT_UNIT: SimilarityUnit = "word"
-"""Units of effects unless the request says otherwise."""
+"""Default unit of effects."""
 MAX_TARGETS = 100
 MAX_LABELS = 100
 LIST_REMEDIES = {
@@ -68,7 +68,7 @@ SPLIT_NOT_TRUNCATED = replace(
     if_cut=replace(SHORTEN, changes=({"truncation": "right"},)),
 )
 SPLIT_OR_CHUNKS = replace(SPLIT_NOT_TRUNCATED, changes=({"chunks.by": "sentence"},))
-"""Remedies for a text over the limit of characters, in operations without and with truncation."""
+"""Remedies for a text over the character limit, in operations without and with truncation."""
 USE_ANOTHER = "Use another model."
 REMEDIES: dict[Operation, str] = {
     "rerank": "Use a cross-encoder or an embedding model.",
@@ -76,11 +76,11 @@ REMEDIES: dict[Operation, str] = {
     "token_classify": "Use a token classifier.",
     "fill_mask": "Use a masked language model.",
 }
-"""The kind of model that supports an operation of a head."""
+"""The kind of model that supports each operation that needs a head."""
 MAX_OCCLUDED_SEQUENCES = 4096
-"""Sequences of one request with the effect "occlusion".
+"""Maximum number of sequences in a request with effect "occlusion".
 
-The scheduler takes about 10 microseconds for each on the event loop, so the limit bounds that time to about 40 ms.
+Scheduling takes about 10 microseconds per sequence on the event loop, so this limit caps it at about 40 ms.
 """
 
 # Costs of work outside of inference, which decide whether it runs on the event loop or in a thread. One unit is the
@@ -89,7 +89,7 @@ The scheduler takes about 10 microseconds for each on the event loop, so the lim
 INPUT = 48
 """Tokenizing an input, and building its result."""
 DESCRIBED_CHARACTER = 8
-"""A character of an input whose tokens, words or units are listed: one token per two characters at worst."""
+"""A character of an input whose tokens, words or units are listed, at worst one token per two characters."""
 OUTPUT = 160
 """An array of vectors per input, or a mean over words or spans per layer."""
 ELEMENTS = 20
@@ -98,7 +98,7 @@ SPAN = 8
 PAIR = 4
 """A pair of occurrences in one layer."""
 
-# Upper bounds of sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).
+# Upper bounds on sizes in a response, in bytes. JSON takes at most 12 per character (two \u escapes).
 JSON_VALUE_BYTES: dict[Dtype | MapDtype, int] = {"float32": 16, "float16": 16, "int8": 5, "ubinary": 4}
 JSON_CHARACTER_BYTES = 12
 TOKEN_BYTES = 128
@@ -114,11 +114,11 @@ class Call:
 
     Attributes:
         deadline: A time.monotonic() reading; None selects the maximum timeout.
-        wire: How arrays of the response are encoded, which decides its size.
-        max_inputs: Replaces the limit of inputs for an API with its own limit.
-        padded: Whether each input takes the space of the longest one in the response, which then contains only arrays.
-        returned_bytes: Size of what the API adapter adds to the response.
-        timing: Durations of the stages, once the operation has finished.
+        wire: The encoding of arrays in the response, which determines its size.
+        max_inputs: Overrides the maximum number of inputs, for APIs with a different limit.
+        padded: Whether all inputs are padded to the longest one in the response, which then contains only arrays.
+        returned_bytes: The number of bytes that the API adapter adds to the response.
+        timing: Stage durations, set when the operation finishes.
     """
 
     deadline: float | None = None
@@ -129,7 +129,7 @@ class Call:
     timing: Timing = Timing(0.0, 0.0, 0.0)  # noqa: RUF009  # immutable
 
     def start(self, engine: Engine) -> float:
-        """Return the deadline of a request that has just arrived, at most the maximum timeout from now."""
+        """Return the deadline, at most the maximum timeout from now. Call it when the request arrives."""
         now = time.monotonic()
         latest = now + engine.limits.max_timeout_ms / 1000
         if self.deadline is None:
@@ -174,7 +174,7 @@ def item_limits(infos: Sequence[ModelInfo]) -> dict[str, int]:
 
 
 def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument | RequestTooLarge:
-    """Return the error of a list over its limit; `name` is its key in `item_limits`."""
+    """Return the error for a list over its limit; `name` is its key in `item_limits`."""
     problem = "too many spans in the request" if name == "spans_per_request" else "too many items"
     remedy = LIST_REMEDIES.get(name, "Remove some.")
     if name == "token_ids":
@@ -183,7 +183,7 @@ def too_many(field: str, name: str, actual: int, limit: int) -> InvalidArgument 
 
 
 def cut(text: str, truncation: Truncation, info: ModelInfo) -> str:
-    """Return a text, cut to the engine's limit of characters if it may be truncated."""
+    """Return a text, cut to the engine's character limit if it may be truncated."""
     limit = info.limits.max_input_characters
     if truncation == "error" or len(text) <= limit:
         return text
@@ -200,7 +200,7 @@ def check_inputs(
     *,
     spans: bool = False,
 ) -> None:
-    """Check the number of inputs, and the size, ids and spans of each.
+    """Check the number of inputs, and each input's size, ids and spans.
 
     `max_inputs` overrides the limit; `split` is as in `check_text`. Without `spans`, inputs with spans are rejected.
     """
@@ -254,7 +254,7 @@ def check_text(text: str, path: str, max_characters: int, split: Remedy) -> None
 
 
 def check_span(span: tuple[int, int], path: str, characters: int) -> None:
-    """Check a range of a text of this many characters."""
+    """Check a span in a text of this many characters."""
     start, end = span
     if end > characters:
         raise OutOfRange(
@@ -283,7 +283,7 @@ def check_token_ids(ids: Sequence[int], path: str, limits: Limits, manifest: Man
 
 
 def resolve_layers(layers: Sequence[int] | Literal["all"], manifest: Manifest, first: int = 0) -> tuple[int, ...]:
-    """Return layers as 0..L. Raises a `ServiceError` for layers other than `first`..L, or the same from the end."""
+    """Return layers as 0..L; negative layers count from the end. Raises a `ServiceError` for layers below `first`."""
     if layers == "all":
         return tuple(range(first, manifest.architecture.num_hidden_layers + 1))
     if not layers:
@@ -303,7 +303,7 @@ def resolve_layers(layers: Sequence[int] | Literal["all"], manifest: Manifest, f
 
 
 def require(part: PartT | Absent, problem: str, field: str | None = None) -> PartT:
-    """Return an optional part of a model. Raises `UnsupportedByModel` with the reason of its absence."""
+    """Return an optional part of a model. Raises `UnsupportedByModel` with the reason if it is missing."""
     if isinstance(part, Absent):
         raise UnsupportedByModel(f"{problem} ({part.reason})", part.remedy, field=field)
     return part
@@ -337,9 +337,9 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     *,
     may_split: bool = False,
 ) -> TokenizedInput:
-    """Return the tokens, truncated if requested. Raises `Empty` without content, and `TooLong` over the limit.
+    """Return the tokens, truncated if requested. Raises `Empty` if there is no content, and `TooLong` over the limit.
 
-    `truncation` is None for an operation without truncation. `limit` None is the limit of inputs without a role.
+    `truncation` is None for operations that do not truncate. `limit` defaults to the limit for inputs without a role.
     `may_split`: whether the operation can split the input into chunks.
     """
     if not tokens.has_content:
@@ -349,7 +349,7 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
         return tokens
     end = truncation if truncation in ("left", "right") else manifest.truncation_side
     truncated = tokens.truncate(limit, end)
-    if len(truncated) > limit or not truncated.has_content:  # truncation keeps the tokens of the prompt
+    if len(truncated) > limit or not truncated.has_content:  # truncation keeps prompt tokens
         first, last = tokens.prompt_range
         raise no_room(last - first, limit, prompt_field)
     if truncation is None or truncation == "error":
@@ -361,7 +361,7 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
 
 
 def shorten(side: TruncationSide) -> Remedy:
-    """Return the remedy for an input over the limit of tokens, which truncation at a side can drop."""
+    """Return the remedy for an input over the token limit: shorten it, or truncate it at this side."""
     return replace(SHORTEN, changes=({"truncation": side},))
 
 
@@ -381,9 +381,9 @@ def select_prompt(
     manifest: Manifest,
     role: Role | None = None,
 ) -> AppliedPrompt | None:
-    """Return the prompt of a request, else that of the role, or without a role the default one.
+    """Return the request's prompt, else the role's prompt, or without a role the default prompt.
 
-    Token ids get no default prompt.
+    The default prompt does not apply to token ids.
     """
     if role is not None and name is None and text is None:
         return find_prompt(None, None, limits, manifest, role)
@@ -401,7 +401,7 @@ def select_prompt(
 def find_prompt(
     name: str | None, text: str | None, limits: Limits, manifest: Manifest, role: Role | None = None
 ) -> AppliedPrompt | None:
-    """Return the prompt of this name or text, else that of the role, or without a role the model's default prompt.
+    """Return the prompt with this name or text, else the role's prompt, or without a role the model's default prompt.
 
     `role` is also the prefix of the fields in errors.
     """
@@ -424,13 +424,13 @@ def find_prompt(
 
 
 def classifier_prompt(limits: Limits, manifest: Manifest) -> AppliedPrompt | None:
-    """Return the prompt of a classifier for its texts, in a pair for the first one; a template contains it already."""
+    """Return a classifier's prompt, for the text or a pair's first text. A template already contains it."""
     head = manifest.classification
     return None if head is None or head.template is not None else find_prompt(None, None, limits, manifest)
 
 
 def tokenizer_inputs(inputs: Sequence[Input], prompt: AppliedPrompt | None = None) -> list[TokenizerInput]:
-    """Return the inputs for the tokenizer, with a prompt unless they are token ids."""
+    """Return the inputs for the tokenizer. Texts are prefixed with the prompt; token ids are not."""
     text = "" if prompt is None else prompt.text
     return [
         TokenizerInput(item.text or "", item.pair, prompt=text)
@@ -441,7 +441,7 @@ def tokenizer_inputs(inputs: Sequence[Input], prompt: AppliedPrompt | None = Non
 
 
 def prompt_not_found(name: str, prompts: Iterable[str], field: str) -> NotFound:
-    """Return the error for a prompt that the model lacks."""
+    """Return the error for a prompt name that the model does not define."""
     known = ", ".join(f'"{prompt}"' for prompt in prompts)
     remedy = f"Use one of {known}." if known else "Leave it out: the model has no prompts."
     return NotFound("not found", remedy, field=field, actual=echo(name), reason="PROMPT_NOT_FOUND")
@@ -452,8 +452,8 @@ async def count_prompt(
 ) -> int:
     """Return the number of tokens of a prompt, without special tokens.
 
-    Raises `TooLong` if it leaves no room for text, and `RequestTooLarge` if its copies, one per input, have more
-    characters than the largest request.
+    Raises `TooLong` if the prompt leaves no room for text, and `RequestTooLarge` if its copies, one per input, exceed
+    the maximum request size in characters.
     """
     characters, limit = len(prompt.text) * inputs, engine.limits.max_request_bytes
     if characters > limit:
@@ -466,7 +466,7 @@ async def count_prompt(
     sources = [TokenizerInput(""), TokenizerInput(prompt.text)]
     empty, tokens = await engine.run(len(prompt.text), deadline, engine.tokenizer.encode, sources, offsets=False)
     count = len(tokens) - len(empty)
-    # A prompt within the limit may still leave no room: `check_length` decides with the text.
+    # A prompt within the limit may still leave no room for a given text; `check_length` checks that.
     if len(tokens) > engine.manifest.longest_input_tokens:
         raise no_room(count, engine.manifest.longest_input_tokens, field)
     if prompt.name is not None:
@@ -489,12 +489,12 @@ def check_effect_options(effect: LabelEffect, options: Mapping[str, object]) -> 
 
 
 def effect_unit(request: ClassifyRequest | RerankRequest) -> SimilarityUnit | None:
-    """Return the units of effects; None without an effect."""
+    """Return the unit of effects; None without an effect."""
     return None if request.effect == "none" else request.unit or EFFECT_UNIT
 
 
 def check_occlusion(sizes: Sequence[int], limits: Limits, remedy: str) -> None:
-    """Check the cost of occlusion; `sizes` are the numbers of tokens of the occluded sequences."""
+    """Check the cost of occlusion; `sizes` are the occluded sequences' lengths in tokens."""
     for noun, actual, limit in (
         ("sequences", len(sizes), MAX_OCCLUDED_SEQUENCES),
         ("tokens", sum(sizes), limits.max_queue_tokens),
@@ -507,7 +507,7 @@ def check_occlusion(sizes: Sequence[int], limits: Limits, remedy: str) -> None:
 
 
 def occlusion_tokens(sizes: Sequence[int], limits: Limits) -> int:
-    """Return the estimated tokens of the occlusion of texts of these sizes, at most `max_queue_tokens`."""
+    """Return the estimated tokens needed to occlude texts of these sizes, at most `max_queue_tokens`."""
     return min(sum(size * size for size in sizes), limits.max_queue_tokens)
 
 
@@ -529,7 +529,7 @@ def count_characters(item: Input) -> int:
 def estimate_tokens(lengths: Iterable[int], max_tokens: int, prompt_tokens: int = 0) -> list[int]:
     """Return the estimated number of tokens of each input, given their numbers of characters.
 
-    Longer inputs than `max_tokens` are truncated or rejected before inference.
+    Inputs longer than `max_tokens` are truncated or rejected before inference.
     """
     extra = SPECIAL_TOKENS + prompt_tokens
     return [min(max_tokens, extra + length // CHARACTERS_PER_TOKEN) for length in lengths]
@@ -562,5 +562,5 @@ def array_bytes(values: int, dtype: Dtype | MapDtype, wire: Wire) -> int:
 
 
 def total_bytes(sizes: Sequence[int], *, padded: bool) -> int:
-    """Return the size of a response whose results have these sizes, or all the size of the largest one."""
+    """Return the total size of results of these sizes. If `padded`, all have the size of the largest."""
     return len(sizes) * max(sizes) if padded else sum(sizes)

@@ -1,7 +1,7 @@
-"""Attend with `outputs`: the steps inside layers, from the input of a layer to its output.
+"""Attend with `outputs`: intermediate steps of layers, from input to output.
 
-Queries, keys, values and heads cover the chosen heads; all but keys and values cover the chosen tokens. docs/maps.md
-defines the steps.
+Queries, keys, values and heads are limited to the chosen heads; all outputs except keys and values are limited to the
+chosen tokens. docs/maps.md defines the steps.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ LAYER_BYTES = 512
 
 
 def check_layer_outputs(request: AttendRequest, manifest: Manifest) -> None:
-    """Raise the error of a request for steps that combines them with options of maps, or of a model without them."""
+    """Raise an error if a request combines steps with map options, or if the model does not support steps."""
     if not request.outputs:
         if request.rows != "all":
             raise ConflictingFields("set, but outputs is empty", "Leave it out, or set outputs.", field="rows")
@@ -158,7 +158,7 @@ def head_size(manifest: Manifest) -> int:
 
 
 def step_bytes(manifest: Manifest, tokens: int, rows: int) -> int:
-    """Return the bytes that the steps of one layer take in addition to an attention map."""
+    """Return the bytes that one layer's steps need in addition to an attention map."""
     layers = manifest.layers
     assert isinstance(layers, LayersRecord)
     steps = layers.layers[0].steps

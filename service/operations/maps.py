@@ -1,22 +1,21 @@
-"""Attention maps over tokens, from the attention of each layer and the weights around it.
+"""Attention maps over tokens, computed from each layer's attention and the surrounding weights.
 
-T tokens, D hidden size, H heads of size d, L layers. In `map[i, j]`, i is the query and j the key. Tokens that do not
-attend to each other, because of causality or windows, have the value 0; models with such tokens do not support maps of
-scores. No array has T x T x D elements. The dtype follows the hidden states: float32 when serving, float64 in the tests
-of the formulas.
+T tokens, D hidden size, H heads of size d, L layers. In `map[i, j]`, i is the query and j the key. Tokens that cannot
+attend to each other, because of causality or windows, have the value 0; such models do not support maps of scores. No
+array has T x T x D elements. The dtype follows the hidden states: float32 when serving, float64 in the tests of the
+formulas.
 
-The graph of a layer computes its attention from the hidden state that the layer reads. With the output map Wo_h of each
-head, the contribution of j to the attention output of i is the sum over h of `probs[h, i, j] * values[h, j] Wo_h`.
-Rotary positions, windows, causality, grouped queries, and norms of queries and keys change probs and values only.
+A layer's graph computes its attention from the layer's input. With the output map Wo_h of each head, the contribution
+of j to the attention output of i is the sum over h of `probs[h, i, j] * values[h, j] Wo_h`. Rotary positions, windows,
+causality, grouped queries, and query and key norms affect only probs and values.
 
 Sources: Vaswani et al. 2017 (scores, probs); Kobayashi et al. 2020 (norm) and 2021 (block_norm); Abnar and Zuidema 2020
-(rollout). projection projects the terms of Kobayashi's decomposition on their sum.
+(rollout). projection projects the terms of Kobayashi's decomposition onto their sum.
 
-block_norm and projection decompose the output of the norm that reads the attention output. In post-norm blocks, it is
+block_norm and projection decompose the output of the norm that reads the attention output. In post-norm blocks, this is
 the norm after the residual connection, as published. In pre-norm blocks, it is the norm before the feed-forward
-network: the residual stream itself has a few very large channels that would hide all others. In sandwich blocks, the
-norm reads only the attention output, and the residual stream is decomposed, which includes the token's own hidden
-state.
+network: the residual stream itself has a few very large channels that would mask all others. In sandwich blocks, the
+norm reads only the attention output, so the residual stream is decomposed, including the token's own hidden state.
 """
 
 import math
@@ -75,9 +74,9 @@ class AttentionMapSpec:
 
 
 class LayerMaps:
-    """Maps of one layer in one sequence; `hidden` is the input of the layer, (T, D).
+    """Maps of one layer for one sequence; `hidden` is the layer's input, (T, D).
 
-    `heads` are those of `scores`, `probs` and the norms. block_norm and projection require all heads.
+    `heads` selects the heads of `scores`, `probs` and the norms. block_norm and projection require all heads.
     """
 
     def __init__(
@@ -108,12 +107,12 @@ class LayerMaps:
 
     @cached_property
     def norm(self) -> Floats:
-        """(T, T): norm of the contribution of j to the attention output of i, over all heads (2020, eq. 7)."""
+        """(T, T): norm of j's contribution to i's attention output, over all heads (2020, eq. 7)."""
         return np.sqrt(np.maximum(self._squared_sums(self._transformed), 0))
 
     @cached_property
     def block_norm(self) -> Floats:
-        """(T, T): norm of the contribution of j to the decomposed result of i, with the residual (2021, eq. 7)."""
+        """(T, T): norm of j's contribution to i's decomposed result, including the residual (2021, eq. 7)."""
         terms = self._scale_centered(self._transformed)
         residual = self._residual
         squares = self._squared_sums(terms)
@@ -125,15 +124,15 @@ class LayerMaps:
 
     @cached_property
     def projection(self) -> Floats:
-        """(T, T): the term of j in the decomposed result y of i, projected on y: `<term, y> / <y, y>`.
+        """(T, T): j's term in i's decomposed result y, projected onto y: `<term, y> / <y, y>`.
 
-        Signed; a row and its `bias_share` sum to 1. Inner products are computed per head, so that they cost as much as
-        the scores.
+        Signed; a row and its `bias_share` sum to 1. Inner products are computed per head, at the same cost as the
+        scores.
         """
         by_head = (self._direction @ self._weights.output.T).reshape(len(self._hidden), len(self._values), -1)
         values = np.ascontiguousarray(by_head.swapaxes(0, 1)) @ self._values.swapaxes(1, 2)
         values *= self.probs
-        parts = values.sum(axis=0, initial=0)  # without the initial value, the sum over a masked key can be -0.0
+        parts = values.sum(axis=0, initial=0)  # without an initial value, the sum over a masked key can be -0.0
         diagonal = np.arange(len(parts))
         parts[diagonal, diagonal] += np.einsum("id,id->i", self._residual, self._result)
         return parts / (self._deviation * self._squared_length)[:, None]
@@ -154,13 +153,13 @@ class LayerMaps:
 
     @cached_property
     def _transformed(self) -> Floats:
-        """(H, T, D): the value of j times the output weights of head h."""
+        """(H, T, D): j's value times the output weights of head h."""
         output = self._weights.output
         return self._values @ output.reshape(len(self._attention["values"]), -1, output.shape[1])[self._heads]
 
     @cached_property
     def _summed(self) -> Floats:
-        """(T, D): the input of the norm."""
+        """(T, D): the norm's input."""
         mixed = (self.probs @ self._values).swapaxes(0, 1).reshape(len(self._hidden), -1)
         summed = mixed @ self._weights.output
         if self._weights.output_bias is not None:
@@ -174,7 +173,7 @@ class LayerMaps:
 
     @cached_property
     def _residual(self) -> Floats:
-        """(T, D): the term of the residual stream in the result, times the deviation like all terms."""
+        """(T, D): the residual stream's term in the result, multiplied by the standard deviation like all terms."""
         if self._weights.residual_in_norm:
             return self._scale_centered(self._hidden)
         return self._hidden * self._deviation[:, None]
@@ -189,7 +188,7 @@ class LayerMaps:
 
     @cached_property
     def _direction(self) -> Floats:
-        """(T, D): y times the transposed linear part of the norm; its product with a term is part of `<y, y>`."""
+        """(T, D): y times the transposed linear part of the norm. Its product with a term is a summand of `<y, y>`."""
         return self._center(self._weights.norm * self._result)
 
     @cached_property
@@ -205,7 +204,7 @@ class LayerMaps:
         return np.einsum("jih,jih->ij", weights @ products, weights)
 
     def _scale_centered(self, vectors: Floats) -> Floats:
-        """Apply the norm to a term of its input, without dividing by the deviation."""
+        """Apply the norm to a term of its input, without dividing by the standard deviation."""
         return self._center(vectors) * self._weights.norm
 
     def _center(self, vectors: Floats) -> Floats:
@@ -214,7 +213,7 @@ class LayerMaps:
 
 @dataclass(frozen=True)
 class TokenMaps:
-    """Maps over tokens, (N, T, T); `layer` 1..L and `heads` are None where several were combined."""
+    """Maps over tokens, (N, T, T). `layer` (1..L) and entries of `heads` are None where several were combined."""
 
     layer: int | None
     heads: Sequence[int | None]
@@ -227,7 +226,7 @@ COMBINED_HEADS = (None,)
 
 
 def token_maps(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) -> Iterator[TokenMaps]:
-    """Yield the maps of one sequence, layer by layer; `hidden` (L+1, T, D) are the hidden states of all layers."""
+    """Yield the maps of one sequence, layer by layer; `hidden` (L+1, T, D) contains the hidden states of all layers."""
     if spec.layer_reduce == "rollout":
         yield TokenMaps(None, COMBINED_HEADS, _rollout(hidden, layers, spec)[None], None)
         return
@@ -256,7 +255,7 @@ def _layer_maps(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec,
 
 
 OUTPUTS: dict[Kind, tuple[AttentionOutput, ...]] = {"probs": ("probs",), "scores": ("scores",)}
-"""The outputs of a layer's graph that a kind needs, if not probs and values."""
+"""The layer graph outputs that a kind needs, if not probs and values."""
 
 
 def _attend(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec, number: int) -> LayerMaps:
@@ -268,11 +267,11 @@ def _attend(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec, num
 
 
 def _rollout(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) -> Floats:
-    """Return `B[l] ... B[2] B[1]`, (T, T), for the highest requested layer l. Rows sum to 1.
+    """Return `B[l] ... B[2] B[1]`, (T, T), up to the highest requested layer l. Rows sum to 1.
 
-    For probs, B is the average of the mean over heads and the identity, which stands for the residual (Abnar and
-    Zuidema 2020, section 3). For the other kinds, B holds absolute values, each row divided by its sum: block_norm and
-    projection include the residual, and norm covers only the attention.
+    For probs, B averages the mean over heads and the identity, which represents the residual (Abnar and Zuidema 2020,
+    section 3). For other kinds, B contains absolute values, each row divided by its sum: block_norm and projection
+    include the residual, while norm covers only attention.
     """
     rollout: Floats | None = None
     for layer in range(1, max(spec.layers) + 1):
@@ -292,20 +291,20 @@ def _rollout(hidden: Floats, layers: Sequence[Layer], spec: AttentionMapSpec) ->
 
 FLOAT_BYTES = 4
 MAP_TENSORS = 3
-"""Tensors of size (H, T, T) that exist at once while the maps of one layer are computed."""
+"""Number of (H, T, T) tensors in memory at the same time while one layer's maps are computed."""
 
 
 def explain_bytes(architecture: Architecture, tokens: int, *, maps: bool) -> int:
     """Return the bytes of the intermediate results for an input of T tokens.
 
-    These are the hidden states, float32 (L+1, T, D), and with `maps` the intermediate results of one layer.
+    They are the hidden states, float32 (L+1, T, D), and with `maps` one layer's intermediate results.
     """
     linear, square = _coefficients(architecture, maps=maps)
     return tokens * (linear + square * tokens)
 
 
 def max_explained_tokens(architecture: Architecture, limit: int, *, maps: bool) -> int:
-    """Return the number of tokens of the longest input whose intermediate results fit in `limit` bytes."""
+    """Return the length in tokens of the longest input whose intermediate results fit in `limit` bytes."""
     linear, square = _coefficients(architecture, maps=maps)
     if not square:
         return limit // linear
@@ -322,7 +321,7 @@ def _coefficients(architecture: Architecture, *, maps: bool) -> tuple[int, int]:
 def check_explain_size(engine: Engine, sizes: Sequence[int], *, maps: bool, path: str | None = None) -> None:
     """Raise `RequestTooLarge` for an input whose intermediate results exceed the limit.
 
-    `sizes`: the tokens of each input. `path` replaces the path of the input.
+    `sizes`: the number of tokens per input. `path` overrides the field path in errors.
     """
     architecture, limit = engine.manifest.architecture, engine.limits.max_explain_bytes
     for index, size in enumerate(sizes):

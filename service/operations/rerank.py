@@ -1,4 +1,4 @@
-"""Rerank: documents by their relevance to a query, and what each word contributes to it."""
+"""Rerank: sorts documents by relevance to a query, and explains each word's contribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,14 +58,14 @@ from service.operations.scoring import (
 from service.spelling import Remedy
 
 EXPLAIN_TOP = 3
-"""Documents whose score is explained unless the request says otherwise."""
+"""Default number of documents whose score is explained."""
 
 Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of the query and of the documents, and their numbers of tokens."""
+    """The query prompt and the document prompt, and their numbers of tokens."""
 
     query: AppliedPrompt | None = None
     document: AppliedPrompt | None = None
@@ -88,7 +88,7 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
         usage = admitted.tokenized([text.tokens for text in ranker.texts])
         vectors = await admitted.run(ranker.tasks(), more=explained > 0)
         order, scores = await engine.run(cost, deadline, rank, ranker, vectors, request.top_n)
-        if explained:  # in a second job, because the scores select the documents
+        if explained:  # a second job, because the scores select the documents
             top = order[:explained]
             without = await admitted.run(await engine.run(cost, deadline, ranker.occlusion_tasks, top))
             explanations = await engine.run(cost, deadline, ranker.explain, top, without)
@@ -101,7 +101,7 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
 
 
 def scored_by(manifest: Manifest) -> ScoredBy:
-    """Return what computes the scores of a model: the first of its heads that can."""
+    """Return which part of the model computes the scores: the first suitable head."""
     if manifest.classification is not None:
         return "cross_encoder"
     if manifest.multi_vector is not None:
@@ -129,7 +129,7 @@ def explained_count(request: RerankRequest) -> int:
 
 
 async def find_prompts(engine: Engine, request: RerankRequest, deadline: float) -> Prompts:
-    """Return the prompts of the model: a cross-encoder may have one, which precedes the query."""
+    """Return the model's prompts. A cross-encoder has at most one, which precedes the query."""
     limits, manifest = engine.limits, engine.manifest
     if manifest.classification is not None:
         prompt = classifier_prompt(limits, manifest)
@@ -148,7 +148,7 @@ async def find_prompts(engine: Engine, request: RerankRequest, deadline: float) 
 def estimate_sizes(
     request: RerankRequest, prompts: Prompts, manifest: Manifest, limits: Limits
 ) -> tuple[list[int], int]:
-    """Return the estimated tokens of each text, and of the explanations, at most `max_queue_tokens`."""
+    """Return the estimated tokens of each text, and of the explanations (at most `max_queue_tokens`)."""
     longest, explained = manifest.longest_input_tokens, explained_count(request)
     if manifest.classification is not None:
         lengths = [len(request.query) + len(document) for document in request.documents]
@@ -170,7 +170,7 @@ def rerank_cost(request: RerankRequest, prompts: Prompts) -> int:
 
 
 def prepare(engine: Engine, request: RerankRequest, call: Call, prompts: Prompts) -> "Ranker":
-    """Tokenize the query, once, and the documents; check the cost of explanations and the size of the response."""
+    """Tokenize the query (once) and the documents; check the cost of explanations and the response size."""
     head, explained = engine.manifest.classification, explained_count(request)
     unit = effect_unit(request)
 
@@ -206,14 +206,14 @@ def pair_path(tokens: TokenizedInput, index: int, manifest: Manifest) -> str:
 def encode_pairs(
     engine: Engine, head: ClassificationHead, request: RerankRequest, prompt: str, *, offsets: bool
 ) -> list[TokenizedInput]:
-    """Return the tokens of the query with each document; without a template, the query is tokenized once."""
+    """Tokenize the query with each document. Without a template, the query is tokenized only once."""
     if head.template is None:
         return engine.tokenizer.encode_pairs(request.query, request.documents, prompt=prompt, offsets=offsets)
     return engine.tokenizer.encode_template(head.template, request.query, request.documents)
 
 
 def own_similarity(engine: Engine) -> TextSimilarity:
-    """Return the similarity by which a model ranks: of token vectors, else of sparse vectors, else of embeddings."""
+    """Return the similarity that a model ranks by: of token vectors, else of sparse vectors, else of embeddings."""
     manifest = engine.manifest
     if manifest.multi_vector is not None:
         return MaxSim(manifest.multi_vector.score == "mean")
@@ -224,7 +224,7 @@ def own_similarity(engine: Engine) -> TextSimilarity:
 
 
 def check_size(engine: Engine, request: RerankRequest, call: Call, ranker: "Ranker") -> None:
-    """Check the cost of the most expensive explanations, and the size of the largest response."""
+    """Check the cost of the most expensive possible explanations, and the size of the largest possible response."""
     explained, count = explained_count(request), len(request.documents)
     size = RESULT_BYTES * (count + 1) + call.returned_bytes
     if explained:
@@ -243,7 +243,7 @@ def check_size(engine: Engine, request: RerankRequest, call: Call, ranker: "Rank
 
 
 def rank(ranker: "Ranker", vectors: Sequence[TextVectors], top_n: int | None) -> tuple[list[int], list[float]]:
-    """Return the places of the best documents in the request, best first, and their scores."""
+    """Return the request indices of the best documents, best first, and their scores."""
     keys, scores = ranker.scores(vectors)
     order = np.argsort(-keys, kind="stable")[:top_n].tolist()
     return order, [shortest(scores[index]) for index in order]
@@ -263,26 +263,26 @@ class Ranker(Protocol):
     texts: list[TokenizedText]
 
     def occluded_sizes(self, document: int) -> list[int]:
-        """Return the number of tokens of each sequence that explains the score of a document."""
+        """Return the number of tokens of each sequence needed to explain a document's score."""
 
     def explained(self, document: int) -> list[TokenizedText]:
-        """Return the texts whose units explain the score of a document."""
+        """Return the texts whose units explain a document's score."""
 
     def tasks(self) -> list[EncodeTask]:
-        """Return the tasks from which `scores` computes the scores."""
+        """Return the tasks whose results `scores` needs."""
 
     def scores(self, vectors: Sequence[TextVectors]) -> tuple[Scores, Scores]:
-        """Return the values by which documents are sorted, and their scores; (N) each."""
+        """Return the values that documents are sorted by, and their scores; (N) each."""
 
     def occlusion_tasks(self, documents: Sequence[int]) -> list[EncodeTask]:
-        """Return the tasks from which `explain` explains the scores of documents."""
+        """Return the tasks whose results `explain` needs."""
 
     def explain(self, documents: Sequence[int], vectors: Sequence[TextVectors]) -> list[RankExplanation]:
-        """Return the unit effects of the query and of each document, after `scores`."""
+        """Return the unit effects of the query and of each document. Call it after `scores`."""
 
 
 class PairRanker:
-    """A cross-encoder: each text is the query with a document, and the score is that of the only label."""
+    """A cross-encoder: each text is the query with a document, and its only label's score is the relevance."""
 
     def __init__(self, texts: list[TokenizedText], activation: ScoreActivation) -> None:
         self.texts = texts
@@ -321,7 +321,7 @@ def _by_segment(text: TokenizedText, changes: NDArray[np.float32]) -> RankExplan
 
 
 class SimilarityRanker:
-    """A model that represents texts one by one: the first text is the query, and the score is a similarity."""
+    """A model that encodes texts separately. The first text is the query; scores are similarities."""
 
     def __init__(self, texts: list[TokenizedText], similarity: TextSimilarity) -> None:
         self.texts = texts
@@ -344,7 +344,7 @@ class SimilarityRanker:
         return scores, scores
 
     def occlusion_tasks(self, documents: Sequence[int]) -> list[EncodeTask]:
-        """Return the tasks of the query, once, and of the documents."""
+        """Return the tasks for the query (once) and for the documents."""
         return [
             self._similarity.task(sequence, text.pool_from)
             for text in self._occluded_texts(documents)
@@ -372,7 +372,7 @@ class SimilarityRanker:
         return explanations
 
     def _score(self, query: Any, document: Any) -> float:
-        """Return the score of two representations; one of them may be None if no token of its text remains."""
+        """Return the score of two representations, one of which may be None because no token of its text remains."""
         if query is None or document is None:
             return self._similarity.score_alone(document if query is None else query)
         return float(self._similarity.scores(query, [document])[0])

@@ -1,8 +1,8 @@
-"""Scores of texts: tokenized texts with their units, effects of units, and the similarities by which models compare.
+"""Text scores: tokenized texts and their units, effects of units, and similarity functions.
 
-The effect of a unit is how much a score falls if the text lacks the unit. `leave_one_out` pools the token vectors of
-the whole text without the unit's tokens. `occlusion` encodes the text again without the tokens of the unit, so that
-the other tokens do not attend to it.
+The effect of a unit is how much the score drops without the unit. `leave_one_out` pools the token vectors of the whole
+text except the unit's tokens. `occlusion` encodes the text again without the unit's tokens, so that the other tokens do
+not attend to them.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ Scores = NDArray[np.float64]
 Vectors = NDArray[np.float64]
 
 SPECIAL, PROMPT = -1, -2
-"""Values of `unit_of_token` for tokens without a unit; a token outside of all words counts as a special token."""
+"""Values of `unit_of_token` for tokens without a unit. Tokens outside of words count as special tokens."""
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A tokenized text. Without an explanation, it has no units."""
+    """A tokenized text. It has units only if an explanation is requested."""
 
     tokens: TokenizedInput
     pool_from: int
@@ -44,7 +44,7 @@ class TokenizedText:
     def of(
         cls, tokens: TokenizedInput, tokenizer: Tokenizer, manifest: Manifest, unit: SimilarityUnit | None
     ) -> "TokenizedText":
-        """Find the units of a text; `unit` None finds none."""
+        """Find the units of a text; none if `unit` is None."""
         pool_from = first_pooled_token(tokens, manifest)
         if unit is None:
             return cls(tokens, pool_from, [], np.zeros(0, dtype=np.intp))
@@ -86,10 +86,10 @@ def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
 def pool_without_units(
     hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: CombinedPooling, pool_from: int
 ) -> NDArray[np.float64]:
-    """Return the pooled vector of a text without each of its units, (U, D) or (U, P * D); zeros if no token remains.
+    """Return a text's pooled vector without each of its units, (U, D) or (U, P * D); zeros if no token remains.
 
-    Arguments are as in `unit_terms`; pooling is not that of one token. The tokens of a unit are contiguous. Remaining
-    tokens keep their position and weight.
+    Arguments are as in `unit_terms`. `pooling` must not select a single token. A unit's tokens are contiguous.
+    Remaining tokens keep their position and weight.
     """
     if COMBINED in pooling:
         parts = split_pooling(pooling)
@@ -129,13 +129,13 @@ class Embedder:
     dimensions: int | None
     """The number of leading components to keep."""
     divisor: Literal["none", "kept", "all"]
-    """What embeddings are divided by: nothing, or the length of the kept components or of all components."""
+    """The norm to divide embeddings by: none, or that of the kept components or of all components."""
 
     @classmethod
     def of(
         cls, dense_layers: DenseLayers, head: EmbeddingHead, similarity: str, dimensions: int | None = None
     ) -> "Embedder":
-        """Return the steps of a model for a similarity function and the `dimensions` of a request."""
+        """Return a model's steps for a similarity function and a request's `dimensions`."""
         truncated = truncates(head, dimensions)
         divisor: Literal["none", "kept", "all"] = "all" if head.normalize else "none"
         if similarity == "cosine" or (head.normalize and not truncated):
@@ -148,7 +148,7 @@ class Embedder:
         return self._finish(vectors, vectors)
 
     def _finish(self, terms: Vectors, whole: Vectors) -> Vectors:
-        """Truncate terms (N, E) of vectors `whole` (N or 1, E), and divide them by the length of those vectors."""
+        """Truncate the terms (N, E) of vectors `whole` (N or 1, E), and divide by the norm of `whole`."""
         kept: Vectors = terms[:, : self.dimensions]
         if self.divisor == "none":
             return kept
@@ -168,24 +168,24 @@ class Embedder:
 
 
 class TextSimilarity(Protocol):
-    """A similarity of texts that are encoded one by one."""
+    """A similarity between separately encoded texts."""
 
     def task(self, tokens: ModelInput, pool_from: int, /) -> EncodeTask:
         """Return the task that encodes a text; `pool_from` is as in `EncodeTask`."""
 
     def represent(self, vectors: TextVectors, /) -> Any:
-        """Return the representation of a text from the result of its task."""
+        """Return a text's representation, given the result of its task."""
 
     def scores(self, query: Any, documents: Sequence[Any], /) -> Scores:
-        """Return the similarity of a query and each of N documents, (N)."""
+        """Return the similarity between a query and each of N documents, (N)."""
 
     def score_alone(self, text: Any, /) -> float:
-        """Return the similarity of a text and one of which no token remains."""
+        """Return the similarity between a text and a text without remaining tokens."""
 
 
 @dataclass(frozen=True)
 class EmbeddingSimilarity:
-    """A function of embeddings, which are normalized for the cosine."""
+    """A similarity between embeddings, which are normalized for cosine."""
 
     embedder: Embedder
     pooling: CombinedPooling
@@ -209,7 +209,7 @@ class EmbeddingSimilarity:
 
 @dataclass(frozen=True)
 class SparseSimilarity:
-    """A function of sparse vectors."""
+    """A similarity between sparse vectors."""
 
     function: Similarity
 
@@ -240,7 +240,7 @@ class SparseSimilarity:
 
 
 def sparse_rows(query: SparseEntries, document: SparseEntries) -> tuple[Scores, Scores]:
-    """Return the weights of two sparse vectors for the M entries that occur in either of them, (1, M) each."""
+    """Return the weights of two sparse vectors over the M entries that occur in either, (1, M) each."""
     ids, places = np.unique(np.concatenate([query.token_ids, document.token_ids]), return_inverse=True)
     rows = np.zeros((2, len(ids)))
     rows[0, places[: len(query.token_ids)]] = query.weights
@@ -250,9 +250,9 @@ def sparse_rows(query: SparseEntries, document: SparseEntries) -> tuple[Scores, 
 
 @dataclass(frozen=True)
 class MaxSim:
-    """Late interaction (Khattab and Zaharia 2020): for each query vector, the largest dot product; their sum.
+    """Late interaction (Khattab and Zaharia 2020): the sum over query vectors of the largest dot product.
 
-    With `mean`, as in BGE-M3, their mean, which ranks the documents of a query in the same order.
+    With `mean`, the mean instead, as in BGE-M3. It ranks the documents of a query in the same order.
     """
 
     mean: bool
@@ -266,13 +266,13 @@ class MaxSim:
         return vectors.multi_vector
 
     def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
-        """Multiply the documents one by one, which takes less time than copying them to one array."""
+        """Multiply the documents one by one, which is faster than copying them to one array."""
         columns = np.ascontiguousarray(query.T)
         scores = np.array([_sum_of_largest(document @ columns) for document in documents], dtype=np.float64)
         return scores / len(query) if self.mean and len(query) else scores
 
     def score_alone(self, text: Floats) -> float:
-        del text  # the sum over no token vectors
+        del text  # an empty sum
         return 0.0
 
 

@@ -1,9 +1,9 @@
-"""Similarity: scores of queries and documents, and what each pair of units contributes.
+"""Similarity: scores of queries and documents, and the contribution of each pair of units.
 
-With mean pooling and linear dense layers, the embedding of a text is a sum of one term per token and a bias. So the dot
-product of two embeddings is a sum over pairs of terms, and the cosine is that sum divided by both lengths. With cls
-or last pooling, there is one term, from the first or last token. Distances are not such sums. The square of the
-Euclidean distance is one, but it also contains terms for pairs within each text.
+With mean pooling and linear dense layers, a text's embedding is a sum of one term per token and a bias. The dot product
+of two embeddings is therefore a sum over pairs of terms, and the cosine is that sum divided by both norms. With cls or
+last pooling, there is one term, from the first or last token. Distances are not such sums. The squared Euclidean
+distance is one, but it also contains terms for pairs within each text.
 """
 
 from collections.abc import Sequence
@@ -80,25 +80,25 @@ from service.operations.units import token_units
 from service.spelling import Remedy, join, named
 
 PAIR_CHARACTERS = 256
-"""An explained pair takes at least as long as the preparation of this many characters."""
+"""Explaining a pair takes at least as long as preparing this many characters."""
 PRODUCTS_PER_CHARACTER = 8
-"""Pairs of tokens that are multiplied in the time of the preparation of one character."""
+"""Number of token pairs that can be multiplied in the time it takes to prepare one character."""
 PRODUCTS_PER_TOKEN = 3_000
-"""Pairs of tokens that are multiplied in the time of the inference of one token, in bfloat16 with AMX."""
+"""Number of token pairs that can be multiplied in the time of inference for one token, in bfloat16 with AMX."""
 MAX_EXPLAINED_PAIRS = 256
 SCORE_DECIMALS = 7
-"""Further digits are float32 rounding error."""
+"""Number of decimals in scores; further digits are float32 rounding error."""
 PAIR_BYTES = 512
 """Upper bound on the size of a pair without its arrays."""
 TERM_BYTES = 256
 """Upper bound on the size of a match or a shared entry in JSON."""
 MAX_TERMS = 1024
-"""Terms to list per pair at most: two sparse vectors may share the whole vocabulary."""
+"""Maximum number of terms listed per pair: two sparse vectors may share the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimilaritySpec:
-    """The similarity function and the prompts of a request, and why contributions are unavailable, if they are."""
+    """The similarity function and prompts of a request, and the reason if contributions are unavailable."""
 
     similarity: SimilarityFunction
     query_prompt: AppliedPrompt | None
@@ -138,7 +138,7 @@ async def similarity(engine: Engine, request: SimilarityRequest, call: Call) -> 
 
 
 def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manifest, *, linear: bool) -> SimilaritySpec:
-    """Check all fields; `linear`: whether the dense layers of the model are linear."""
+    """Check all fields; `linear`: whether the model's dense layers are linear."""
     _check_texts(request, limits)
     if request.similarity in HEAD_OF_SIMILARITY:
         _check_head(request, manifest)
@@ -168,7 +168,7 @@ def check_similarity(request: SimilarityRequest, limits: Limits, manifest: Manif
 
 
 def _check_head(request: SimilarityRequest, manifest: Manifest) -> None:
-    """Check that the model has the head of the similarity function, and that no field needs embeddings."""
+    """Check that the model has the head that the similarity function needs, and that no field requires embeddings."""
     function = request.similarity
     outputs = outputs_of(manifest)
     supported = [name for name in get_args(SimilarityFunction) if HEAD_OF_SIMILARITY.get(name, "pooled") in outputs]
@@ -203,7 +203,7 @@ def _check_texts(request: SimilarityRequest, limits: Limits) -> None:
 
 
 def _unavailable(function: SimilarityFunction, manifest: Manifest, linear: bool) -> UnavailableReason | None:
-    """Return why a score is not a sum over pairs of units, or over entries of sparse vectors."""
+    """Return why a score is not a sum over pairs of units or over entries of sparse vectors."""
     if function == "maxsim":
         return None
     if function == "sparse":
@@ -240,9 +240,9 @@ def _check_no_explanation(request: SimilarityRequest) -> None:
 
 
 def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifest: Manifest, limits: Limits) -> None:
-    """Check the memory of an explanation; `sizes` are the numbers of tokens of all texts.
+    """Check the memory that an explanation needs; `sizes` are the lengths of all texts in tokens.
 
-    In float32, there is a vector per token, one for its contributions, and one for its effect.
+    Each token needs up to three float32 vectors: its hidden state, its contributions and its effect.
     """
     vectors = 2 if request.effect == "none" else 3
     size, limit = 4 * vectors * sum(sizes) * manifest.architecture.hidden_size, limits.max_response_bytes
@@ -254,12 +254,12 @@ def check_explanation_size(request: SimilarityRequest, sizes: list[int], manifes
 
 
 def _uses_one_token(manifest: Manifest) -> bool:
-    """Return whether pooling, or one of several combined ones, selects a single token."""
+    """Return whether the pooling, or any of several combined poolings, selects a single token."""
     return not set(ONE_TOKEN_POOLINGS).isdisjoint(split_pooling(manifest.embedding.pooling))
 
 
 def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
-    """Return what to do if occlusion costs too much, without a final period."""
+    """Return the remedy for occlusion that costs too much, without a final period."""
     remedy = "Send fewer or shorter texts"
     if request.unit == "token":
         remedy += ", or set unit to {unit.word}"
@@ -271,7 +271,7 @@ def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
 def similarity_cost(
     request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, max_tokens: int
 ) -> tuple[int, list[int], int]:
-    """Return the cost of preparation in characters, and the estimated tokens of each text and of the explanation.
+    """Return the preparation cost in characters, and the estimated tokens of each text and of the explanation.
 
     The tokens of the explanation are at most `max_queue_tokens`. `prompt_tokens` counts the query prompt and the
     document prompt.
@@ -323,7 +323,7 @@ def prepare_embeddings(
     engine: Engine, request: SimilarityRequest, call: Call, spec: SimilaritySpec, texts: list[TokenizedText]
 ) -> "PreparedSimilarity":
     """Check the cost of explaining the similarity of embeddings."""
-    function = cast(Similarity, spec.similarity)  # the others need no embeddings
+    function = cast(Similarity, spec.similarity)  # other models need no embeddings
     embedder = Embedder.of(engine.dense_layers, engine.manifest.embedding, function, request.dimensions)
     prepared = PreparedSimilarity(request, call.wire, spec, engine.manifest, embedder, function, texts)
     if request.explain:
@@ -334,7 +334,7 @@ def prepare_embeddings(
 
 
 def tokenize(engine: Engine, request: SimilarityRequest, spec: SimilaritySpec) -> list[TokenizedText]:
-    """Tokenize the texts and find their units; with maxsim, these are all tokens with a vector."""
+    """Tokenize the texts and find their units; with maxsim, every token with a vector is a unit."""
     manifest, texts = engine.manifest, []
     sides: tuple[tuple[str, Sequence[str], AppliedPrompt | None, Role], ...] = (
         ("queries", request.queries, spec.query_prompt, "query"),
@@ -360,7 +360,7 @@ def tokenize(engine: Engine, request: SimilarityRequest, spec: SimilaritySpec) -
 
 @dataclass(frozen=True)
 class PreparedSimilarity:
-    """A request whose texts are tokenized: its tasks for the fast lane, and its results from their vectors."""
+    """A tokenized request: creates its fast-lane tasks, and computes results from their vectors."""
 
     request: SimilarityRequest
     wire: Wire
@@ -416,7 +416,7 @@ class PreparedSimilarity:
         return total
 
     def results(self, vectors: Sequence[TextVectors]) -> tuple[Floats, list[SimilarityPair] | None]:
-        """Return the scores and, with `explain`, the explained pairs; `vectors` are those of `tasks`."""
+        """Return the scores and, with `explain`, the explained pairs; `vectors` are the results of `tasks`."""
         if not self.request.explain:
             embeddings = self.embedder.embed(np.concatenate([_present(item.pooled) for item in vectors]))
             return self._scores(embeddings), None
@@ -457,7 +457,7 @@ class PreparedSimilarity:
         if self.request.pairs == "zip":
             return _float32(np.round(compare_rows(queries, documents, self.function), SCORE_DECIMALS))
         scores = compare_all(queries, documents, self.function)
-        return _float32(np.round(scores, SCORE_DECIMALS))  # printed like the scores of pairs
+        return _float32(np.round(scores, SCORE_DECIMALS))  # rounded like the scores of pairs
 
     def _pool(self, text: TokenizedText, hidden: NDArray[Any]) -> NDArray[Any]:
         return pool_batch(hidden, [0], [len(hidden)], self.manifest.embedding.pooling, [text.pool_from])
@@ -514,7 +514,7 @@ def _present(vectors: NDArray[Any] | None) -> NDArray[Any]:
 def unit_terms(
     hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: CombinedPooling, pool_from: int
 ) -> Vectors:
-    """Return the terms of a pooled vector: rows of U units, of special tokens, and of the prompt, (U + 2, P * D).
+    """Return the terms of a pooled vector: rows for U units, for special tokens and for the prompt, (U + 2, P * D).
 
     Args:
         hidden: Token vectors, (T, D).
@@ -535,7 +535,7 @@ def unit_terms(
 
 @dataclass(frozen=True)
 class Contributions:
-    """The contributions of one pair of U and V units, `units` (U, V), and the remaining terms of its score."""
+    """The contributions to one pair's score: `units` (U, V), and the remaining terms."""
 
     units: NDArray[np.float32]
     rest: ContributionRest
@@ -544,8 +544,8 @@ class Contributions:
     def of(cls, query: NDArray[np.float32], document: NDArray[np.float32]) -> "Contributions":
         """Multiply the terms of both embeddings, (U + 3, dimensions) and (V + 3, dimensions).
 
-        The last three rows are those of special tokens, of the prompt, and of the bias. A product that involves
-        several of these counts as bias, then as special tokens, then as prompt.
+        The last three rows belong to special tokens, prompt and bias. A product that involves more than one of them
+        counts as bias first, then as special tokens, then as prompt.
         """
         products = query @ document.T
         bias = float(products[-1, :].sum(dtype=np.float64) + products[:-1, -1].sum(dtype=np.float64))
@@ -556,7 +556,7 @@ class Contributions:
         return cls(products[:-3, :-3], _rest(special, prompt, bias, 0.0))
 
     def largest(self, count: int) -> tuple[TopContributions, ContributionRest]:
-        """Return the `count` contributions of the largest magnitude, and the rest with the sum of the others."""
+        """Return the `count` contributions of the largest magnitude, and the rest, including the sum of all others."""
         flat = self.units.ravel()
         count = min(count, flat.size)
         order = np.argpartition(-np.abs(flat), count - 1)[:count] if count else np.zeros(0, dtype=np.intp)
@@ -573,7 +573,7 @@ def _rest(*terms: float) -> ContributionRest:
 
 
 def token_text(tokens: TokenizedInput, tokenizer: Tokenizer, first: int) -> TokenizedText:
-    """Return a text whose units are all tokens with a vector, from `first` on, special tokens included."""
+    """Return a text whose units are all tokens with a vector from index `first`, including special tokens."""
     listed = token_units(tokens, tokenizer.token_texts(tokens)).units
     units = [
         unit
@@ -619,7 +619,7 @@ class HeadSimilarity:
         return total
 
     def results(self, vectors: Sequence[TextVectors]) -> tuple[Floats, list[SimilarityPair] | None]:
-        """Return the scores and, with `explain`, the explained pairs; `vectors` are those of `tasks`."""
+        """Return the scores and, with `explain`, the explained pairs; `vectors` are the results of `tasks`."""
         represented: list[Any] = [self.similarity.represent(item) for item in vectors]
         queries, documents = represented[: len(self.request.queries)], represented[len(self.request.queries) :]
         if self.request.pairs == "zip":
@@ -658,7 +658,7 @@ class HeadSimilarity:
         return SimilarityPair(query, document, score, None, None, rest, None, None, matches, products)
 
     def _largest(self, values: Scores) -> tuple[list[int], float]:
-        """Return the places of the terms to list, of the largest magnitude first, and the sum of the others."""
+        """Return the indices of the terms to list, largest magnitude first, and the sum of the others."""
         places = np.argsort(-np.abs(values), kind="stable")
         listed = places[: self._max_terms]
         dropped = float(values[places[self._max_terms :]].sum())
@@ -670,9 +670,9 @@ class HeadSimilarity:
 
 
 def match_tokens(query: Any, document: Any, *, mean: bool) -> tuple[NDArray[np.intp], Scores]:
-    """Return the best token of the document (K, D) for each query token (Q, D), and the terms of the score, (Q) each.
+    """Return the best document token (K, D) for each query token (Q, D), and the terms of the score; (Q) each.
 
-    A term is the dot product, divided by Q if the score is a `mean`. Without tokens, there are no terms.
+    A term is the dot product, divided by Q if the score is a `mean`. If either text has no tokens, there are no terms.
     """
     if not len(document):
         return np.zeros(0, dtype=np.intp), np.zeros(0)

@@ -1,4 +1,4 @@
-"""The operations by name: their request and response types, and the functions that run them."""
+"""The operations by name, with their request and response types and functions."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

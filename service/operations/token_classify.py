@@ -1,6 +1,6 @@
-"""Token-classify: the labels of tokens, joined to entities as transformers' pipeline "token-classification" does.
+"""Token-classify: token labels joined into entities, as in the transformers pipeline "token-classification".
 
-Unlike there, a word is the word of the text that a token overlaps, for every tokenizer.
+Unlike in transformers, words come from the text rather than from the tokenizer.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ async def token_classify(engine: Engine, request: TokenClassifyRequest, call: Ca
 
 
 def check_words(request: TokenClassifyRequest) -> None:
-    """Raise `ConflictingFields` if labels of words are requested for token ids."""
+    """Raise `ConflictingFields` if word labels are requested for token ids."""
     if request.aggregation in ("none", "simple"):
         return
     for index, item in enumerate(request.inputs):
@@ -130,10 +130,10 @@ def find_entities(
     """Return the entities of an input.
 
     Args:
-        tokens: its T tokens.
-        logits: of the tokens, (T, C).
-        labels: the C names of the labels.
-        texts: the texts of the two segments.
+        tokens: the T tokens of the input.
+        logits: the logits of the tokens, (T, C).
+        labels: the C label names.
+        texts: the segments' texts.
         aggregation: "none" returns one entity per token; the others join neighbors with the same tag: tokens ("simple")
             or words, labeled by their first token, the mean of the scores, or the highest score.
     """
@@ -152,7 +152,7 @@ def find_entities(
 
 
 def _word_of(tokens: Sequence[Token], place: int) -> int:
-    """Return the word of a token; a token outside of all words is a separate word."""
+    """Return the word that a token belongs to; a token outside of all words is a separate word."""
     word = tokens[place].word_index
     return -1 - place if word is None else word
 
@@ -172,7 +172,7 @@ def _label(
 
 
 def _join(parts: Sequence[_LabeledSpan]) -> list[list[_LabeledSpan]]:
-    """Join neighbors of one segment with the same tag, unless the next one begins an entity ("B-")."""
+    """Join neighbors in a segment with the same tag, unless the next one begins an entity ("B-")."""
     groups: list[list[_LabeledSpan]] = []
     for part in parts:
         begins, tag = _split(part.label)
@@ -185,7 +185,7 @@ def _join(parts: Sequence[_LabeledSpan]) -> list[list[_LabeledSpan]]:
 
 
 def _split(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and its tag. A label without "B-" or "I-" continues one."""
+    """Return whether a label begins an entity, and its tag. A label without "B-" or "I-" continues an entity."""
     prefix, separator, tag = label.partition("-")
     return (prefix == "B", tag) if separator and prefix in ("B", "I") else (False, label)
 

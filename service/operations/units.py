@@ -1,12 +1,11 @@
-"""Tokens, words and spans of an input, and the aggregation of maps over tokens to maps over such units.
+"""Tokens, words and spans of an input, and aggregation of token maps to these units.
 
 Words are defined here, the same way for every model. A word is a maximal run of letters, digits and marks, with inner
-apostrophes and hyphens. Each CJK ideograph and each other non-space character is a word by itself.
+apostrophes and hyphens. Each CJK ideograph and each other non-space character is a separate word.
 
-In an aggregated map, a column is the sum over the tokens of its unit, a row the mean (Clark et al. 2019, section 4.1):
-this keeps the sum of a row at 1. Scores do not sum to 1. Their columns are the log-sum-exp over tokens, so that a
-softmax over words equals the aggregated attention weights. Norms of units of several tokens are upper bounds (triangle
-inequality).
+Aggregation sums columns and averages rows over a unit's tokens (Clark et al. 2019, section 4.1), so that rows still sum
+to 1. Scores do not sum to 1: their columns are combined with log-sum-exp, so that a softmax over words equals the
+aggregated attention weights. Norms for units with several tokens are upper bounds (triangle inequality).
 """
 
 from bisect import bisect_left
@@ -27,7 +26,7 @@ from service.errors import InvalidArgument
 Floats = NDArray[Any]
 
 EMPTY_ROW_RATIO = 1e-6
-"""Rows whose columns hold less than this ratio of their mass are empty: in float32 it is rounding error."""
+"""A row is empty if its columns contain less than this fraction of its mass, which is float32 rounding error."""
 SEGMENTS: dict[Segments, tuple[int, int]] = {"a_to_a": (0, 0), "a_to_b": (0, 1), "b_to_a": (1, 0), "b_to_b": (1, 1)}
 
 
@@ -40,10 +39,10 @@ def _word_pattern() -> regex.Pattern[str]:
 def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Offsets]:
     """Yield the character range of each word that overlaps `text[start:end]`, in order.
 
-    The cost is linear in the length of that range, plus the distance to the nearest space before it.
+    The cost is linear in the length of the range plus the distance to the nearest preceding space.
     """
     end = len(text) if end is None else end
-    # No word contains a space, so a scan that begins after one finds the same words as a scan of the whole text.
+    # No word contains a space, so a scan that starts after a space finds the same words as a scan of the whole text.
     begin = next((index + 1 for index in range(start - 1, -1, -1) if text[index].isspace()), 0)
     for match in _word_pattern().finditer(text, begin):
         first, last = match.span()
@@ -54,7 +53,7 @@ def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Of
 
 
 def words_of(tokens: TokenizedInput) -> list[Word]:
-    """Return the words of an input, segment A before segment B, without those that truncation removed entirely."""
+    """Return the words of an input, segment A before segment B, except words that truncation removed entirely."""
     if tokens.source.token_ids is not None:
         return []
     texts = [tokens.source.text] if tokens.source.pair is None else [tokens.source.text, tokens.source.pair]
@@ -83,7 +82,7 @@ def empty_span(tokens: TokenizedInput, segment: int, span: Offsets, field: str) 
 
 
 def describe_tokens(tokens: TokenizedInput, token_texts: Sequence[str], words: Sequence[Word]) -> list[Token]:
-    """Return the tokens of a response; a special token gets the segment of the preceding token."""
+    """Describe the tokens for a response. A special token gets the preceding token's segment."""
     described, last_segment = [], 0
     for token_id, text, segment, special, (start, end), word in zip(
         tokens.input_ids,
@@ -100,7 +99,7 @@ def describe_tokens(tokens: TokenizedInput, token_texts: Sequence[str], words: S
 
 
 def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | None]:
-    """Return, per token, the index of the word it overlaps most, the earlier one in a tie; None without overlap.
+    """Return, per token, the index of the word it overlaps most, the earlier word in a tie; None without overlap.
 
     `words` do not overlap and are in order within each segment.
     """
@@ -163,12 +162,12 @@ class Units:
 
     units: list[Unit]
     membership: NDArray[np.bool_]
-    """(U, T). A token belongs to at most one unit."""
+    """Units by tokens, (U, T). A token belongs to at most one unit."""
     rows: list[int]
     columns: list[int]
 
     def aggregate(self, maps: Floats, special_tokens: SpecialTokens) -> UnitMaps:
-        """Return maps over tokens (N, T, T) as maps over units; "renormalize" scales rows to magnitudes of sum 1."""
+        """Aggregate token maps (N, T, T) to unit maps; "renormalize" scales rows so that magnitudes sum to 1."""
         from_units = self._from_units(maps)
         outside = ~self.membership[self.columns].any(axis=0)
         values = self._to_columns(from_units)
@@ -182,18 +181,19 @@ class Units:
         return UnitMaps(values.astype(maps.dtype, copy=False), excluded, empty)
 
     def aggregate_scores(self, scores: Floats) -> Floats:
-        """Return scores over tokens (N, T, T) as scores over units (N, R, C)."""
+        """Aggregate token scores (N, T, T) to unit scores (N, R, C)."""
         if self._single_tokens:
             return scores[:, self._row_tokens][:, :, self._column_tokens]
         largest = scores.max(axis=-1, keepdims=True)
         with np.errstate(divide="ignore"):
             to_units = np.log(self._to_columns(np.exp(scores - largest))) + largest
-        # In float32, exp of a score 87 or more below the largest of its row is 0. Such a unit gets that score.
+        # In float32, exp underflows to 0 for scores 87 or more below the row's maximum. Such units get this lower
+        # bound.
         floor = np.log(np.finfo(scores.dtype).tiny) + largest
         return self._mean_rows(np.maximum(to_units, floor))
 
     def aggregate_rows(self, per_token: Floats) -> Floats:
-        """Return values per token (T,) as values per row (R,): the mean over its tokens."""
+        """Aggregate values per token (T,) to values per row (R,): the mean over the row's tokens."""
         return self._mean_rows(per_token[None, :, None])[0, :, 0]
 
     def _from_units(self, maps: Floats) -> Floats:
@@ -252,7 +252,7 @@ def token_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
 
 
 def word_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
-    """Return the words as units, and the tokens outside of words as special units."""
+    """Return words as units, and tokens outside of words as special units."""
     return _all_units(*_words(tokens, token_texts))
 
 
@@ -269,7 +269,7 @@ def _tokens(tokens: TokenizedInput, token_texts: Sequence[str]) -> list[Unit]:
 
 
 def _words(tokens: TokenizedInput, token_texts: Sequence[str]) -> tuple[list[Unit], list[int]]:
-    """Return words that have tokens, tokens outside of words as special units, and the unit of each token."""
+    """Return words with tokens, tokens outside of words as special units, and each token's unit."""
     words = words_of(tokens)
     units: list[Unit] = []
     owner: list[int] = []
@@ -290,7 +290,7 @@ def _words(tokens: TokenizedInput, token_texts: Sequence[str]) -> tuple[list[Uni
 
 
 def _spans(item: Input, tokens: TokenizedInput, path: str) -> tuple[list[Unit], list[int | None]]:
-    """Return the spans in the order of the request, and the span of each token."""
+    """Return the spans in request order, and each token's span."""
     text = item.text or ""
     ordered = sorted(range(len(item.spans)), key=lambda index: item.spans[index])
     for before, after in pairwise(ordered):

@@ -1,6 +1,6 @@
-"""An API over REST: one row per route, one set of names in errors, one error format; and what all routes do alike.
+"""REST APIs as data: routes, names in errors and error formats; and the request handling that all routes share.
 
-A route reads and validates its body, runs a handler, and renders the handler's document. apis.py lists all APIs.
+A route reads and validates the body, runs a handler, and renders the document it returns. apis.py lists all APIs.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ ERRORS = {
     503: "Server is starting, draining or overloaded.",
     504: "Deadline exceeded.",
 }
-"""Descriptions of the errors of a route."""
+"""Descriptions of a route's errors."""
 STATUSES = tuple(status for status in ERRORS if status != 424)
 WITHOUT_422 = tuple(status for status in STATUSES if status != 422)
 """The statuses of APIs that use 400 for all invalid content."""
@@ -69,7 +69,7 @@ NAME_PARAMETER = {
     "description": "Name or alias of the model.",
     "schema": {"type": "string"},
 }
-"""The parameter `{name:path}` of a path, for OpenAPI."""
+"""The path parameter `{name:path}`, for OpenAPI."""
 
 
 class ErrorDetail(BaseModel):
@@ -111,7 +111,7 @@ def status_400(error: ServiceError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What handlers use."""
+    """Services available to handlers."""
 
     lifecycle: Lifecycle
     reader: RequestReader
@@ -120,7 +120,7 @@ class Services:
 
 
 class Exchange:
-    """One request as a handler sees it. The handler may set `compress` and add `headers` of the response."""
+    """A handler's view of one request. The handler may set `compress` and add response `headers`."""
 
     def __init__(self, request: Request, services: Services) -> None:
         self.request = request
@@ -146,11 +146,11 @@ class Exchange:
         return self.lifecycle.models.find(name)
 
     def truncation(self, body: PromptTokensBody, engine: Engine) -> Truncation:
-        """Return the truncation that a request names, or the server's default if its client cannot name one."""
+        """Return the truncation that a request sets, or the server's default if the client cannot set one."""
         return body.chosen_truncation(engine.info.max_input_tokens) or self.services.reader.settings.truncate
 
     def ignore(self, names: Iterable[str], model: type[BaseModel]) -> None:
-        """Name fields and query parameters without effect in a header. Raises `UnknownField` in strict mode."""
+        """List ignored fields and query parameters in a response header. Raises `UnknownField` in strict mode."""
         query = (f"?{name}" for name in self.request.query_params) if self.request.scope["query_string"] else ()
         first = list(islice(chain(names, query), MAX_IGNORED))
         if first and STRICT_HEADER in self.request.headers:
@@ -166,7 +166,7 @@ class Exchange:
         return response
 
     def add_metadata(self, engine: Engine, response: Any) -> None:
-        """Add headers that name the model, its precision, the time of each stage, and what scored documents."""
+        """Add headers with the model, its precision, the duration of each stage, and the scoring method."""
         if isinstance(response, TokenizeResponse):
             return
         self.headers |= {
@@ -193,18 +193,18 @@ class Route:
         operation_id: The name in OpenAPI.
         handler: Returns the document of the response. Its docstring is the description in OpenAPI.
         response: The schema of the response.
-        bodies: The models of the body. None: the route is read with GET.
+        bodies: The models of the body. None: the route uses GET.
         select: Selects one of several `bodies` for a JSON value. None: the first.
-        summary: The title in OpenAPI; None: the name of the handler.
+        summary: The title in OpenAPI. None: the handler's name.
         tag: Overrides the tag of the API in OpenAPI.
         statuses: The errors that the route can return.
-        errors: Schemas of errors; empty: that of the API.
+        errors: Schemas of errors. Empty: the API's schema.
         headers: Whether each response names the model.
-        names_model: Whether requests belong to a model in metrics.
+        names_model: Whether metrics label requests with a model.
         shed: Whether the load shedder may reject requests, because they use only the fast lane: always, unless the
             body contains `layers`, or never.
         limits: Overrides of list limits.
-        parameters: Parameters of the path, for OpenAPI.
+        parameters: Path parameters, for OpenAPI.
         requires_body: False if the body may be empty.
         reads_body: False if the handler reads the body.
         is_probe: Whether the route is a health check, which needs no key, and is neither counted nor logged.
@@ -237,18 +237,18 @@ class Route:
 
     @property
     def template(self) -> str:
-        """The path as metrics name it."""
+        """The path in metric labels."""
         return self.path.replace(":path}", "}")
 
 
 @dataclass(frozen=True)
 class Api:
-    """An API: its label in metrics, its routes, and its errors.
+    """An API: its metric label, routes and errors.
 
     Attributes:
         about: Its description in OpenAPI.
         prefixes: Prefixes of other paths that belong to the API, besides its routes.
-        spelling: The names in its errors; None if its handlers spell them.
+        spelling: The names used in errors; None if the handlers spell them.
         error: The schema of its errors.
         render: Returns the error document for an error and a request ID.
         status: Returns the HTTP status of an error.
@@ -268,7 +268,7 @@ class Api:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is the API of another server, whose clients may send fields without effect here."""
+        """Whether this is another server's API, whose clients may send fields without effect here."""
         return self.error is not ErrorResponse
 
     def render_error(self, error: ServiceError, request_id: str) -> tuple[bytes, int]:
@@ -303,7 +303,7 @@ def make_router(api: Api, services: Services) -> APIRouter:
 
 
 def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers the requests of a route."""
+    """Return the function that handles a route's requests."""
     bodies, select, handler, limits, reader = route.bodies, route.select, route.handler, route.limits, services.reader
     is_lenient = api.is_foreign or any(issubclass(body, ForeignModel) for body in bodies or ())
 
@@ -330,7 +330,7 @@ def make_endpoint(api: Api, route: Route, services: Services) -> Callable[[Reque
 def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of a route.
 
-    Errors refer to the schema of their body: FastAPI builds a serializer for each "model" of each route, 600 in all.
+    Errors reference a schema by name, because FastAPI builds a serializer for each "model" of each route, 600 in all.
     """
     described: dict[int | str, dict[str, Any]] = {200: {"description": "Success."}}
     if route.response is not None:
@@ -341,7 +341,7 @@ def describe_responses(route: Route, api: Api) -> dict[int | str, dict[str, Any]
     schema = references[0] if len(references) == 1 else {"anyOf": references}
     statuses = {*route.statuses}
     if route.bodies is not None:
-        statuses.add(501)  # for other transfer encodings than chunked
+        statuses.add(501)  # for transfer encodings other than chunked
     elif not api.is_foreign:
         statuses.add(api.status(unknown_parameter("")))
     for status in sorted(statuses):

@@ -1,4 +1,4 @@
-"""All APIs over REST: routing, metrics, load shedding and OpenAPI follow from this list."""
+"""The list of all REST APIs, which determines routing, metrics, load shedding and OpenAPI."""
 
 from service.rest.api import Api, Route
 from service.rest.routes import cohere, health, huggingface, infinity, native, oip, ollama, openai, tei, vllm
@@ -13,7 +13,7 @@ ROUTES: dict[tuple[str, str], tuple[Api, Route]] = {
 }
 PROBE_PATHS = frozenset((*health.PATHS, *(route.path for _, route in ROUTES.values() if route.is_probe)))
 ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path != "/") - PROBE_PATHS
-"""The paths without parameters, besides pages and probes."""
+"""The paths without parameters, except pages and probes."""
 
 _PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
 _PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(

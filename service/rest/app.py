@@ -93,9 +93,9 @@ def make_admin_app(
 
 
 def nearest_path(path: str, paths: Sequence[str]) -> str | None:
-    """Return the path that an unknown one may mean: itself under /v1, a longer one, its end, or a similar one.
+    """Return a known path similar to an unknown one: the same path under /v1, a longer one, its end, or a close match.
 
-    An end has at least two parts.
+    An end has at least two segments.
     """
     if len(path) > MAX_COMPARED:
         return None
@@ -106,9 +106,9 @@ def nearest_path(path: str, paths: Sequence[str]) -> str | None:
 
 
 def install_error_handlers(app: FastAPI, where: str, paths: Sequence[str] = ()) -> None:
-    """Turn every error that a route may raise into a `ServiceError` response.
+    """Convert every error that a route may raise to a `ServiceError` response.
 
-    `where`: a sentence that says where to find the paths, unless one of `paths` is similar to an unknown one.
+    `where`: a sentence that tells where to find valid paths, used unless one of `paths` is similar to an unknown path.
     """
 
     async def handle_service_error(request: Request, error: Exception) -> Response:

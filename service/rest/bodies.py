@@ -1,4 +1,4 @@
-"""Request bodies: pydantic models derived from the contract, and validation errors as one message.
+"""Request bodies: pydantic models derived from the contract, and conversion of validation errors to one message.
 
 A body is valid JSON without type coercion, NaN or unknown fields. Lists are counted before any item is validated, and
 validation stops at the first invalid item. An error names the first problem in document order, without input text.
@@ -63,7 +63,7 @@ MAX_FIELD_NAME = 40
 MAX_COMPARED = 64
 """Do not suggest corrections for longer names, or for objects with more unknown names."""
 NO_LIMIT = -1
-"""The value of `truncate_prompt_tokens` that selects the model's limit."""
+"""Value of `truncate_prompt_tokens` that selects the model's limit."""
 TIMEOUT_PARAMETER = {
     "name": TIMEOUT_HEADER,
     "in": "header",
@@ -80,15 +80,15 @@ LooseBool = Annotated[
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
 TOO_MANY = "too_many"
-"""The type of the error of a list over its limit."""
+"""Error type for a list over its limit."""
 OTHER_TAG, ITEM_TAG, LIST_TAG, NUMBERS_TAG = "<other>", "<item>", "<list>", "<numbers>"
 IDS_TAG, IDS_LIST_TAG = "<ids>", "<ids list>"
-"""Names of branches of unions. pydantic puts them into the path of an error."""
+"""Names of union branches, which pydantic includes in error paths."""
 _TAGS = frozenset((OTHER_TAG, ITEM_TAG, LIST_TAG, NUMBERS_TAG, IDS_TAG, IDS_LIST_TAG))
 
 
 def body_schema(*models: type[BaseModel], required: bool = True) -> dict[str, Any]:
-    """Return the OpenAPI of a route that parses its body itself; `complete_document` adds the referenced schema."""
+    """Return OpenAPI for a route that parses its body itself; `complete_document` adds the referenced schema."""
     schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
     content = {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}
     return {"requestBody": {"required": required, "content": content}, "parameters": [TIMEOUT_PARAMETER]}
@@ -105,7 +105,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _stop_at_unknown_field(cls, value: Any) -> Any:
-        """Drop the fields after the first unknown field, because pydantic makes one error object per unknown field."""
+        """Drop the fields after the first unknown field: pydantic creates one error object per unknown field."""
         if not isinstance(value, dict) or value.keys() <= cls.model_fields.keys():
             return value
         kept = {}
@@ -132,7 +132,7 @@ class PromptTokensBody(ForeignModel):
     )
 
     def chosen_truncation(self, limit: int) -> Truncation | None:
-        """Return the truncation that the request names. Raises `OutOfRange` for another limit than the model's."""
+        """Return the truncation that the request sets. Raises `OutOfRange` for a limit other than the model's."""
         actual = self.truncate_prompt_tokens
         if actual not in (None, NO_LIMIT, limit):
             remedy = f"Use {NO_LIMIT} or {limit}."
@@ -155,12 +155,12 @@ def unknown_fields(body: Any, prefix: str = "") -> Iterator[str]:
 
 
 def printable(name: str) -> str:
-    """Return the name of a field in ASCII, for a header: at most 40 characters, without separators."""
+    """Return a field name in ASCII, for a header: at most 40 characters, without separators."""
     return re.sub(r"[^!-~]|,", "?", name)[:MAX_FIELD_NAME] or "?"
 
 
 def at_most(name: str) -> BeforeValidator:
-    """Return a validator that counts the items of a list before any of them is validated."""
+    """Return a validator that counts the items of a list before validating any of them."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, list):
@@ -178,7 +178,7 @@ def check_count(name: str, actual: int, info: ValidationInfo) -> None:
 
 
 def count_inputs_or_ids(value: Any, info: ValidationInfo) -> Any:
-    """Check the number of inputs, or of token ids if the value is one list of ids."""
+    """Check the number of inputs, or of token ids if the value is a single list of ids."""
     if isinstance(value, list):
         check_count("token_ids" if value and isinstance(value[0], int) else "inputs", len(value), info)
     return value
@@ -197,13 +197,13 @@ def _check_inputs(value: Any, info: ValidationInfo) -> Any:
 
 
 class FirstError(FailFast):
-    """`FailFast` that may be part of a union: validation of a list stops at the first invalid item."""
+    """A `FailFast` that works inside a union: list validation stops at the first invalid item."""
 
     __hash__ = object.__hash__
 
 
 def by_type(kind: type, tag: str, other: str) -> Discriminator:
-    """Select a branch of a union by the type of the value, so that only that branch reports errors."""
+    """Select a union branch by the type of the value, so that only that branch reports errors."""
 
     def select(value: Any) -> str:
         return tag if isinstance(value, kind) else other
@@ -212,12 +212,12 @@ def by_type(kind: type, tag: str, other: str) -> Discriminator:
 
 
 def list_of(item: Any, limit: str) -> Any:
-    """Return the type of a list with at most as many items as the limit of this name."""
+    """Return the type of a list whose length is capped by the limit of this name."""
     return Annotated[list[item], FirstError(), at_most(limit)]
 
 
 def text_or(item: Any, tag: str = ITEM_TAG) -> Any:
-    """Return the type of a text or another item."""
+    """Return the union of a text and another item type."""
     return Annotated[Annotated[str, Tag(OTHER_TAG)] | Annotated[item, Tag(tag)], by_type(str, OTHER_TAG, tag)]
 
 
@@ -241,12 +241,12 @@ Span = Annotated[list[int], FirstError(), Field(min_length=2, max_length=2)]
 
 
 class ContractModel(StrictModel):
-    """The body of a request of the contract. REST may add fields that the request lacks."""
+    """The body of a contract request. REST may add fields that are not in the contract."""
 
 
 @cache
 def model_of(kind: Any, base: type[BaseModel] = ContractModel) -> type[Any]:
-    """Return the model of the JSON object for a type of the contract, with the fields of `base`."""
+    """Create the model of the JSON object for a contract type, including the fields of `base`."""
     definitions: dict[str, Any] = {}
     for field in fields_of(kind):
         if field.name not in base.model_fields:
@@ -262,7 +262,7 @@ def model_of(kind: Any, base: type[BaseModel] = ContractModel) -> type[Any]:
 
 
 def _body_type(field: ContractField) -> Any:
-    """Return the type of a field in JSON."""
+    """Return a field's type in JSON."""
     item, limit = item_type(field.kind), field.find(AtMost)
     if item is Input:
         text_or_object = text_or(model_of(Input, StrictModel))
@@ -286,7 +286,7 @@ def _body_type(field: ContractField) -> Any:
 
 
 def _bounds(field: ContractField) -> dict[str, Any]:
-    """Return the bounds of a field in JSON Schema. Operations check them, so that every API returns the same errors."""
+    """Return a field's bounds for JSON Schema. Operations check them, so that every API returns the same errors."""
     if (between := field.find(Range)) is not None:
         bounds = {"minimum": between.minimum, "maximum": between.maximum}
         return {name: bound for name, bound in bounds.items() if bound is not None}
@@ -298,7 +298,7 @@ def _bounds(field: ContractField) -> dict[str, Any]:
 
 
 def to_contract(kind: Any, body: BaseModel) -> Any:
-    """Return a validated body as a request of the contract, with tuples for lists."""
+    """Convert a validated body to a contract request, with tuples for lists."""
     values = body.__dict__
     return kind(
         **{
@@ -315,7 +315,7 @@ def _converters(kind: Any) -> list[tuple[str, Callable[[Any], Any] | None]]:
 
 
 def _converter(field: ContractField) -> Callable[[Any], Any] | None:
-    """Return what converts the JSON value of a field, or None if it is the same."""
+    """Return the function that converts a field's JSON value; None if no conversion is needed."""
     item = item_type(field.kind)
     if item is Input:
         return _to_inputs
@@ -335,12 +335,12 @@ def _converter(field: ContractField) -> Callable[[Any], Any] | None:
 
 
 def _to_tuple(value: Any) -> Any:
-    """Return a list as a tuple; `all` and null stay unchanged."""
+    """Convert a list to a tuple; leave `all` and null unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _to_texts(value: Any) -> Any:
-    """Return a list of texts as a tuple. A single text becomes a tuple of one."""
+    """Convert a text or a list of texts to a tuple."""
     return (value,) if isinstance(value, str) else _to_tuple(value)
 
 
@@ -350,7 +350,7 @@ def _to_inputs(value: Any) -> tuple[Input, ...]:
     return tuple([Input(item) if isinstance(item, str) else to_contract(Input, item) for item in value])
 
 
-# Schemas of responses, for the OpenAPI document only: routes render responses themselves, because that is faster
+# Response schemas, for the OpenAPI document only: routes render responses themselves, which is faster
 
 
 class Tensor(BaseModel):
@@ -373,7 +373,7 @@ class SparseRows(BaseModel):
 
 @cache
 def schema_of(kind: Any) -> type[BaseModel]:
-    """Return the schema of a response of the contract."""
+    """Create the schema of a contract response."""
     definitions: dict[str, Any] = {}
     alternatives: dict[str, list[ContractField]] = {}
     for field in fields_of(kind):
@@ -440,7 +440,7 @@ Step = int | str
 
 
 def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) -> InvalidArgument | RequestTooLarge:
-    """Return the first problem of a body in document order."""
+    """Return the error for the first problem of a body in document order."""
     problems = error.errors(include_url=False, include_input=False)
     problem = min(problems, key=lambda problem: _position(_steps(problem), document))
     steps, details = _steps(problem), problem.get("ctx", {})
@@ -475,7 +475,7 @@ def _unknown_value(path: str, value: Any, remedy: str) -> InvalidArgument:
 def _wrong_type(problem: Mapping[str, Any], steps: Sequence[Step], document: Any) -> InvalidArgument:
     path, value = _path(steps), _value(steps, document)
     if problem["type"] in ("int_from_float", "int_type") and isinstance(value, float) and abs(value) >= INT64_END:
-        return OutOfRange("out of range", "Send an integer of 64 bits.", field=path, actual=value)  # made a float
+        return OutOfRange("out of range", "Send an integer of 64 bits.", field=path, actual=value)  # parsed as a float
     tag = str(problem["loc"][-1]) if problem["loc"] else ""
     remedy = _TAG_REMEDIES.get(tag) or _TYPE_REMEDIES.get(problem["type"], "Send another value.")
     return WrongType("wrong type", remedy, field=path, actual=json_type(value))
@@ -487,7 +487,7 @@ def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel])
 
 
 def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Collection[str]:
-    """Return the fields of the object in a body at the path of one of its fields."""
+    """Return the known fields of the object that contains the field at this path."""
     for step in steps[:-1]:
         field = model.model_fields.get(str(step))
         model = next(_models_in(field.annotation), model) if field is not None else model
@@ -495,7 +495,7 @@ def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Collection[s
 
 
 def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgument:
-    """Return the error of a field that may be a misspelling of a known one."""
+    """Return the error for an unknown field, which may be a misspelled known field."""
     name = str(steps[-1])
     nearest = difflib.get_close_matches(name, known, 1) if len(name) <= MAX_COMPARED else []
     remedy = f"Did you mean `{nearest[0]}`?" if nearest else "Remove it."
@@ -504,7 +504,7 @@ def unknown_field(steps: Sequence[Step], known: Iterable[str]) -> InvalidArgumen
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models of the objects in a type."""
+    """Yield the models of the objects in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -512,7 +512,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _steps(problem: Mapping[str, Any]) -> list[Step]:
-    """Return the path of a problem in the document; an unknown field may have the name of a branch."""
+    """Return the path of a problem in the document. An unknown field may be named like a union branch."""
     *parents, last = problem["loc"] or (None,)
     steps = [step for step in parents if step not in _TAGS]
     if last is not None and (last not in _TAGS or problem["type"] == "extra_forbidden"):
@@ -521,7 +521,7 @@ def _steps(problem: Mapping[str, Any]) -> list[Step]:
 
 
 def _position(steps: Sequence[Step], document: Any) -> tuple[int, ...]:
-    """Return where a path is in the document; a missing field comes last in its object."""
+    """Return the position of a path in the document. A missing field comes last in its object."""
     position = []
     for step in steps:
         if isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Content codings gzip and deflate, of request bodies and of responses."""
+"""Content codings gzip and deflate, for request bodies and responses."""
 
 import asyncio
 import zlib
@@ -8,15 +8,15 @@ from service.errors import MalformedRequest, RequestTooLarge
 
 IDENTITY = "identity"
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-"""The formats of zlib. HTTP's deflate is what zlib calls zlib (RFC 9110, section 8.4.1.2)."""
+"""zlib's window bits by content coding. HTTP's deflate is the zlib format (RFC 9110, section 8.4.1.2)."""
 CODINGS = tuple(WINDOW_BITS)
 INLINE_BYTES = 16 * 1024
-"""A body up to this size is compressed on the event loop."""
+"""Bodies up to this size are compressed on the event loop."""
 ENCODING_HEADER = "Content-Encoding"
 
 
 def inflate(body: bytes | bytearray, coding: str, limit: int) -> bytes:
-    """Return a body without its coding. It costs at most the memory and time of `limit` bytes.
+    """Decompress a body. Memory and time are bounded by `limit` bytes.
 
     Raises `RequestTooLarge` over the limit, and `MalformedRequest` for incomplete or additional data.
     """
@@ -47,7 +47,7 @@ async def compress(parts: Sequence[bytes], coding: str = "gzip") -> list[bytes]:
 
 
 def accepted(header: str) -> list[str]:
-    """Return the codings of an Accept-Encoding header other than those with the weight 0, in lower case."""
+    """Return the codings that an Accept-Encoding header accepts (weight above 0), in lower case."""
     weights = {}
     for part in header.split(","):
         coding, _, weight = part.partition(";")

@@ -1,4 +1,4 @@
-"""Settings of all connections of a server: their limits, and the load shedder."""
+"""Settings shared by all connections of a server: limits and the load shedder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from service.errors import ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The response to a request, and for how long not to read the next one from its connection, in seconds.
+    """The response to a rejected request, and how long to stop reading from its connection, in seconds.
 
     `is_known`: whether the request had an accepted key.
     """
@@ -23,14 +23,14 @@ class Rejection:
 
 
 class Shedder(Protocol):
-    """Rejects requests before their task starts."""
+    """Rejects requests before their tasks start."""
 
     @property
     def near_capacity(self) -> bool:
         """Whether every request must pass `try_reject`."""
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
-        """Return the rejection; None to handle the request as usual."""
+        """Return a rejection; None to handle the request normally."""
 
 
 class NoLoadShedding:
@@ -47,7 +47,7 @@ class ConnectionLimits:
     """Limits of the connections of a server.
 
     `max_connections`: None means no limit. `per_address`: the limit for one address, except for `proxies`.
-    `on_rejected`: called with the error, the request ID and the address of each request that is rejected without the
+    `on_rejected`: called with the error, request ID and address of each request rejected before it reaches the
     application. `on_closed`: called with the reason and the address when the server closes a connection.
     """
 

@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers: also responses that are written without the application need these headers."""
+"""Cross-origin requests from browsers. Responses written outside of the application need the CORS headers, too."""
 
 from collections.abc import Mapping
 
@@ -22,11 +22,11 @@ class Cors:
         self._middleware = self._wrap(Response())
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """Return the application, with cross-origin requests allowed for the origins."""
+        """Wrap the application to allow cross-origin requests from the origins."""
         return self._wrap(app) if self._origins else app
 
     def add_headers(self, headers: Mapping[bytes, bytes], response: Response) -> None:
-        """Add the CORS headers to the response to a request with these headers."""
+        """Add CORS headers to the response to a request with these headers."""
         if not self._origins:
             return
         origin = headers.get(b"origin", b"").decode("latin-1")

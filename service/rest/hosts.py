@@ -11,8 +11,8 @@ MAX_ACCEPTED = 64
 class HostCheck:
     """Accepts requests whose Host is allowed.
 
-    A server on a loopback address accepts only loopback names and addresses. Otherwise a web page could reach it
-    through a domain name that resolves to the loopback address. Other servers accept every name, unless a list is set.
+    A server on a loopback address accepts only loopback names and addresses. Otherwise, a web page could reach it
+    through a domain name that resolves to the loopback address. Other servers accept every name unless a list is set.
     """
 
     def __init__(self, bind_host: str, allowed_hosts: str, remedy: str = "Add it to ATTENDANT_ALLOWED_HOSTS.") -> None:
@@ -27,10 +27,10 @@ class HostCheck:
         self._allows_loopback = is_loopback(bind_host)
         self._is_active = "*" not in names and (bool(names) or self._allows_loopback)
         self.accepted: set[bytes] = set()
-        """Values of the header that were checked before."""
+        """Header values that have already been accepted."""
 
     def check(self, header: bytes) -> None:
-        """Raise `HostNotAllowed` unless the value of the header is allowed."""
+        """Raise `HostNotAllowed` unless the header value is allowed."""
         host = header.decode("latin-1")
         name = host_name(host)
         is_allowed = name in self._allowed or (bool(self._suffixes) and name.endswith(self._suffixes))

@@ -1,7 +1,7 @@
-"""Middleware for all REST requests: request ID, API key, HEAD and OPTIONS, records, errors in the format of the API.
+"""Middleware for all REST requests: request ID, API key, HEAD and OPTIONS, records, errors in each API's format.
 
-FastAPI describes the routes. The middleware calls a route without path parameters directly: what FastAPI does before
-it (matching, dependencies, three layers of middleware) takes longer than all other Python code of a request.
+FastAPI describes the routes, but the middleware calls routes without path parameters directly: FastAPI's work before
+the call (matching, dependencies, three layers of middleware) takes longer than all other Python code of a request.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from service.rest.routes import health, native, oip, openai
 HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
 
 TLS_PART_BYTES = 64 * 1024
-"""uvloop passes the first write of a TLS connection on as a whole, and its writer need not wait until it is sent."""
+"""uvloop forwards the first write of a TLS connection as a whole, without making the writer wait until it is sent."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -55,7 +55,7 @@ log = logging.getLogger("attendant.rest")
 class RequestMiddleware:
     """The outermost ASGI application.
 
-    Health checks are neither counted nor logged. If `requests` is None, nothing is.
+    Health checks are neither counted nor logged. If `requests` is None, no requests are.
     """
 
     def __init__(  # noqa: PLR0913  # the parts of the application
@@ -110,10 +110,10 @@ class RequestMiddleware:
             finish_request(self._requests, record, sender.status or Cancelled.http_status, sender.size)
 
     def _check_access(self, scope: Scope, headers: dict[bytes, bytes], record: RequestRecord) -> None:
-        host = headers.get(b"host")  # missing in HTTP/1.0 only, which no browser sends
+        host = headers.get(b"host")  # missing only in HTTP/1.0, which browsers do not send
         if host is not None and host not in self._hosts.accepted:
             self._hosts.check(host)
-        # Public paths are for reading: POST / is a route of the TEI API.
+        # Public paths are read-only: POST / is a route of the TEI API.
         is_public = scope["path"] in self._public_paths and scope["method"] != "POST"
         needs_admin = scope["method"] == "POST" and oip.LOAD_PATH.fullmatch(scope["path"]) is not None  # checked there
         if self._keys is not None and not is_public and not needs_admin:
@@ -123,12 +123,12 @@ class RequestMiddleware:
         record.is_known = record.api != health.NAME and not (self._keys is not None and is_public)
         if record.response is not None:
             record.response.holder = record.holder
-            record.response.grow(0)  # raises while unread responses use up the share of the caller
+            record.response.grow(0)  # raises while the caller's unread responses use up its share
 
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
     ) -> None:
-        """Send the response of the route, or of the error that it raises."""
+        """Send the route's response, or the response for the error it raises."""
         request = Request(scope, receive)
         response: Response | FastAPI
         try:
@@ -161,9 +161,9 @@ class RequestMiddleware:
 
 
 def normalize(path: str, root_path: str) -> str:
-    """Return a path without the prefix that a proxy did not remove, and without extra slashes before a route.
+    """Strip the prefix that a proxy did not remove, and extra slashes before a route.
 
-    Pages and probes have one path each: the URLs of pages are relative, and probes need no key.
+    Pages and probes are not normalized: URLs in pages are relative, and probes need no key.
     """
     if root_path and path.startswith(f"{root_path}/") and path not in ROUTE_PATHS:
         path = path[len(root_path) :]
@@ -175,7 +175,7 @@ def normalize(path: str, root_path: str) -> str:
 
 
 class ResponseSender:
-    """Sends the messages of a response, with the headers that all responses have, and without the body of HEAD."""
+    """Sends the messages of a response, adds the headers common to all responses, and omits the body for HEAD."""
 
     def __init__(self, scope: Scope, send: Send, record: RequestRecord, lifecycle: Lifecycle) -> None:
         self.status = self.size = 0
@@ -194,7 +194,7 @@ class ResponseSender:
             if self._record.pause_s:
                 self._scope[PAUSE_S] = self._record.pause_s
             message["headers"] = [*message["headers"], *self._headers]
-            if self._lifecycle.draining:  # a kept connection would end here, in the middle of a request
+            if self._lifecycle.draining:  # a keep-alive connection would end here, in the middle of a request
                 message["headers"].append((b"connection", b"close"))
         elif self._scope["method"] == "HEAD":
             message["body"] = b""
@@ -228,7 +228,7 @@ def log_exception(record: RequestRecord) -> None:
 
 
 def direct_endpoints(routers: Sequence[APIRouter]) -> dict[str, dict[str, Endpoint]]:
-    """Return, by path and method, the functions of the routes whose path has no parameters."""
+    """Return the functions of routes without path parameters, by path and method."""
     endpoints: dict[str, dict[str, Endpoint]] = {}
     for router in routers:
         for route in router.routes:
@@ -253,7 +253,7 @@ def method_response(request: Request, methods: Iterable[str]) -> Response:
 
 
 def error_response(record: RequestRecord, error: ServiceError) -> Response:
-    """Return an error response in the format of the API."""
+    """Return an error response in the API's format."""
     record.fail(error)
     headers = {}
     if error.retry_after_s is not None:
@@ -261,7 +261,7 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     if record.api == openai.NAME and not error.retryable and error.http_status >= 500:
-        headers["x-should-retry"] = "false"  # else OpenAI's clients retry every 5xx
+        headers["x-should-retry"] = "false"  # otherwise, OpenAI's clients retry every 5xx
     if error.http_status in (408, 413) or isinstance(error, (MemoryShareExceeded, Overloaded)):
         headers["connection"] = "close"
     if isinstance(error, Internal) and error.__cause__ is not None:
@@ -271,7 +271,7 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
 
 
 def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> RequestRecord:
-    """Return the record of a request that has just arrived."""
+    """Create the record of a request that has just arrived."""
     trace = headers.get(TRACE_BYTES)
     record = RequestRecord(
         api_of(method, path),

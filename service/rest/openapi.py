@@ -1,4 +1,4 @@
-"""Additions to the OpenAPI document: bodies, headers, and the errors that the server itself adds to a route."""
+"""Additions to the OpenAPI document: bodies, headers, and errors that the server adds to every route."""
 
 from functools import cache
 from pathlib import Path
@@ -49,10 +49,10 @@ TAGS = {api.tag: api.about for api in APIS} | {
     "models": "The served models, with their limits.",
     "health": "Probes, which need no key.",
 }
-"""The groups of the document and of /docs, and what they are."""
+"""The groups in the document and in /docs, with descriptions."""
 REQUEST_ID = "3b9950e19c38cfea"
 ADDED = {405: "Method not allowed.", 431: "Request headers too large."}
-"""The errors of every path, which no route declares."""
+"""Errors that every path can return, which routes do not declare."""
 
 _TEXT = {"type": "string"}
 _COMMON = {
@@ -96,16 +96,16 @@ _REQUEST_HEADERS = [
 
 
 def complete_document(app: FastAPI, root_path: str = "", *, has_keys: bool = True) -> None:
-    """Complete FastAPI's document with the bodies that it does not know, because the routes read and render them.
+    """Add the bodies to FastAPI's document, which it does not know because routes read and render them.
 
-    `root_path` is the path at which clients reach the server; `has_keys` says whether requests need a key.
+    `root_path` is the path prefix for clients; `has_keys` tells whether requests need a key.
     """
     fastapi_document = app.openapi
     routes = {route.operation_id: (api, route) for api in APIS for route in api.routes}
     requests = {body: None for _, route in routes.values() for body in route.bodies or ()}
     errors = {body: None for api, route in routes.values() for body in (api.error, *route.errors)}
 
-    @cache  # FastAPI returns the same object to every call
+    @cache  # FastAPI returns the same object on every call
     def openapi() -> dict[str, Any]:
         _, schemas = models_json_schema(
             [*((body, "validation") for body in requests), *((body, "serialization") for body in errors)],
@@ -116,7 +116,7 @@ def complete_document(app: FastAPI, root_path: str = "", *, has_keys: bool = Tru
             document["servers"] = [{"url": root_path}]
         components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(schemas["$defs"])
-        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no route returns
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's schema, returned by no route
             components["schemas"].pop(name, None)
         if has_keys:
             components["securitySchemes"] = {
@@ -139,7 +139,7 @@ def complete_document(app: FastAPI, root_path: str = "", *, has_keys: bool = Tru
 
 
 def _complete_responses(operation: dict[str, Any], api: Api, route: Route) -> None:
-    """Remove FastAPI's response to invalid parameters; add headers, common errors and examples of errors."""
+    """Remove FastAPI's response for invalid parameters; add headers, common errors and error examples."""
     described = operation["responses"]
     if "HTTPValidationError" in str(described.get("422")):
         del described["422"]

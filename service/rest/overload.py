@@ -1,7 +1,7 @@
-"""Load shedding: while the queue is nearly full, small requests are rejected before uvicorn starts their task.
+"""Load shedding: while the queue is nearly full, rejects small requests before uvicorn starts their tasks.
 
-Such a rejection takes a tenth of the time of one by the engine. Under four times the load that the server can take,
-rejections by the engine took half a core from the accepted requests.
+This takes a tenth of the time of a rejection by the engine. At four times the server's capacity, rejections by the
+engine took half a core away from accepted requests.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import infinity, native, oip, tei
 
 MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
-"""In valid JSON, quotes within strings are escaped, so this matches fields only."""
+"""In valid JSON, quotes within strings are escaped, so this matches only fields."""
 LAYERS_FIELD = b'"layers"'
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The route of a request for the fast lane, the model that it names, and its API."""
+    """A fast-lane request's route, model name and API."""
 
     endpoint: str
     model: str | None
@@ -51,8 +51,8 @@ class LoadShedder:
         return self._lifecycle.near_capacity
 
     def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
-        """Return the rejection of a request that the queue has no capacity for; None for any other request."""
-        if self._lifecycle.rejecting:  # since the request head was read
+        """Return a rejection if the queue has no capacity for the request, else None."""
+        if self._lifecycle.rejecting:  # may have begun after the request head was read
             return None
         route = path.decode("latin-1")
         target = self._find_target(route, headers, body) if method == b"POST" else None
@@ -77,14 +77,15 @@ class LoadShedder:
             self._cors.add_headers(headers, response)
             finish_request(self._requests, record, response.status_code, len(response.body))
             return Rejection(response, record.pause_s, is_known=record.is_known)
-        # The engine itself reserves two steps of the loop later: one starts the middleware, the next one the engine.
-        # Without this reservation, all requests of a step are accepted here, and most of them rejected by the engine.
+        # The engine reserves capacity two loop iterations later: the first starts the middleware, the second the
+        # engine. Without this reservation, all requests of an iteration would be accepted here, and most would be
+        # rejected by the engine.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, reservation.release)
         return None
 
     def _find_target(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:
-        """Return the target of a POST request, without parsing its body; None if other lanes may run it."""
+        """Return the target of a POST request, without parsing the body; None if another lane may run it."""
         found = ROUTES.get(("POST", path))
         if found is None:
             endpoint, name = oip.parse_infer_path(path)
@@ -101,7 +102,7 @@ class LoadShedder:
 
 
 def _model_of(body: bytes) -> str | None:
-    """Return the model that a JSON body names, without parsing it; None if it names none."""
+    """Return the model named in a JSON body, without parsing it; None if there is none."""
     match = MODEL_FIELD.search(body)
     name = None if match is None else match[1].decode(errors="replace")
     return None if name == infinity.UNSPECIFIED else name

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with limits, and with the checks of RFC 9112 that uvicorn and llhttp omit.
+"""uvicorn's HTTP protocol with limits and with checks required by RFC 9112 that uvicorn and llhttp omit.
 
-Errors are sent in the order of the requests: a rejection never precedes the response to an earlier request.
+Responses are sent in request order: a rejection never precedes the response to an earlier request.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0"
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BUFFERED_BYTES = 16 * 1024
 MAX_UNSENT_BYTES = 16 * 1024
-"""A writer waits while more bytes than this are unsent. The response is then in memory until all are sent."""
+"""Writers wait while more than this number of bytes is unsent. Meanwhile, the response remains in memory."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]{0,5})?")
 """A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
 SINGLE_HEADERS = {
@@ -42,17 +42,19 @@ SINGLE_HEADERS = {
         "X-Request-Timeout-Ms",
     )
 }
-"""Headers that must not repeat, because a proxy might read another occurrence; with their usual spelling."""
+"""Headers that must not repeat, because a proxy might read a different occurrence; with their usual spelling."""
 LINGER_S = 1.0
-"""Time that a rejected connection stays open for reading. Closing it at once could reset it before the client reads."""
+"""How long to keep reading from a rejected connection, in seconds. An immediate close could reset the connection before
+the client reads the response.
+"""
 
 log = logging.getLogger("attendant.rest")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; `limits`, `load_shedder` and `table` are set by a subclass per server.
+    """One connection. Each server subclasses this to set `limits`, `load_shedder` and `table`.
 
-    Near capacity, a small request is buffered until it is complete, within the header timeout.
+    Near capacity, small requests are buffered until they are complete, within the header timeout.
     """
 
     limits: ConnectionLimits
@@ -87,12 +89,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def address(self) -> str:
-        """The IP address of the client."""
+        """The client's IP address."""
         return self.client[0] if self.client else ""
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is in progress, or its response is not sent."""
+        """True while a request is in progress or its response has not been sent."""
         return self.flow.write_paused or (self._running is not None and not self._running.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,7 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._fail(_headers_too_large())
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser; after each request head with an Upgrade header, once more with that head without it."""
+        """Feed the parser. After a request head with an Upgrade header, feed it that head again without the header."""
         parts: list[bytes | memoryview] = [data]
         while parts and not self._discards:
             part = parts.pop()
@@ -158,11 +160,12 @@ class HttpProtocol(HttpToolsProtocol):
                     parts.append(head)
 
     def on_message_begin(self) -> None:
-        # Not with the first byte, as uvicorn does: an empty line before a request would leave no timer running.
+        # Stop the keep-alive timer here, not at the first byte as uvicorn does: otherwise, no timer would run after an
+        # empty line before a request.
         self._unset_keepalive_if_required()
         self._start_header_timer()
         self._in_head, self._head_bytes = True, 0
-        # The read that starts a head may also contain body bytes, so only later reads count in full.
+        # The read that starts a head may also contain bytes of a body, so only later reads count in full.
         self._partial_bytes = 0
         super().on_message_begin()
 
@@ -172,13 +175,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer, which no route reads
+            return  # trailers, which no route reads
         self._head_bytes += len(name) + len(value) + 4
         super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._unset_keepalive_if_required()  # armed if the previous response ended within this head
+        self._unset_keepalive_if_required()  # running if the previous response ended during this head
         if self.parser.should_upgrade():
             return
         app = self._special_app()
@@ -192,9 +195,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.app = usual_app
 
     def _start_cycle(self) -> None:
-        """Start the task of the request. uvicorn's cycle reads the body and writes the response."""
+        """Start the request's task. uvicorn's cycle reads the body and writes the response."""
         super().on_headers_complete()
-        if self.scope["method"] != "HEAD" and not self.expect_100_continue:  # else its first write is all of it
+        if self.scope["method"] != "HEAD" and not self.expect_100_continue:  # otherwise, the first write is complete
             self.cycle.transport = ResponseTransport(self.transport)  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
@@ -206,13 +209,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._pause(cycle.scope.pop(PAUSE_S, 0.0))  # type: ignore[misc]
 
     def _set_known(self) -> None:
-        """Keep the connection for longer, and when there are too many."""
+        """Mark the connection as known, and extend its keep-alive timeout."""
         if self.timeout_keep_alive != KEEP_ALIVE_S:
             self.table.set_known(self)
             self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _pause(self, seconds: float) -> None:
-        """Do not read the next request for some seconds, unless it has been read."""
+        """Delay reading the next request, unless it has already been read."""
         if seconds and not self.pipeline and not self.transport.is_closing():
             self.flow.pause_reading()
             self.loop.call_later(seconds, self._resume)
@@ -245,11 +248,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle is not None:
             self.cycle.scope[BODY_COMPLETE] = True  # type: ignore[literal-required]
-        if not self.pipeline:  # uvicorn stops reading during a large body, and only reading detects a disconnect
+        if not self.pipeline:  # uvicorn pauses reading during a large body, but only reading detects a disconnect
             self.flow.resume_reading()
 
     def _special_app(self) -> ASGIApp | None:
-        """Return the app that answers this request head in place of the main app; None for a valid head."""
+        """Return the app that responds instead of the main app to this request head; None if the head is valid."""
         error = self._head_error()
         if error is None and self.url == b"*":
             self.url = b"/"
@@ -263,7 +266,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self._rejection(error)
 
     def _head_error(self) -> ServiceError | None:
-        """Return what is wrong with the headers of a request."""
+        """Return the error in a request's headers, if any."""
         if self._head_bytes > MAX_HEADER_BYTES:
             return _headers_too_large()
         values: dict[bytes, bytes] = {}
@@ -291,16 +294,16 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def _can_buffer(self) -> bool:
-        """Return whether this is a small request of known length, and no earlier request is unanswered."""
+        """Return whether the request is small, has a known length, and follows no pending request."""
         size = next((value for name, value in self.headers if name == b"content-length"), b"")
         waiting = self.cycle is not None and not self.cycle.response_complete
         waiting = waiting or self.flow.write_paused  # a rejection is written at once
         return size.isdigit() and int(size) <= MAX_BUFFERED_BYTES and not (waiting or self.expect_100_continue)
 
     def _head_without_upgrade(self) -> bytes | None:
-        """Return the head of the current request without its Upgrade headers, which HTTP allows a server to ignore.
+        """Return the current request head without its Upgrade headers, which a server may ignore.
 
-        A new parser is to read it. None: the request was rejected.
+        A new parser must read it. None if the request was rejected.
 
         Works around https://github.com/Kludex/uvicorn/issues/2722: uvicorn drops the body. curl --http2 and the HTTP
         client of the JDK send `Upgrade: h2c` with the first request of a connection.
@@ -321,7 +324,7 @@ class HttpProtocol(HttpToolsProtocol):
         return b"".join((*lines, b"\r\n"))
 
     def _respond(self, response: Response) -> None:
-        """Write a response to a request without a request cycle of uvicorn."""
+        """Write a response to a request for which uvicorn has started no cycle."""
         keep_alive = response.headers.get("connection") != "close" and self.parser.should_keep_alive()
         self.transport.write(self._serialize(response, keep_alive))
         if not keep_alive:
@@ -336,7 +339,7 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
             cycle.keep_alive = False
             if cycle.more_body:
-                self.transport.close()  # the last of several requests, and its body cannot be read
+                self.transport.close()  # the last of several requests, whose body cannot be read
             return
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(self._serialize(self._rejection(error), keep_alive=False))
@@ -350,7 +353,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _rejection(self, error: ServiceError) -> Response:
-        """Return the response for a request that no route handles, in the format of the API of its path."""
+        """Return the response to a request that no route handles, in the error format of the path's API."""
         new_request_id = request_id("")
         path = self.url.partition(b"?")[0].decode("latin-1")
         api = BY_NAME.get(api_of(self.parser.get_method().decode("latin-1"), path), native.API)
@@ -381,9 +384,9 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class ResponseTransport:
-    """The transport of one response, which writes its head together with the start of its body.
+    """The transport of one response. It writes the head together with the start of the body.
 
-    uvicorn writes them one after the other. Each write is a system call, and the first one wakes the client needlessly.
+    uvicorn writes them separately. Each write is a system call, and the first one wakes the client needlessly.
     """
 
     __slots__ = ("_head", "_transport")

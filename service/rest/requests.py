@@ -1,4 +1,4 @@
-"""Reading of request bodies under size, time and memory limits; deadlines; client disconnects."""
+"""Reads request bodies under size, time and memory limits; handles deadlines and client disconnects."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ from service.rest.bodies import JSON, TIMEOUT_HEADER, invalid_body
 from service.rest.compression import CODINGS, ENCODING_HEADER, IDENTITY, inflate
 
 GC_PAUSE_MIN_BYTES = 64 * 1024
-"""Garbage collection doubles the time to parse a large body."""
+"""Garbage collection is paused while parsing bodies of at least this size, because it doubles the time."""
 EXTRA_CONTAINERS = 1024
 """Allowance for arrays and objects other than inputs, spans and occurrences."""
 STRINGS_PER_CONTAINER = 8
@@ -42,9 +42,9 @@ HANDLING = "attendant.handling"
 BODY_COMPLETE = "attendant.body_complete"
 """Scope key: True once the whole body has arrived."""
 PAUSE_S = "attendant.pause_s"
-"""Scope key: for how long the connection is not read after the response, in seconds."""
+"""Scope key: how long to stop reading from the connection after the response, in seconds."""
 KNOWN = "attendant.known"
-"""Scope key: True if the request is one of a caller."""
+"""Scope key: True if a caller sent the request."""
 DRAINED = "attendant.drained"
 """Scope key: a function that waits until the client has read the response, or has disconnected."""
 
@@ -78,12 +78,12 @@ class RequestReader:
         return parse_json(body, model, self._limits | limits if limits else self._limits)
 
     async def read_optional(self, request: Request, model: type[Body], **limits: int) -> Body:
-        """Read and parse the body as `model`, or return one without values if it is empty. Its type may be missing."""
+        """Read and parse the body as `model`, or return default values if it is empty. Content-Type is optional."""
         body = await self.read_bytes(request, (JSON,))
         return parse_json(body, model, self._limits | limits) if body else model()
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
-        """Read the body, which may be compressed. Its type, if it has one, must be one of `media_types`."""
+        """Read the body, which may be compressed. Its Content-Type, if any, must be one of `media_types`."""
         media_type = request.headers.get("content-type", media_types[0]).partition(";")[0].strip().lower()
         if media_type not in media_types:
             raise UnsupportedMedia("not supported", f"Send {' or '.join(media_types)}.", field="Content-Type")
@@ -107,16 +107,16 @@ class RequestReader:
         return time.monotonic() + milliseconds / 1000
 
     def _update_limits(self) -> None:
-        """Compute the limits of a body, which may name any model, once the models are loaded."""
+        """Compute body limits over all models, because a body may name any of them, once the models are loaded."""
         models = self._lifecycle.models
         if models.generation != self._limits_of:
             self._limits_of, self._limits = models.generation, item_limits(models.infos)
             self._max_bytes = max(info.limits.max_request_bytes for info in models.infos)
 
     async def _receive(self, request: Request) -> bytes | bytearray:
-        """Return the body. Raises `ServiceError` if it is too large, too slow, or the client disconnects."""
+        """Return the body. Raises `ServiceError` if it is too large or too slow, or if the client disconnects."""
         limit, timeout_ms = self._max_bytes, self.settings.body_timeout_ms
-        if request.scope.get(BODY_COMPLETE):  # most bodies; asyncio.timeout costs as much as parsing them
+        if request.scope.get(BODY_COMPLETE):  # the usual case: asyncio.timeout costs as much as parsing such a body
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise Cancelled
@@ -141,7 +141,7 @@ class RequestReader:
             raise Cancelled from None
 
     async def _collect(self, request: Request) -> bytearray:
-        """Return the body, whose chunks count against the budget while they arrive."""
+        """Collect the body. Chunks count against the memory budget as they arrive."""
         limit, body = self._max_bytes, bytearray()
         memory = Reservation(self.budget, request.scope["record"].holder)
         try:
@@ -156,14 +156,14 @@ class RequestReader:
 
 
 def reject_query(request: Request) -> None:
-    """Raise `InvalidArgument` for a query parameter, which would be ignored: options are fields of the body."""
+    """Raise `InvalidArgument` for query parameters, which would be ignored: options are fields of the body."""
     for name in request.query_params:
         known = name if name.isidentifier() and len(name) <= MAX_NAME else "query"
         raise unknown_parameter(known, request.method)
 
 
 def unknown_parameter(name: str, method: str = "GET") -> UnknownField:
-    """Return the error of a query parameter."""
+    """Return the error for a query parameter."""
     remedy = "Remove it." if method == "GET" else "Send options in the body."
     return UnknownField("unknown query parameter", remedy, field=name)
 
@@ -173,7 +173,7 @@ def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
 
 
 def parse_json(body: bytes | bytearray, model: type[Body] | Select, limits: dict[str, int]) -> Body:
-    """Parse strict JSON as a model, or as the one selected by its value. For duplicate keys, the last value wins.
+    """Parse strict JSON as a model, which may be selected by the value. For duplicate keys, the last value wins.
 
     A thread would not relieve the event loop: orjson and pydantic hold the GIL. Raises `ServiceError`.
     """
@@ -204,7 +204,8 @@ def _check_containers(body: bytes | bytearray, limits: dict[str, int]) -> None:
     string_limit = STRINGS_PER_CONTAINER * limit
     if body.count(b"[") + body.count(b"{") <= limit and body.count(b'"') <= 2 * string_limit:
         return
-    # Quotes and brackets in texts do not count. Without escapes, every other part between quotes is outside of strings.
+    # Ignore quotes and brackets inside strings. Without escapes, every second part between quotes is outside of
+    # strings.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     strings = plain.count(b'"') // 2
     if strings > string_limit:
@@ -223,7 +224,7 @@ def _too_many(noun: str, actual: int, limit: int) -> InvalidArgument:
 
 
 def _not_json(body: bytes | bytearray, error: orjson.JSONDecodeError) -> MalformedRequest:
-    """Return the error of a body that is not UTF-8 or not JSON, with the position but without input text."""
+    """Return the error for a body that is not UTF-8 or not JSON, with the position but without input text."""
     try:
         body.decode()
     except UnicodeDecodeError as wrong:
@@ -246,7 +247,7 @@ def allow_cancellation(scope: MutableMapping[str, Any]) -> None:
 
 
 def cancel_request(scope: Mapping[str, Any]) -> None:
-    """Cancel the task of a request whose client has disconnected. uvicorn does not."""
+    """Cancel the task of a request whose client has disconnected, which uvicorn does not do."""
     handling: _Handling | None = scope.get(HANDLING)
     if handling is not None and handling.task is not None:
         handling.disconnected = True

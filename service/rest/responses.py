@@ -1,6 +1,6 @@
-"""Responses: headers, bodies of errors, and JSON.
+"""Responses: headers, error bodies and JSON.
 
-Large JSON is rendered and sent in parts, in short steps that do not hold up other requests.
+Large JSON is rendered and sent in parts, in short steps that do not block other requests.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ from service.rest.compression import compress as compress_parts
 from service.steps import Steps, convert
 
 GZIP_FROM_BYTES = 16 * 1024
-"""Compressing the vector of one text takes 0.1 ms, a tenth of all that a small request costs, and saves 3 KB."""
+"""Compressing one text's vector takes 0.1 ms, a tenth of the cost of a small request, and saves 3 KB."""
 PART_BYTES = 256 * 1024
 SLICE = 8 * 1024
-"""Weight rendered in one piece: about 90 KiB of numbers, 0.5 ms on an AMD EPYC with AVX2. The unit is a number."""
+"""Weight rendered in one piece, in numbers: about 90 KiB of JSON, 0.5 ms on an AMD EPYC with AVX2."""
 SLICE_BYTES = 192 * 1024
 """Bytes written as base64 in one piece; a multiple of 3, so that the pieces join without padding."""
 OBJECT = 24
-"""Weight of a token, word, unit or array, besides its numbers."""
+"""Weight of a token, word, unit or array, not counting its numbers."""
 ENTRY = 4
-"""Weight of an item of a list or dictionary, added to the weight of its value."""
+"""Weight of a list or dictionary item, in addition to its value."""
 ITEM_WEIGHTS: dict[type, int] = {bool: 1, int: 1, float: 1, Token: OBJECT, Word: OBJECT, Unit: OBJECT}
-"""Weight of each item of a list of one type: such a list is not weighed item by item."""
+"""Weight per item, by type, for lists with items of one type, which are not weighed item by item."""
 
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 class Base64Rows:
-    """The rows of a matrix (N, D) in base64: texts, or objects with shape and dtype if they are `described`."""
+    """The rows of a matrix (N, D) in base64: strings, or objects with shape and dtype if `described`."""
 
     def __init__(self, matrix: Array, described: str = "") -> None:
-        """Encode rows when they are read. `described`: the name of uint8 in the contract; "" for texts."""
+        """Rows are encoded when they are read. `described`: the contract's name for uint8; "" for strings."""
         self.matrix = matrix
         self._described = described
 
@@ -67,7 +67,7 @@ class Base64Rows:
 
 
 class Table:
-    """An array of objects with the same fields, as columns: each object exists only while it is rendered.
+    """An array of objects with the same fields, stored as columns. Objects are created only to render them.
 
     `weight` is the weight of a row.
     """
@@ -96,7 +96,7 @@ class Table:
 
 
 async def to_document(response: Any, *, encoded: bool = False) -> dict[str, Any]:
-    """Return a response of the contract as a document, converted in short steps; `encoded` selects base64."""
+    """Convert a contract response to a document in short steps; `encoded` selects base64."""
     document: dict[str, Any] = {}
     for name, omitted, write_item, write in _document_fields(response.__class__):
         value = getattr(response, name)
@@ -120,7 +120,7 @@ def _apply(write: JsonWriter, encoded: bool, value: Any) -> Any:
 
 @cache
 def _document_fields(kind: Any) -> list[tuple[str, bool, JsonWriter | None, JsonWriter | None]]:
-    """Return the name of each field, whether None is left out, and the writers of its items and of other values."""
+    """Return each field's name, whether None is omitted, and the writers for its items and for other values."""
     table = []
     for field in fields_of(kind):
         item = item_type(field.kind)
@@ -131,7 +131,7 @@ def _document_fields(kind: Any) -> list[tuple[str, bool, JsonWriter | None, Json
 
 
 class PartsResponse(Response):
-    """A response whose body is sent part by part: one call of `send` would copy 60 MB at once."""
+    """A response whose body is sent part by part, because a single `send` would copy up to 60 MB."""
 
     def __init__(self, parts: Sequence[bytes], headers: dict[str, str], media_type: str = JSON) -> None:
         self._parts = parts
@@ -149,10 +149,10 @@ class PartsResponse(Response):
 async def json_response(
     request: Request, document: Any, headers: dict[str, str] | None = None, *, compress: bool = True
 ) -> Response:
-    """Return the document as JSON, compressed if the client accepts that and the body is over `GZIP_FROM_BYTES`.
+    """Render the document as JSON. The body is compressed if it is over `GZIP_FROM_BYTES` and the client accepts that.
 
-    `document` holds what orjson renders, arrays, and `Base64`. Do not `compress` vectors in base64: their bytes
-    shrink by a quarter at most, and gzip would take longer than inference.
+    `document` may contain types that orjson supports, arrays, and `Base64`. Do not `compress` base64 vectors: they
+    shrink by at most a quarter, and gzip would take longer than inference.
     """
     return await encoded_response(request, await render(document), JSON, headers, compress=compress)
 
@@ -160,7 +160,7 @@ async def json_response(
 async def encoded_response(
     request: Request, parts: list[bytes], media_type: str, headers: dict[str, str] | None, *, compress: bool
 ) -> Response:
-    """Return a response with these parts, compressed if `compress`, if it is large, and if the client accepts that."""
+    """Return a response with these parts; compressed if `compress`, if large, and if the client accepts that."""
     headers = {**(headers or {}), "vary": "accept-encoding"}
     if compress and (len(parts) > 1 or len(parts[0]) > GZIP_FROM_BYTES):
         codings = accepted(request.headers.get("accept-encoding", ""))
@@ -174,7 +174,7 @@ async def encoded_response(
 
 
 async def render(document: Any) -> list[bytes]:
-    """Return the document as JSON in parts; other tasks run in between."""
+    """Render the document as JSON parts; other tasks run in between."""
     if _weight(document, SLICE) < SLICE:
         return [_dump(document)]
     parts, pending, size = [], [], 0
@@ -189,7 +189,7 @@ async def render(document: Any) -> list[bytes]:
 
 
 def _weight(value: Any, enough: int) -> int:
-    """Return about how long a value takes to render, in numbers of an array, or any number from `enough`."""
+    """Return a value's approximate rendering cost, in numbers of an array. Stops counting at `enough`."""
     total, pending = 0, [value]
     while pending and total < enough:
         value = pending.pop()
@@ -232,9 +232,9 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 def _end_of_slice(items: Any, start: int, *, alike: bool) -> int:
-    """Return the end of a slice of bounded weight of a list or array. A heavier item is a separate slice.
+    """Return the end of a slice with bounded weight. A heavier item is a separate slice.
 
-    `alike`: whether all items are of one type.
+    `alike`: whether all items have the same type.
     """
     if isinstance(items, np.ndarray):
         return start + max(1, SLICE * len(items) // items.size)

@@ -1,4 +1,4 @@
-"""uvicorn's server without its signal handlers: the process handles signals once for all its servers."""
+"""uvicorn's server without its signal handlers, because the process handles signals for all its servers."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from service.rest.protocol import HttpProtocol
 from service.sockets import Acceptor, Peer, WatchedPort
 
 TLS_SHUTDOWN_S = 1.0
-"""Time to wait for a client that does not close its side of a TLS connection."""
+"""Time to wait for a client to close its side of a TLS connection, in seconds."""
 
 
 class ServedProtocol(HttpProtocol):
-    """A connection that is counted by the process that has accepted it."""
+    """A connection that is counted by the process that accepted it."""
 
     on_lost: Callable[[], None] | None = None
 
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket | None, port: int = 0) -> None:
-        """Return once connections are accepted. Without a socket, `adopt` those of `port`."""
+        """Return once connections are accepted. Without a socket, pass accepted connections of `port` to `adopt`."""
         self._task = asyncio.create_task(self.serve([] if bound is None else [bound]))
         await self._started.wait()
         if self._tls is not None:
@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, connection, **self._connection_options
             )
-        except OSError:  # such as a failed handshake
+        except OSError:  # for example, a failed handshake
             connection.close()
             if protocol.transport is None:
                 self.on_lost()
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
         return len(self.table)
 
     async def stop(self, grace_s: float) -> None:
-        """Close idle connections at once, and the others after their response or `grace_s`, whichever is first."""
+        """Close idle connections immediately, and others after their response or `grace_s`, whichever is first."""
         if self._task is not None:
             self.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]  # it takes fractions too
             self.should_exit = True
@@ -119,8 +119,8 @@ class Server(uvicorn.Server):
             self._watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and set the event that `start` waits for."""
-        await super().startup([])  # uvicorn would use the default time limits of TLS, 60 s and 30 s
+        """Start listening, and set the event that `start` waits for."""
+        await super().startup([])  # uvicorn would use the default TLS timeouts, 60 s and 30 s
         acceptors = [Acceptor(bound, self.adopt) for bound in sockets or ()]
         for acceptor in acceptors:
             acceptor.start()
@@ -142,11 +142,11 @@ class Server(uvicorn.Server):
         }
 
     def renew_connections(self) -> None:
-        """Close idle connections at once, and the others after their response."""
+        """Close idle connections immediately, and the others after their response."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Do not capture signals."""
         yield

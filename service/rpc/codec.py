@@ -1,4 +1,4 @@
-"""Messages of attendant.v1 as requests of operations, and their responses as messages."""
+"""Converts messages of attendant.v1 to operation requests, and responses to messages."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,11 +32,11 @@ Message = Any
 
 DTYPE_NUMBERS = enum_numbers(pb.DESCRIPTOR.enum_types_by_name["Dtype"])
 PIECE = 64
-"""Results with one vector that are written in one piece, which takes a tenth of a millisecond."""
+"""Number of single-vector results written in one step, which takes a tenth of a millisecond."""
 
 
 def read_request(kind: Any, message: Message, limits: Mapping[str, int]) -> Any:
-    """Return the request that a message describes; lists are counted before any item is converted.
+    """Convert a message to a request. Lists are counted before any item is converted.
 
     Raises a `ServiceError`.
     """
@@ -51,7 +51,7 @@ def read_request(kind: Any, message: Message, limits: Mapping[str, int]) -> Any:
 
 
 def check_lists(kind: Any, message: Message, limits: Mapping[str, int], path: str = "") -> None:
-    """Raise the error of a list over its limit in a message or its items."""
+    """Raise an error for a list over its limit in a message or its items."""
     for name, limit, is_wrapped, item in _lists(kind, message.DESCRIPTOR):
         items = getattr(message, name)
         check_count(limit, len(items.ids if is_wrapped else items), limits, path + name)
@@ -66,7 +66,7 @@ def check_lists(kind: Any, message: Message, limits: Mapping[str, int], path: st
 
 @cache
 def _lists(kind: Any, descriptor: Descriptor) -> list[tuple[str, str, bool, Any]]:
-    """Return the name of each list field, its limit, whether a message wraps it, and the type of items with lists."""
+    """Return each list field's name and limit, whether a message wraps it, and the type of items that contain lists."""
     table = []
     for field in fields_of(kind):
         limit, target = field.find(AtMost), descriptor.fields_by_name.get(field.name)
@@ -79,13 +79,13 @@ def _lists(kind: Any, descriptor: Descriptor) -> list[tuple[str, str, bool, Any]
 
 
 def check_count(name: str, actual: int, limits: Mapping[str, int], field: str | None = None) -> None:
-    """Raise the error of a list over its limit."""
+    """Raise an error for a list over its limit."""
     if actual > limits[name]:
         raise too_many(field or name, name, actual, limits[name])
 
 
 async def write_response(response: Any, message: Message) -> Message:
-    """Return the message with a response, converted in short steps."""
+    """Convert a response to a message in short steps."""
     pieces = write_in_pieces(response, message)
     if isinstance(results := getattr(response, "results", None), PooledResults):
         pieces = chain(write_in_pieces(replace(response, results=[]), message), _write_pooled(results, message.results))
@@ -95,7 +95,7 @@ async def write_response(response: Any, message: Message) -> Message:
 
 
 def _write_pooled(results: PooledResults, messages: Any) -> Iterator[None]:
-    """Append the results, and yield after each slice of them."""
+    """Append the results slice by slice, and yield after each slice."""
     vectors = results.vectors
     shape, dtype = vectors.shape[1:], DTYPE_NUMBERS[dtype_name(vectors, "ubinary")]
     for start in range(0, len(results), PIECE):
@@ -133,4 +133,4 @@ def enum_labels() -> dict[str, dict[str, str]]:
 
 
 PROTO = Spelling(keeps_ids=True, lacks=("encoding_format", "decimals"), values=enum_labels())
-"""The names of gRPC in errors: values of enums by their names in the proto."""
+"""gRPC's names in errors: enum values have their proto names."""

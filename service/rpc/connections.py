@@ -1,4 +1,4 @@
-"""The connections of the gRPC server, which has no hook for them: found and closed through the process's sockets."""
+"""The gRPC server's connections. gRPC has no hook for them, so they are found and closed via the process's sockets."""
 
 from collections import Counter
 from functools import lru_cache
@@ -10,16 +10,16 @@ from service.request_log import RequestLog
 from service.sockets import Peer, WatchedPort
 
 HEADROOM = 1.5
-"""grpc accepts this many times the limit: it rejects connections above that, whoever opens them."""
+"""grpc accepts this many times the limit. It rejects connections above that, whoever opens them."""
 KEPT_PEERS = 4096
-"""Cached addresses of peers: parsing one takes 15 microseconds, and a connection carries many calls."""
+"""Number of cached peer addresses. Parsing one takes 15 microseconds, and a connection carries many calls."""
 MAX_RESETS = 500
-"""Calls of one connection between two scans that may end before their message arrives. Clients that time out do this,
-but rarely."""
+"""Maximum number of calls per connection between two scans that end before their message arrives. Clients that time out
+cause a few."""
 
 
 class RpcConnections:
-    """Closes connections that lock out others, and knows which connections carry calls of callers."""
+    """Closes connections that lock out others, and tracks which connections carry calls from callers."""
 
     def __init__(self, settings: Settings, requests: RequestLog) -> None:
         self._limit = settings.worker_connections
@@ -33,7 +33,7 @@ class RpcConnections:
         self._calls: Counter[Peer] = Counter()
         self._resets: Counter[Peer] = Counter()
         self._seen: dict[Peer, bool] = {}
-        """Connections with calls, which may not have been found yet: whether a call was one of a caller."""
+        """Connections with calls, which a scan may not have found yet, and whether any call came from a caller."""
         self._port: WatchedPort | None = None
         self.stall_timeout_s = settings.response_stall_timeout_ms / 1000
 
@@ -50,7 +50,7 @@ class RpcConnections:
             self._table.set_known(peer) if known else self._table.keep(peer)
 
     def _update(self) -> None:
-        if len(self._seen) > HEADROOM * self._limit:  # most of them are closed
+        if len(self._seen) > HEADROOM * self._limit:  # most of these connections are closed
             self._seen = {peer: known for peer, known in self._seen.items() if peer in self._table.connections}
         for peer, resets in self._resets.items():
             if resets > MAX_RESETS:
@@ -58,24 +58,24 @@ class RpcConnections:
         self._resets.clear()
 
     def start_call(self, peer: Peer) -> None:
-        """Note a call of a caller."""
+        """Record the start of a caller's call."""
         self._calls[peer] += 1
         self.note_caller(peer)
 
     def end_call(self, peer: Peer) -> None:
-        """Note the end of a call."""
+        """Record the end of a call."""
         self._calls[peer] -= 1
         if self._calls[peer] <= 0:
             del self._calls[peer]
 
     def note_caller(self, peer: Peer) -> None:
-        """Note that a connection belongs to a caller."""
+        """Mark a connection as belonging to a caller."""
         if not self._seen.get(peer):
             self._seen[peer] = True
             self._table.set_known(peer)
 
     def note_probe(self, peer: Peer) -> None:
-        """Note a health check, which needs no key: the connection may stay idle, but makes room for others."""
+        """Record a health check, which needs no key: the connection may remain idle, but can be closed to make room."""
         self._seen.setdefault(peer, False)
         self._table.keep(peer)
 
@@ -88,7 +88,7 @@ class RpcConnections:
         return None if self._port is None else self._port.sockets.bytes_received(peer)
 
     def close(self, peer: Peer, reason: str) -> None:
-        """Close a connection and end its calls, unless it belongs to a proxy: that may carry calls of many clients."""
+        """Close a connection and end its calls, unless it belongs to a proxy and may carry calls from many clients."""
         if self._port is not None and not self._table.is_proxy(peer[0]):
             self._port.close(peer, reason)
 
@@ -98,7 +98,7 @@ class RpcConnections:
 
 @lru_cache(maxsize=KEPT_PEERS)
 def parse_peer(peer: str) -> Peer:
-    """Return the address and port of a peer, which grpc describes as `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`.
+    """Parse the address and port of a peer, which grpc formats as `ipv4:127.0.0.1:40000` or `ipv6:%5B::1%5D:40000`.
 
     Other kinds have no port.
     """

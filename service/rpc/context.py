@@ -1,4 +1,4 @@
-"""The context of a call: its deadline, the metadata of its response, and the handlers of a service."""
+"""Call context: deadline and response metadata; and the handlers of a service."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -32,18 +32,18 @@ def make_handler(service: ServiceDescriptor, methods: Mapping[str, Callable[...,
 
 
 def deadline_of(context: Context) -> float | None:
-    """Return the deadline of the client, a time.monotonic() reading; None if it set none."""
+    """Return the client's deadline, a time.monotonic() reading; None if it set none."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
 
 
 def identity_of(info: ModelInfo) -> str:
-    """Return the name and the digest of a model."""
+    """Return a model's name and digest."""
     return f"{info.name}@{info.digest}"
 
 
 def add_models(context: Context, *identities: str) -> None:
-    """Add the models of the response to the trailing metadata."""
+    """Add the models that computed the response to the trailing metadata."""
     if identities:
         context.set_trailing_metadata((*context.trailing_metadata(), (MODEL_HEADER, ", ".join(identities))))
 

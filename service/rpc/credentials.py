@@ -8,10 +8,10 @@ from service.tls import Credentials, Tls
 
 
 def make_server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Return credentials that use the latest files for each new connection.
+    """Create credentials that use the latest files for each new connection.
 
-    gRPC asks before every handshake, and opens a new context for each configuration that it gets. So sessions end with
-    the files that they began with.
+    gRPC requests the configuration before every handshake, and creates a new context for each configuration. TLS
+    sessions therefore end when the files change.
     """
     sent = tls.credentials
     lock = threading.Lock()  # handshakes run in several threads
@@ -20,7 +20,7 @@ def make_server_credentials(tls: Tls) -> grpc.ServerCredentials:
         nonlocal sent
         with lock:
             if sent is tls.credentials:
-                return None  # no change
+                return None  # unchanged
             sent = tls.credentials
             return _configuration(sent)
 

@@ -174,9 +174,9 @@ def _input_tensor(tensor: Any, index: int, raw: bytes | None) -> InputTensor:
 
 
 def _items(tensor: Any, field: str) -> Any:
-    """Return the elements; raises `InvalidArgument` if they are in the field of another datatype."""
+    """Return the elements. Raises `InvalidArgument` if they are in the field for another datatype."""
     name = CONTENTS.get(tensor.datatype, "bytes_contents")
-    if tensor.datatype in INPUT_DATATYPES.get(tensor.name, ()):  # another datatype is rejected later
+    if tensor.datatype in INPUT_DATATYPES.get(tensor.name, ()):  # unsupported datatypes are rejected later
         for descriptor, _ in tensor.contents.ListFields():
             if descriptor.name != name:
                 raise WrongType("wrong field", f"{tensor.datatype} uses {name}.", field=field, actual=descriptor.name)
@@ -193,7 +193,7 @@ def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
 
 
 def _infer_response(request: pb.ModelInferRequest, response: InferResponse) -> pb.ModelInferResponse:
-    """Return the outputs in the form of the inputs: raw bytes, or typed contents."""
+    """Return the outputs in the same form as the inputs: raw bytes or typed contents."""
     message = pb.ModelInferResponse(model_name=response.first.model, model_version=VERSION, id=request.id)
     for output in response.outputs:
         tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
@@ -208,7 +208,7 @@ def _set_contents(contents: pb.InferTensorContents, output: OutputTensor) -> Non
     if output.datatype == "INT64":
         contents.int64_contents.extend(output.values.reshape(-1).tolist())
         return
-    # On the wire, packed floats are their bytes. A list of 16 million floats would take a second.
+    # On the wire, packed floats are plain little-endian bytes. A list of 16 million floats would take a second.
     data = output.to_bytes()
     contents.MergeFromString(b"".join((FP32_CONTENTS_TAG, _varint(len(data)), data)))
 

@@ -1,4 +1,4 @@
-"""Interceptor for all RPCs: API key, metrics, request ID, and errors as canonical codes with details."""
+"""Interceptor for all RPCs: API keys, metrics, request IDs, and errors as canonical codes with details."""
 
 import asyncio
 import contextlib
@@ -48,10 +48,10 @@ log = logging.getLogger("attendant.rpc")
 
 @dataclass(frozen=True)
 class Method:
-    """An RPC as metrics and logs name it, and the layout of its requests. Probes are not counted and need no key.
+    """An RPC's name in metrics and logs, and the layout of its requests. Probes are not counted and need no key.
 
-    `spelling`: the names of its API in errors; None if its handler spells them.
-    `needs_admin`: whether it needs an admin key.
+    `spelling`: the API's names in errors; None if the handler spells them. `needs_admin`: whether it requires an admin
+    key.
     """
 
     name: str
@@ -67,9 +67,9 @@ OTHER_METHOD = Method(OTHER)
 
 @dataclass(slots=True)
 class Call:
-    """A call with its caller, or the error that rejects it.
+    """A call and its caller, or the error that rejects it.
 
-    `data`: its message, if it has only one. `response`: the memory of its response. `stall_timer`: closes the
+    `data`: the message of a unary request. `response`: the memory reserved for the response. `stall_timer`: closes the
     connection if the client does not read the response.
     """
 
@@ -84,7 +84,7 @@ class Call:
     stall_timer: asyncio.TimerHandle | None = None
 
     def watch_reading(self, size: int) -> None:
-        """Close the connection if these `size` bytes are still unread after the time that a slow client needs."""
+        """Close the connection if `size` bytes are still unread after the time that a slow client needs."""
         self.stop_watching()
         seconds = read_timeout_s(self.connections.stall_timeout_s, size)
         loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class Call:
             self.stall_timer.cancel()
 
     def finish(self, context: Context) -> None:
-        """Release what the call holds: it has ended, or its connection has."""
+        """Release the call's resources, because it or its connection has ended."""
         self.stop_watching()
         if self.response is not None:
             self.response.close()
@@ -105,9 +105,9 @@ class Call:
 
 
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
-    """Wraps handlers of all four kinds.
+    """Wraps all four kinds of handlers.
 
-    All become handlers of a request stream: grpc would receive the message of a unary request before it calls them.
+    All become request stream handlers: grpc would receive the message of a unary request before calling its handler.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         raise AssertionError("the call was aborted")
 
     def _accept(self, context: Context, method: Method) -> Call:
-        """Check the key of a call: before anything else, so that nobody without one learns which methods exist."""
+        """Check a call's key before anything else, so that clients without a key cannot probe for methods."""
         call = Call(method, parse_peer(context.peer()), self._connections)
         try:
             if method.needs_admin:
@@ -223,7 +223,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         return call
 
     async def _receive(self, requests: Requests, context: Context, method: Method) -> Call:
-        """Accept a call and receive its only message. A call that ends before costs no record and no log line."""
+        """Accept a call and receive its only message. A call that ends earlier creates no record and no log line."""
         call = self._accept(context, method)
         if call.error is None:
             try:
@@ -250,7 +250,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
         return data
 
     def _open_record(self, context: Context, call: Call) -> RequestRecord:
-        """Return the record of a call, whose response counts until the client has read it or the call ends."""
+        """Create the record of a call. Its response counts until the client has read it or the call ends."""
         metadata = dict(context.invocation_metadata() or ())
         record = RequestRecord(
             call.method.api,
@@ -267,7 +267,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             call.response = record.response = response
         if call.error is None:
             self._connections.start_call(call.peer)
-        # A client that does not read its response delays the end of the call. The callback forms a reference cycle of
+        # A client that does not read the response delays the end of the call. The callback forms a reference cycle of
         # ten small objects.
         context.add_done_callback(call.finish)
         set_current(record)
@@ -282,7 +282,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             context.set_trailing_metadata(identity(record))
             if call.error is not None:
                 raise call.error
-            reserve_response(0)  # raises while unread responses use up the share of the caller
+            reserve_response(0)  # raises while the caller's unread responses use up its share
             yield record
             error = None
         except ServiceError as raised:
@@ -304,14 +304,14 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
             error.__cause__ = None
             if call.method.spelling is not None:
                 error.spell(call.method.spelling)
-            await asyncio.sleep(error.pause_s)  # grpc cannot stop reading a connection
+            await asyncio.sleep(error.pause_s)  # grpc cannot pause reading from a connection
             if call.response is not None:
                 call.response.close()
             await abort(context, error, record)
 
 
 def log_internal(error: ServiceError, record: RequestRecord) -> None:
-    """Log the cause of an internal error; the client gets only the request ID."""
+    """Log the cause of an internal error. The client receives only the request ID."""
     if isinstance(error, Internal) and error.__cause__ is not None:
         log.error(
             "unhandled exception api=%s endpoint=%s", record.api, record.endpoint, exc_info=error.__cause__,
@@ -320,13 +320,13 @@ def log_internal(error: ServiceError, record: RequestRecord) -> None:
 
 
 def identity(record: RequestRecord) -> tuple[tuple[str, str], ...]:
-    """Return the metadata by which a client finds the request in the logs and traces of both sides."""
+    """Return metadata that identifies the request in the logs and traces of client and server."""
     request = (HEADER, record.request_id)
     return (request, (TRACE_HEADER, record.traceparent)) if record.traceparent else (request,)
 
 
 def key_headers(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[bytes, bytes]:
-    """Return the metadata that may contain a key, as headers of REST. Raises `MalformedRequest` for a repeated one."""
+    """Return the metadata that may contain a key, as REST headers. Raises `MalformedRequest` for a repeated header."""
     headers: dict[bytes, bytes] = {}
     for name, value in metadata or ():
         if name not in KEY_HEADERS:
@@ -343,7 +343,7 @@ def _text(metadata: dict[str, str | bytes], key: str) -> str:
 
 
 async def abort(context: Context, error: ServiceError, record: RequestRecord) -> NoReturn:
-    """End the call with the status of the error, and a retry pushback (gRFC A6) if the queue is full."""
+    """Abort the call with the error's status, and a retry pushback (gRFC A6) if the queue is full."""
     trailing: list[tuple[str, str | bytes]] = [
         *identity(record),
         ("grpc-status-details-bin", status_of(error, record.request_id).SerializeToString()),

@@ -1,4 +1,4 @@
-"""Deserialization of requests, where invalid bytes and bytes that take long to parse become an error; serialization."""
+"""Deserialization of requests, which turns invalid bytes and slow-to-parse bytes into errors; serialization."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,14 +11,15 @@ from service.steps import convert
 
 SCAN_FROM_BYTES = 64 * 1024
 MAX_FIELDS = 32 * 1024
-"""Fields of a message and of its inputs. Parsing 8 MiB of empty inputs takes 160 ms and holds the GIL."""
+"""Maximum number of fields in a message and its inputs. Parsing 8 MiB of empty inputs takes 160 ms and holds the GIL.
+"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of a message that take long to parse: `nested` messages by number, and `packed` numbers.
+    """The fields of a message that are slow to parse: `nested` messages by field number, and `packed` numbers.
 
-    Other fields with these numbers, such as strings, would be scanned needlessly, and must not exist.
+    Fields of other types, such as strings, must not use these field numbers: they would be scanned needlessly.
     """
 
     nested: "Mapping[int, Layout]" = field(default_factory=dict)
@@ -36,7 +37,7 @@ INFER_LAYOUT = Layout({4: NO_LAYOUT, 5: _INPUT_LAYOUT, 6: Layout({2: NO_LAYOUT})
 IDS_LAYOUT = Layout(packed=frozenset({1}))
 """The token ids of DecodeRequest in tei.v1."""
 ID_BYTES_PER_FIELD = 128
-"""Packed token ids take as long to parse as one field per 128 bytes; 8 MiB take 70 ms."""
+"""Packed token ids take as long to parse as one field per 128 bytes: 70 ms for 8 MiB."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 M = TypeVar("M", bound=Message)
@@ -44,13 +45,13 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True)
 class Rejected:
-    """The error of bytes that were not parsed. A deserializer must not raise: grpc would answer UNKNOWN."""
+    """The error for bytes that could not be parsed. Deserializers must not raise: grpc would return UNKNOWN."""
 
     error: ServiceError
 
 
 def tolerant(deserializer: Callable[[bytes], M], layout: Layout) -> Callable[[bytes], M | Rejected]:
-    """Return a deserializer that returns `Rejected` instead of raising."""
+    """Wrap a deserializer to return `Rejected` instead of raising."""
 
     def deserialize(data: bytes) -> M | Rejected:
         if len(data) > SCAN_FROM_BYTES and count_fields(data, 0, len(data), MAX_FIELDS, layout) > MAX_FIELDS:
@@ -70,9 +71,9 @@ def tolerant(deserializer: Callable[[bytes], M], layout: Layout) -> Callable[[by
 
 
 def count_fields(data: bytes, start: int, end: int, limit: int, layout: Layout) -> int:
-    """Return the number of fields of a message and of its nested ones, or a number over `limit`.
+    """Return the number of fields in a message and its nested messages, or a number over `limit`.
 
-    It stops at the first byte that is not valid: the parser reports that.
+    Stops at the first invalid byte, which the parser will report.
     """
     count, place = 0, start
     while place < end and count <= limit:
@@ -97,7 +98,7 @@ def count_fields(data: bytes, start: int, end: int, limit: int, layout: Layout) 
 
 
 def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """Return a varint and the place after it; an incomplete or too long one ends the message."""
+    """Return a varint and the position after it. An incomplete or overlong varint ends the message."""
     value = shift = 0
     while place < end and shift < 70:
         byte = data[place]
@@ -110,7 +111,7 @@ def _varint(data: bytes, place: int, end: int) -> tuple[int, int]:
 
 
 def reject_malformed(request: object) -> None:
-    """Raise the error of bytes that were not parsed."""
+    """Raise the error for bytes that could not be parsed."""
     if isinstance(request, Rejected):
         raise request.error
 
@@ -118,7 +119,7 @@ def reject_malformed(request: object) -> None:
 async def serialize(message: Message) -> bytes:
     """Return the bytes of a response.
 
-    Each of its `results` or `token_embeddings` is serialized separately, because 40 MB at once take 160 ms.
+    Each of the `results` or `token_embeddings` is serialized separately, because 40 MB in one call take 160 ms.
     Concatenated messages of one type parse as one message with all of their repeated fields
     (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
     """

@@ -1,7 +1,7 @@
-"""Receiving and parsing of request messages under limits of time and memory.
+"""Receives and parses request messages under time and memory limits.
 
-grpc receives a message as a whole, so its size is known only afterwards. What is being received is therefore limited by
-turns: each may hold a message of the maximum size.
+grpc receives a message as a whole, so its size is known only afterwards. Concurrent receives are therefore limited by a
+number of turns, each of which may hold a message of the maximum size.
 """
 
 import asyncio
@@ -19,23 +19,25 @@ from service.rpc.messages import Rejected
 from service.sockets import Peer
 
 THREAD_FROM_BYTES = 64 * 1024
-"""Larger messages are parsed in a thread: checking 8 MiB takes 14 ms."""
+"""Messages from this size are parsed in a thread: checking 8 MiB takes 14 ms."""
 CONTENDED_TIMEOUT_S = 1.0
-"""Time to receive a message while there are more than `MAX_IDLE_CALLS` calls without one, or other calls wait."""
+"""Timeout for receiving a message while more than `MAX_IDLE_CALLS` calls lack their message, or other calls wait."""
 MAX_IDLE_CALLS = 1024
 LEND_AFTER_S = 0.005
 LENT_BYTES = 4 * 1024
-"""A turn is lent to other calls after `LEND_AFTER_S` in which its connection received less than `LENT_BYTES`."""
+"""A turn is lent to another call if its connection received less than `LENT_BYTES` in `LEND_AFTER_S`."""
 RECALL_BYTES = 64 * 1024
 RECALL_PERIOD_S = 0.05
 RECALL_GRACE_S = 0.25
-"""A call without its turn needs one again once its connection has received `RECALL_BYTES`, within `RECALL_GRACE_S`."""
+"""Once its connection has received `RECALL_BYTES`, a call that has lent its turn needs one again. If none is free, the
+call ends after `RECALL_GRACE_S`.
+"""
 
 Parser = Callable[[bytes], Any]
 
 
 class _Call:
-    """A call whose message has not arrived. `received`: what its connection had received at time `since`."""
+    """A call whose message has not arrived. `received`: bytes that its connection had received at time `since`."""
 
     __slots__ = ("peer", "received", "since", "started", "timeout")
 
@@ -53,10 +55,10 @@ class _Call:
 
 
 class Receiver:
-    """Receives the messages of all calls. `budget` counts received messages until their call ends.
+    """Receives the messages of all calls. `budget` counts received messages until their calls end.
 
-    Turns go to the connection with the fewest calls that hold one or had to lend it. A call whose connection receives
-    nothing lends its turn, so that calls without a message hold up none.
+    Turns go to the connection with the fewest calls that hold or have lent one. A call whose connection receives
+    nothing lends its turn, so that calls without a message do not block others.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Receiver:
         return self._free
 
     async def receive(self, requests: AsyncIterator[bytes], peer: Peer) -> bytes:
-        """Return the only message of a call. Raises `RequestTimeout`, or `MalformedRequest` without a message."""
+        """Return the only message of a call. Raises `RequestTimeout`, or `MalformedRequest` if there is no message."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000) as timeout:
                 call = _Call(peer, timeout)
@@ -91,7 +93,7 @@ class Receiver:
                 finally:
                     self._return_turn(call)
                     self._remove(call)
-            if timeout.expired():  # in the step in which the message arrived: the next await would be cancelled
+            if timeout.expired():  # in the iteration in which the message arrived: the next await would be cancelled
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             return data
@@ -104,7 +106,7 @@ class Receiver:
 
     @contextlib.asynccontextmanager
     async def parsed(self, data: bytes, parse: Parser, holder: str) -> AsyncIterator[Any]:
-        """Parse a message, and count its bytes until the block exits. Raises as `MemoryBudget.acquire` does."""
+        """Parse a message, and count its bytes until the block exits. Raises the errors of `MemoryBudget.acquire`."""
         self._budget.acquire(holder, len(data))
         try:
             yield await _parse(data, parse)
@@ -112,13 +114,13 @@ class Receiver:
             self._budget.release(holder, len(data))
 
     async def stream(self, requests: AsyncIterator[bytes], parse: Parser, holder: str) -> AsyncGenerator[Any, None]:
-        """Yield the messages of a stream, and count the bytes of each one until the next one is requested."""
+        """Yield the messages of a stream. Each message's bytes count until the next message is requested."""
         async for data in requests:
             async with self.parsed(data, parse, holder) as message:
                 yield message
 
     def _add(self, call: _Call) -> None:
-        """Count a call. While there are too many, the oldest ones of its connection get little time."""
+        """Count a call. While there are too many calls, shorten the timeouts of the connection's oldest calls."""
         self._count += 1
         calls = self._calls.setdefault(call.peer, {})
         calls[call] = None
@@ -154,7 +156,7 @@ class Receiver:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # it got the turn in the same step
+            if not waiter.cancelled():  # it got the turn in the same loop iteration
                 self._release(call.peer)
             elif waiter in queue:
                 queue.remove(waiter)
@@ -181,14 +183,14 @@ class Receiver:
             del self._held[peer]
 
     def _grant(self) -> None:
-        """Give free turns to the connections that have the fewest."""
+        """Give free turns to the connections with the fewest turns."""
         while self._free and self._waiters:
             peer = min(self._waiters, key=lambda other: self._held[other])
             queue = self._waiters[peer]
             waiter = queue.popleft()
             if not queue:
                 del self._waiters[peer]
-            if waiter.done():  # cancelled in this step of the loop
+            if waiter.done():  # cancelled in this loop iteration
                 continue
             self._free -= 1
             self._count_held(peer, 1)
@@ -211,11 +213,11 @@ class Receiver:
             self._watch = None
 
     def _measure(self, calls: Iterable[_Call]) -> dict[Peer, int]:
-        """Return what the connections of calls have received; 0 if that is unknown, in their first second."""
+        """Return how many bytes the calls' connections have received; 0 while unknown, in their first second."""
         return {peer: self._bytes_received(peer) or 0 for peer in {call.peer for call in calls}}
 
     def _lend(self, received: Mapping[Peer, int], now: float) -> None:
-        """Take the turns of calls whose connections receive nothing."""
+        """Lend out the turns of calls whose connections receive nothing."""
         for call in list(self._holders):
             total = received[call.peer]
             if call.received is None or total - call.received >= LENT_BYTES:
@@ -227,7 +229,7 @@ class Receiver:
         self._grant()
 
     def _recall(self, received: Mapping[Peer, int], now: float) -> None:
-        """Give calls whose connections receive data their turns again, or end them soon if no turn is free."""
+        """Return turns to calls whose connections receive data again, or end those calls soon if no turn is free."""
         for call in list(self._lent):
             total = received[call.peer]
             if total - (call.received or 0) < RECALL_BYTES:

@@ -1,4 +1,4 @@
-"""The gRPC server: the services of all protos, health and reflection on one port."""
+"""The gRPC server: all services, health checks and reflection on one port."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ from service.rpc.servicer import SERVICE, EncoderServicer
 from service.tei import NAME as TEI_API
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
-"""grpcio serves v1alpha only. The messages of v1 are the same on the wire, so the servicer serves both."""
+"""grpcio serves only v1alpha. The v1 messages are identical on the wire, so the servicer can serve both."""
 MAX_METADATA_BYTES = 16 * 1024
 MIN_PING_INTERVAL_MS = 10_000
 """gRPC's default of 5 minutes would disconnect clients that detect lost servers with keepalive pings."""
@@ -65,7 +65,7 @@ METHODS = (*ENCODER_METHODS, *INFERENCE_METHODS, *TEI_METHODS)
 
 
 class RpcServer:
-    """Construct it on the event loop. Health is NOT_SERVING until `set_serving`."""
+    """The gRPC server. Construct it on the event loop. Health is NOT_SERVING until `set_serving`."""
 
     def __init__(  # noqa: PLR0913  # the parts of the application
         self,
@@ -95,14 +95,15 @@ class RpcServer:
             interceptors=[Interceptor(requests, access, receiver, METHODS, self._connections)],
             options=[
                 *([("grpc.max_connection_age_ms", age)] if age else []),
-                # Above the soft limit, which is 8 KiB by default, gRPC rejects a part of the calls.
+                # Above the soft limit, 8 KiB by default, gRPC rejects some of the calls.
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
                 ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.worker_connections)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
-                # Ended calls that are not yet freed. With the default of 100, calls of a client that keeps to the limit
-                # of concurrent calls are rejected: 500 of 1,000 that grpc-go started at once.
+                # Maximum number of finished calls not yet freed. With the default of 100, gRPC rejects calls even if a
+                # client respects the limit of concurrent calls: 500 of 1,000 calls that grpc-go started at the same
+                # time.
                 ("grpc.http2.max_deallocating_streams", settings.max_grpc_streams),
                 ("grpc.max_send_message_length", settings.max_response_bytes * 2),
                 ("grpc.so_reuseport", int(shares_port)),
@@ -140,13 +141,13 @@ class RpcServer:
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """Set the health of the server as a whole and of each service."""
+        """Set the health status of the server as a whole and of each service."""
         status = health_pb2.HealthCheckResponse
         for service in ("", *SERVICES):
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def set_not_serving(self) -> None:
-        """Set the health to NOT_SERVING, whatever is set later."""
+        """Set the health status to NOT_SERVING permanently."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
@@ -158,10 +159,10 @@ class RpcServer:
 
 
 class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untyped base
-    """grpcio's servicer, except that Watch streams end when the drain starts, and later ones when the server stops.
+    """grpcio's servicer, but Watch streams end when the drain starts; if opened later, when the server stops.
 
-    The client opens a new one at once. From this server it gets NOT_SERVING. Behind a proxy it gets the health of
-    another server. An open stream would report NOT_SERVING for all servers of the proxy.
+    The client immediately opens a new stream. From this server, it gets NOT_SERVING; behind a proxy, it gets another
+    server's status. A stream left open would report NOT_SERVING for all servers behind the proxy.
     """
 
     def __init__(self, connections: RpcConnections) -> None:
@@ -171,7 +172,7 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
         self._stopping = asyncio.Event()
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """Send the health and its changes."""
+        """Send the health status and its changes."""
         self._connections.note_probe(parse_peer(context.peer()))
         end = self._stopping if self._draining.is_set() else self._draining
         watch = asyncio.create_task(super().Watch(request, context))
@@ -185,18 +186,18 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
             ended.cancel()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """Return the health."""
+        """Return the health status."""
         self._connections.note_probe(parse_peer(context.peer()))
         return await super().Check(request, context)
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
-        """Return the health of the server as a whole, named "", and of each service."""
+        """Return the health status of the server as a whole, named "", and of each service."""
         self._connections.note_probe(parse_peer(context.peer()))
         statuses = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._server_status.items()}
         return health_pb2.HealthListResponse(statuses=statuses)
 
     async def enter_graceful_shutdown(self) -> None:
-        """Set all statuses to NOT_SERVING for good."""
+        """Set all statuses to NOT_SERVING permanently."""
         await super().enter_graceful_shutdown()
         self._draining.set()
 
@@ -206,10 +207,10 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
 
 
 def _describe_reflection_v1() -> None:
-    """Add the descriptor of v1 to the default pool, from which the servicer reads.
+    """Add the v1 descriptor to the default pool, which the servicer reads.
 
     grpcio-reflection ships only the descriptor of v1alpha, whose messages belong to another package. Clients such as
-    grpc-requests ask for the descriptor of every listed service.
+    grpc-requests request the descriptor of every listed service.
     """
     old, new = (name.rpartition(".")[0] for name in (reflection.SERVICE_NAME, REFLECTION_V1))
     file = FileDescriptorProto()

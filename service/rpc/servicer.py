@@ -65,7 +65,7 @@ class EncoderServicer:
         return response
 
     async def attend(self, request: pb.AttendRequest, context: Context) -> AsyncIterator[pb.AttendResponse]:
-        """Yield the header, then one message per map or layer. Each is freed once its message exists."""
+        """Yield the header, then one message per map or layer. Each array is freed once its message is built."""
         engine = self._lifecycle.models.find(request.model or None)
         response: AttendResponse = await self._run("attend", engine, request, context)
         header = pb.AttendHeader(inputs=await convert(_describe_input, response.results))
@@ -85,7 +85,7 @@ class EncoderServicer:
         call = current_record()
         assert call is not None
         _ = self._lifecycle.models  # raises `Unavailable` before the first request
-        used: dict[str, None] = {}  # in the order of their first use
+        used: dict[str, None] = {}  # in order of first use
         stream = StreamWork()
 
         async def respond(request: pb.EncodeStreamRequest | Rejected) -> pb.EncodeStreamResponse:
@@ -105,7 +105,7 @@ class EncoderServicer:
         stream: StreamWork,
         used: dict[str, None],
     ) -> pb.EncodeStreamResponse:
-        """Return the response to one request of a stream, and add its model to `used`. An error fails only it."""
+        """Return the response to one request of a stream; add its model to `used`. Errors fail only this request."""
         request_id = "" if isinstance(message, Rejected) else message.id
 
         async def encode() -> EncodeResponse:

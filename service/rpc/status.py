@@ -13,8 +13,8 @@ from service.errors import DOMAIN, InvalidArgument, RequestTooLarge, ServiceErro
 def status_of(error: ServiceError, call_id: str) -> Status:
     """Return the status of an error.
 
-    Its details are an ErrorInfo, a BadRequest if a field of the request is invalid, and a RetryInfo if the error says
-    when to retry.
+    The details contain an ErrorInfo, a BadRequest if a field is invalid, and a RetryInfo if the error has a retry
+    delay.
     """
     details: list[Message] = [_error_info(error, call_id)]
     if error.field is not None and isinstance(error, (InvalidArgument, RequestTooLarge)):

@@ -1,4 +1,4 @@
-"""Concurrent processing of a request stream: bounded window, responses in request order, an error per request."""
+"""Concurrent processing of a request stream: a bounded window, responses in request order, errors per request."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ from service.request_log import RequestLog, RequestRecord, current_response, set
 from service.rpc.interceptor import log_internal
 
 WINDOW = 16
-"""Requests of one stream that are in progress at a time."""
+"""Maximum number of concurrent requests per stream."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -29,7 +29,7 @@ async def respond_in_order(
     """
     slots = asyncio.Semaphore(window)
     tasks: asyncio.Queue[asyncio.Task[Response] | None] = asyncio.Queue()  # bounded by the slots
-    memory: deque[Reservation] = deque()  # of the responses to the requests in progress, in their order
+    memory: deque[Reservation] = deque()  # the responses to requests in progress, in request order
 
     async def run(request: Request, reservation: Reservation | None) -> Response:
         set_response(reservation)
@@ -64,7 +64,7 @@ async def respond_in_order(
 
 
 def _fork(memory: deque[Reservation]) -> Reservation | None:
-    """Append the reservation of another response of the current call, and return it; None without a limit."""
+    """Append a reservation for another response of the current call, and return it; None without a limit."""
     if (reservation := current_response()) is None:
         return None
     memory.append(reservation.fork())
@@ -73,23 +73,23 @@ def _fork(memory: deque[Reservation]) -> Reservation | None:
 
 @dataclass(frozen=True)
 class Failed:
-    """The error of one request of a stream."""
+    """The error of one request in a stream."""
 
     error: ServiceError
     request_id: str
 
 
 class StreamWork:
-    """The requests of one stream that are in progress. If the queue is full, they wait for one another."""
+    """One stream's requests in progress. If the queue is full, they wait for one another."""
 
     def __init__(self) -> None:
         self._running = 0
         self._ended = asyncio.Event()
 
     async def run(self, work: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the result of one request. If the queue is full, wait until another of the stream ends, and repeat.
+        """Return the result of one request. While the queue is full, retry whenever another request of the stream ends.
 
-        Raises QueueFull if no other is in progress.
+        Raises `QueueFull` if no other request is in progress.
         """
         while True:
             self._running += 1

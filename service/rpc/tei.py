@@ -1,4 +1,4 @@
-"""The services of tei.v1, proto/tei/v1/tei.proto: messages as operations, and their results as messages."""
+"""The services of tei.v1, proto/tei/v1/tei.proto: converts messages to operations, and results to messages."""
 
 import contextlib
 import re
@@ -38,7 +38,7 @@ TRUNCATIONS: tuple[Truncation, ...] = ("right", "left")
 
 
 class TeiRpcSpelling(Spelling):
-    """The fields of messages, which have one input."""
+    """Spells fields of messages with a single input."""
 
     def path(self, path: str) -> str:
         path = path.replace("token_ids", "ids", 1) if path.startswith("token_ids") else path
@@ -115,7 +115,7 @@ async def _predict(
 
 
 async def rerank(engine: Engine, request: pb.RerankRequest, call: Call) -> pb.RerankResponse:
-    """Return the texts by their score."""
+    """Return the texts, best first."""
     started = time.perf_counter()
     tei.check_not_empty(request.texts, "texts")
     check_count("documents", len(request.texts), item_limits([engine.info]), "texts")
@@ -132,7 +132,7 @@ async def rerank(engine: Engine, request: pb.RerankRequest, call: Call) -> pb.Re
 
 
 class StreamRanking:
-    """The ranking of the pairs in a stream; the first message selects the options of the response."""
+    """Ranks the pairs in a stream. The first message selects the options of the response."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -175,7 +175,7 @@ class StreamRanking:
         self._metadata.append(_metadata(response, call, len(request.query) + len(request.text), started))
 
     def response(self) -> pb.RerankResponse:
-        """Return the ranking. Raises `Empty` without a message."""
+        """Return the ranking. Raises `Empty` if there were no messages."""
         if not self._ranks:
             raise Empty("Stream without a message", "Send at least one.")
         count = len(self._metadata)
@@ -207,7 +207,7 @@ async def decode(engine: Engine, request: pb.DecodeRequest, call: Call) -> pb.De
 
 
 def _options(request: Any, call: Call) -> tei.Options:
-    """Return the options of a message that may truncate its input."""
+    """Return the options of a message whose input may be truncated."""
     truncation: Truncation = "auto"
     if request.HasField("truncation_direction"):
         number = request.truncation_direction
@@ -229,7 +229,7 @@ def _only(response: EncodeResponse) -> EncodeResult:
 
 
 def _metadata(response: Any, call: Call, characters: int, started: float) -> pb.Metadata:
-    """Return size and duration of a request that `started` at a time.perf_counter() reading."""
+    """Return the size and duration of a request. `started` is a time.perf_counter() reading."""
     measured = tei.ComputeMetadata.measure(response.token_count, call, characters, time.perf_counter() - started)
     return pb.Metadata(**asdict(measured))
 
@@ -261,7 +261,7 @@ class TeiServicer:
         return pb.InfoResponse(**fields | {"model_type": MODEL_TYPES[next(iter(described["model_type"]))]})
 
     def _unary(self, work: Work) -> Callable[[Message, Context], Awaitable[Message]]:
-        """Return the method that runs `work`, and sends TEI's headers as its initial metadata."""
+        """Return the method that runs `work` and sends TEI's headers as initial metadata."""
 
         async def respond(request: Message, context: Context) -> Message:
             engine = self._lifecycle.models.find()
@@ -302,7 +302,7 @@ class TeiServicer:
 
 
 async def _send_metadata(context: Context, response: Any, info: ModelInfo) -> None:
-    """Send TEI's headers, and add the model to the trailing metadata; the tokenizer's responses have neither."""
+    """Send TEI's headers, and add the model to the trailing metadata. Responses of the tokenizer contain neither."""
     if not hasattr(response, "metadata"):
         return
     metadata: pb.Metadata = response.metadata

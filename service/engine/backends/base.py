@@ -1,4 +1,4 @@
-"""The protocol of a backend, and the part that all backends of packed batches share."""
+"""The backend protocol, and the code shared by all packed-batch backends."""
 
 import time
 from abc import ABC, abstractmethod
@@ -21,11 +21,11 @@ Floats = NDArray[np.float32]
 MEASURED_SHAPES = 6
 """Number of packed shapes that warm-up measures."""
 SLOW_RUN_S = 0.02
-"""Only the two smallest and the largest of them are measured if the smallest one runs for longer."""
+"""If the smallest shape runs for longer, only the two smallest and the largest shapes are measured."""
 LONG_RUN_S = 0.2
-"""Shapes that run for longer are measured once: their run time varies less, and warm-up would take seconds."""
+"""Shapes that run for longer are measured only once: their run times vary less, and repeats would take seconds."""
 LONG_SHAPE_S = 0.75
-"""Warm-up measures one row longer than packed ones, if it runs within this time: it shows the cost of attention."""
+"""Warm-up measures one row longer than packed rows if it runs within this time, to learn the cost of attention."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ DEFAULT_GPU = Gpu()
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A backend to open: provider, precision, graph of the artifact, and the reason for the choice.
+    """A backend to open: provider, precision, artifact graph, and the reason for the choice.
 
     `streams` batches execute at the same time, each on `threads_per_stream` threads.
     """
@@ -72,11 +72,11 @@ class FittedBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Its length in tokens, padding included."""
+        """The batch length in tokens, including padding."""
 
 
 class Backend(Protocol[Task_contra, Result]):
-    """Executor of one graph. Methods may be called from `workers` threads at the same time."""
+    """Runs one graph. Up to `workers` threads may call the methods concurrently."""
 
     @property
     def choice(self) -> BackendChoice: ...
@@ -87,7 +87,7 @@ class Backend(Protocol[Task_contra, Result]):
 
     @property
     def max_batch_tokens(self) -> int:
-        """Maximum number of tokens in a batch of several tasks; a longer task gets its own batch."""
+        """Maximum number of tokens in a batch of several tasks. A longer task runs in a separate batch."""
 
     @property
     def max_batch_size(self) -> int:
@@ -99,22 +99,22 @@ class Backend(Protocol[Task_contra, Result]):
 
     @property
     def gpu_memory_bytes(self) -> int:
-        """GPU memory that the model takes."""
+        """GPU memory that the model uses, in bytes."""
 
     def full_batch_fill(self, max_seconds: float, /) -> BatchFill:
         """Return an empty fill with room for `max_batch_tokens`, limited to `max_seconds` of run time.
 
-        A longer task gets its own batch.
+        A longer task runs in a separate batch.
         """
 
     def partial_fill(self, tokens: int, /) -> BatchFill:
-        """Return an empty fill for a share of the queue: at most `tokens`, and the padding that the backend allows.
+        """Return an empty fill for part of the queue: at most `tokens`, plus the padding that the backend allows.
 
         `tokens` is at most `max_batch_tokens`.
         """
 
     def seconds(self, size: int, /) -> float:
-        """Return the estimated share of a sequence of this size in the run time of a full batch on one stream."""
+        """Return the estimated time that a sequence of this size adds to a full batch on one stream."""
 
     def fit(self, sizes: Sequence[int], /) -> FittedBatch:
         """Return the shape of a batch of sequences of these sizes, for `run`."""
@@ -126,17 +126,17 @@ class Backend(Protocol[Task_contra, Result]):
         """
 
     def warm_up(self) -> None:
-        """Run each shape that is slow on first use, and measure the run times from which `seconds` is computed."""
+        """Run each shape that is slow on first use, and measure the run times that `seconds` is based on."""
 
     def probe(self) -> None:
-        """Run a tiny valid batch. Raises an exception of the runtime if the session or its device is broken."""
+        """Run a tiny valid batch. Raises the runtime's exception if the session or its device is broken."""
 
     def reopen(self) -> None:
-        """Replace the session with a new one. Raises exceptions of the runtime."""
+        """Replace the session with a new one. Raises the runtime's exceptions."""
 
 
 class PackedBackend(ABC):
-    """Base of the CPU backends: packed batches through a graph that returns `last_hidden_state`, float32, (R, T, D)."""
+    """Base class of the CPU backends for packed batches. The graph returns `last_hidden_state`, float32, (R, T, D)."""
 
     gpu_memory_bytes = 0
     batch_shapes: tuple[tuple[int, int], ...]
@@ -145,7 +145,7 @@ class PackedBackend(ABC):
     def __init__(self, artifact: Artifact, choice: BackendChoice) -> None:
         manifest = artifact.manifest
         self.choice = choice
-        self.workers = choice.streams + 1  # one per stream, and one that prepares the next batch
+        self.workers = choice.streams + 1  # one worker per stream, and one to prepare the next batch
         self.shapes = BatchShapes(manifest.longest_input_tokens, choice.max_batch_tokens, self.batch_shapes)
         self.max_batch_tokens = self.max_batch_size = self.shapes.max_batch_tokens
         self.length_buckets = self.shapes.lengths
@@ -157,7 +157,7 @@ class PackedBackend(ABC):
 
     @abstractmethod
     def reopen(self) -> None:
-        """Open a session over the verified bytes of the artifact, replacing the current one."""
+        """Replace the session with a new one, opened from the artifact's verified bytes."""
 
     @abstractmethod
     def infer(self, inputs: dict[str, Ints]) -> Floats:
@@ -191,18 +191,18 @@ class PackedBackend(ABC):
         self.infer(self.full_batch(self.shapes.shapes[0]))
 
     def full_batch(self, shape: BatchShape) -> dict[str, Ints]:
-        """Return the inputs of a batch without padding, whose sequences are as long as the model allows."""
+        """Return the inputs of a batch without padding, with sequences as long as the model allows."""
         longest = min(shape.length, self._max_input_tokens)
         full, rest = divmod(shape.length, longest) if shape in self.shapes.packed else (1, 0)
         row = [longest] * full + [rest] * (rest > 0)
         return pack_batch([([0] * size, None) for size in row * shape.rows], shape).inputs
 
     def fit_costs(self, run: Callable[[dict[str, Ints]], Any]) -> None:
-        """Measure a few shapes with `run`, and fit the cost of all shapes.
+        """Measure a few shapes with `run`, and fit a cost model for all shapes.
 
-        `run` executes a batch on one stream, or on all streams at once.
+        `run` executes a batch on one stream, or on all streams concurrently.
 
-        Of the shapes longer than packed ones, at most one is measured. The others are compiled at their first use.
+        At most one shape longer than packed shapes is measured. The others compile on first use.
         """
 
         def measure(shape: BatchShape) -> tuple[BatchShape, float]:
@@ -223,7 +223,7 @@ class PackedBackend(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PackedShape:
-    """The shape of a packed batch, and the start of each sequence in its tokens."""
+    """The shape of a packed batch, and the index of each sequence's first token."""
 
     shape: BatchShape
     starts: list[int]

@@ -19,7 +19,8 @@ class CpuFeatures:
     Attributes:
         amx_bfloat16: Matrix tiles.
         bfloat16: Dot products, with AMX or without.
-        fast_bfloat16: True if these are faster than float32. On a Xeon without AMX they take 1.75 times as long.
+        fast_bfloat16: Whether bfloat16 dot products are faster than float32. On a Xeon without AMX they take 1.75 times
+            as long.
         vnni: int8 dot products.
     """
 
@@ -46,7 +47,7 @@ class CpuFeatures:
 
 
 def detect_cpu() -> CpuFeatures:
-    """Return the features of this CPU; none where /proc/cpuinfo cannot be read."""
+    """Return this CPU's features; none if /proc/cpuinfo cannot be read."""
     try:
         cpu_info = CPU_INFO.read_text()
     except OSError:
@@ -55,7 +56,7 @@ def detect_cpu() -> CpuFeatures:
 
 
 def available_cpus(quota_file: Path = CGROUP_QUOTA) -> int:
-    """Return the number of CPUs this process may use: its affinity, and at most its cgroup's quota."""
+    """Return the number of CPUs this process may use: the size of its affinity mask, capped by its cgroup's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = quota_file.read_text().split()

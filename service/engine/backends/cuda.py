@@ -1,4 +1,4 @@
-"""ONNX Runtime on a CUDA GPU: varlen batches in float16, pooled in the graph, small ones replayed as CUDA graphs.
+"""ONNX Runtime on a CUDA GPU: float16 varlen batches, pooled in the graph. Small batches replay CUDA graphs.
 
 Models with windows have a second graph, without them, for batches of texts that every window covers.
 
@@ -34,7 +34,7 @@ from service.process import clear_frames
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 CAPTURED_TOKENS = 4096
-"""Batches up to this length run as a captured CUDA graph; in longer ones the time to launch kernels is negligible."""
+"""Batches up to this length run as a captured CUDA graph; in longer ones, kernel launch time is negligible."""
 
 ITEM_BYTES = np.dtype(np.int32).itemsize
 
@@ -50,7 +50,7 @@ class CudaBackend:
     `device="cpu"` with CPU sessions, by the name of their graph, is for tests of everything but the GPU.
     """
 
-    workers = 2  # one prepares a batch while the other's runs
+    workers = 2  # one worker prepares a batch while the other's batch runs
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class CudaBackend:
         self._artifact = artifact
         self._segment_types = manifest.architecture.type_vocab_size
         self._heads = Heads(artifact)
-        self._token_seconds = 1e-6  # until warm-up measures it
+        self._token_seconds = 1e-6  # replaced by the measured value after warm-up
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
         self._pooling: CombinedPooling | None = manifest.embedding.pooling if pools else None
@@ -116,7 +116,7 @@ class CudaBackend:
         return self.memory.bytes
 
     def reopen(self) -> None:
-        """Open another session in the same process. It fails if the CUDA context itself is broken."""
+        """Open another session in the same process. Fails if the CUDA context itself is broken."""
         device = self._use(self._open(), "cuda")
         self._device = self._thread.submit(lambda: device).result()
 
@@ -147,7 +147,7 @@ class CudaBackend:
             raise self.memory.exceeded(by_batches=by_batches) from None
 
     def warm_up(self) -> None:
-        """Run every shape, so that no request captures one, and measure the largest."""
+        """Run every shape, so that no request has to capture one, and measure the largest."""
         with self._within_memory(by_batches=True):
             for shape in self.shapes.shapes:
                 self._infer(pack_varlen([([0], None)], shape), hidden=False)
@@ -229,7 +229,7 @@ class _Device:
 
         for name, (start, end) in shape.input_ranges.items():
             bind_input(name, (end - start,), values.data_ptr() + ITEM_BYTES * start)
-        # Only the shape is used, so that all shapes can share one buffer: 67 MB for texts of 8,192 tokens.
+        # Only the shape matters, so all batch shapes can share one buffer: 67 MB for texts of 8,192 tokens.
         offsets = self._place("token_offset", (self._offsets,), np.int32)
         bind_input("token_offset", (shape.slots, shape.longest), offsets.data_ptr())
         for name, value in outputs.items():
@@ -242,7 +242,7 @@ class _Device:
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
-        """Return device memory; shapes share tensors of the same size, because one runs at a time."""
+        """Return device memory. Shapes share tensors of the same size, because only one shape runs at a time."""
         if (name, size) not in self._memory:
             zeros: Floats = np.zeros(size, dtype=dtype)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(zeros, self._device, self._number)

@@ -1,4 +1,4 @@
-"""The memory of a GPU: what the models of this process use of it, and whether another one fits."""
+"""GPU memory: how much the models of this process use, and whether another model fits."""
 
 import ctypes
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from service.engine.backends.cuda_session import DRIVER
 
 OPTION = "ATTENDANT_GPU_MEMORY_LIMIT_BYTES"
 CONTEXT_BYTES = 2**29
-"""Assumed GPU memory of a process before it loads a model."""
+"""GPU memory that a process is assumed to use before it loads a model."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class DeviceMemory:
 
     @classmethod
     def read(cls, device: int) -> "DeviceMemory | None":
-        """Ask the driver; None if it does not answer.
+        """Query the driver; return None if it does not answer.
 
-        This retains the primary context of the device, which sessions use too, and never releases it.
+        This retains the device's primary context, which sessions also use, and never releases it.
         """
         try:
             driver = ctypes.CDLL(DRIVER)
@@ -46,20 +46,20 @@ class DeviceMemory:
 
 
 class GpuMemory:
-    """The GPU memory of one model. It counts until `release`, or until the object is deleted with the model's session.
+    """The GPU memory of one model, counted until `release` or until this object is deleted with the model's session.
 
     Attributes:
-        gpu: The device, with the limit that the other models leave.
-        bytes: What the model takes: its weights and buffers, and more once `measure` has been called.
+        gpu: The device, with a limit that excludes the other models' memory.
+        bytes: The model's memory: weights and buffers, or the use that `measure` found if larger.
     """
 
     def __init__(self, gpu: Gpu, least: int) -> None:
-        """Take the memory of weights and buffers of `least` bytes. Raises `ConfigError` if there is less."""
+        """Reserve `least` bytes for weights and buffers. Raises `ConfigError` if less is available."""
         self.bytes = least
         self.limit = gpu.memory_limit_bytes
         self._used = sum(other.bytes for other in models)
         self._before = DeviceMemory.read(gpu.device)
-        # A session cannot be given 0 bytes, which would set no limit.
+        # For a session, 0 bytes would mean no limit.
         self.gpu = replace(gpu, memory_limit_bytes=max(1, self.limit - self._used)) if self.limit else gpu
         free = None if self._before is None else self._before.free
         if (self.limit and least > self.limit - self._used) or (free is not None and least > free):
@@ -67,7 +67,7 @@ class GpuMemory:
         models.add(self)
 
     def measure(self) -> None:
-        """Note how much less memory is free than before the model was loaded."""
+        """Record how much free memory has shrunk since the model began to load."""
         now = DeviceMemory.read(self.gpu.device)
         if now is not None and self._before is not None:
             self.bytes = max(self.bytes, self._before.free - now.free)
@@ -77,7 +77,7 @@ class GpuMemory:
         models.discard(self)
 
     def exceeded(self, *, by_batches: bool = False) -> ConfigError:
-        """Return the error of a model that does not fit: its weights and buffers, or its batches."""
+        """Return the error for a model whose weights and buffers, or whose batches, do not fit."""
         facts = [f"weights and buffers take {self.bytes:,} bytes{', and batches do not fit' if by_batches else ''}"]
         remedies = []
         if self._used:
@@ -100,7 +100,7 @@ models: WeakSet[GpuMemory] = WeakSet()
 
 
 def count_copies() -> int | None:
-    """Return how many processes with the models of this one, at least one, fit in its limit, or on its GPU.
+    """Return how many processes with this process's models fit in its limit or on its GPU; at least 1.
 
     None if the driver does not report its memory.
     """

@@ -21,13 +21,13 @@ DRIVER = "libcuda.so.1"
 WITHOUT_TENSORRT = ("ORT_DISABLE_FUSED_ATTENTION", "ORT_DISABLE_TRT_FLASH_ATTENTION")
 """Variables that disable TensorRT's attention kernels in ONNX Runtime.
 
-It would use them on GPUs before Hopper if projections are joined. They sum in float16, which can overflow; the others
-sum in float32.
+ONNX Runtime would use them on GPUs before Hopper if the projections are fused. They accumulate in float16, which can
+overflow; its other kernels accumulate in float32.
 """
 OUT_OF_MEMORY = (
     "Available memory of", "Failed to allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
-"""Parts of the messages with which ONNX Runtime reports that its limit or the device is exceeded."""
+"""Substrings of ONNX Runtime's messages when its memory limit or the device's memory is exhausted."""
 
 log = logging.getLogger("attendant.gpu")
 
@@ -51,7 +51,7 @@ def gpu_count() -> int:
 
 
 def open_session(graph: bytes, options: "onnxruntime.SessionOptions", gpu: Gpu) -> "onnxruntime.InferenceSession":
-    """Open a session on the GPU, with CUDA graphs if available; raise `ConfigError` if the GPU cannot be used.
+    """Open a session on the GPU, with CUDA graphs if available. Raises `ConfigError` if the GPU cannot be used.
 
     cuDNN is not loaded: no node of the graph uses it.
     """
@@ -96,5 +96,5 @@ def _open(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an exception of ONNX Runtime says that memory is exhausted."""
+    """Return whether an ONNX Runtime exception reports exhausted memory."""
     return any(part in str(error) for part in OUT_OF_MEMORY)

@@ -1,4 +1,4 @@
-"""Heads of a model on top of its encoder: classifiers, token vectors, sparse vectors, words of the vocabulary."""
+"""The heads on top of a model's encoder: classifiers, token vectors, sparse vectors, masked-word predictions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 BLOCK_ENTRIES = 4096
 PREDICTED_ROWS = 8
-"""Positions whose logits for all entries are in memory at the same time: 8 MB for 250,000 entries."""
+"""Number of positions whose logits are in memory at the same time: 8 MB for 250,000 vocabulary entries."""
 
 
 class Projection:
-    """Logits (N, V) of features (N, E), computed in blocks of entries."""
+    """Logits (N, V) of features (N, E), computed in blocks of vocabulary entries."""
 
     def __init__(self, artifact: Artifact, decoder: TensorRecord, bias: TensorRecord | None) -> None:
         threadpool_limits(1, user_api="blas")  # a batch runs on one thread; see ExplainBackend
@@ -40,7 +40,7 @@ class Projection:
         self.size = decoder.shape[0]
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
-        """Yield ranges of entries, each with its table (E, block)."""
+        """Yield ranges of entries, each with its part of the table, (E, block)."""
         for start in range(0, self.size, BLOCK_ENTRIES):
             block = slice(start, min(self.size, start + BLOCK_ENTRIES))
             yield block, self._decoder[block].T
@@ -54,7 +54,7 @@ class Projection:
 
 
 class MaskedWords:
-    """The words of a masked-LM head, in float32."""
+    """The words that a masked-LM head predicts, computed in float32."""
 
     def __init__(self, artifact: Artifact, head: MaskedLMHead) -> None:
         self._projection = Projection(artifact, head.decoder, head.bias)
@@ -62,7 +62,7 @@ class MaskedWords:
         self._earlier = self._last if head.layer_graph is None else _open(artifact, head.layer_graph)
 
     def predict_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> Iterator[PredictedWords]:
-        """Yield the words of the query of each task, for the hidden states of the last layer."""
+        """Yield the words for each task's query, predicted from the last layer's hidden states."""
         for task, text in zip(tasks, texts, strict=True):
             assert task.words is not None
             yield self.predict(text, task.words, last_layer=True)
@@ -96,7 +96,7 @@ class MaskedWords:
         if query.targets is not None:
             ids = np.broadcast_to(np.sort(query.targets), (len(rows), len(query.targets)))
         else:
-            # The K-th largest logit decides; of entries with an equal logit, the smallest ids.
+            # Keep entries whose logit exceeds the K-th largest, then those that equal it, smallest ids first.
             least = np.partition(logits, -query.count, axis=1)[:, -query.count]
             ids = np.stack([_likeliest(row, bound, query.count) for row, bound in zip(logits, least, strict=True)])
         chosen = np.take_along_axis(logits, ids, axis=1)
@@ -106,7 +106,7 @@ class MaskedWords:
 
 
 def _likeliest(logits: Floats, least: float, count: int) -> Floats:
-    """Return the ids of the `count` largest logits, ascending; of equal ones, the smallest."""
+    """Return the ids of the `count` largest logits, ascending. Ties go to the smallest ids."""
     above = np.flatnonzero(logits > least)
     return np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: count - len(above)]]))
 
@@ -116,7 +116,7 @@ def _open(artifact: Artifact, graph: str | None) -> "onnxruntime.InferenceSessio
 
 
 BLOCK_ROWS = 512
-"""Tokens whose logits for a block of entries are in memory at the same time, 8 MiB."""
+"""Number of tokens whose logits for a block of entries are in memory at the same time: 8 MiB."""
 
 
 class SparseWeights:
@@ -157,7 +157,7 @@ class SparseWeights:
         return self._keep(ids, weights)
 
     def _keep(self, ids: Floats, weights: Floats) -> SparseEntries:
-        """Return the entries with a positive weight, and only the largest of these if the head limits their number."""
+        """Return the entries with a positive weight; only the largest if the head limits their number."""
         most = self._head.max_active
         kept = np.flatnonzero((weights > 0) & ~np.isin(ids, self._skipped))
         if most is not None and len(kept) > most:
@@ -199,12 +199,12 @@ Texts = Sequence[Floats]
 
 
 class Heads:
-    """The heads of an artifact besides the embedding head. May be called from several threads at the same time."""
+    """An artifact's heads other than the embedding head. Several threads may call it concurrently."""
 
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
         self._compute: dict[HeadName, tuple[str, Callable[[Sequence[EncodeTask], Texts], Iterable[Any]]]] = {}
-        """The field of `TextVectors` for each head, and what computes its values."""
+        """For each head, its field in `TextVectors` and the function that computes the values."""
         if manifest.classification is not None:
             self._compute["classification"] = "logits", Classifier(artifact, manifest.classification).logits
         if manifest.token_classification is not None:
@@ -225,7 +225,7 @@ class Heads:
         sizes: Sequence[int],
         pooled: Mapping[CombinedPooling, Floats] = {},
     ) -> list[TextVectors]:
-        """Return what each task asks for, given the hidden states (T, D) of all, and vectors that the graph pooled.
+        """Return the requested results of each task, given hidden states (T, D) and vectors pooled in the graph.
 
         Operations check that the model has the heads. Raises `NonFiniteOutput`.
         """
@@ -237,7 +237,7 @@ class Heads:
             pool_from = [task.pool_from for task in tasks]
             pooled = {**pooled, **{mode: pool_batch(hidden, starts, sizes, mode, pool_from) for mode in missing}}
         if len(pooled) == 1 and all(_is_pooled_only(task) for task in tasks):
-            ((_, vectors),) = pooled.items()  # as in most batches
+            ((_, vectors),) = pooled.items()  # the usual case
             return [TextVectors(None, vector) for vector in vectors[:, None]]
         texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         results: list[dict[str, Any]] = [{} for _ in tasks]
@@ -291,7 +291,7 @@ class Classifier:
         return logits
 
     def _last_place(self, task: EncodeTask) -> int:
-        """Return the place of the last token that is not skipped; of the last token if all are."""
+        """Return the index of the last token that is not skipped, or of the last token if all are."""
         ids = task.tokens.input_ids
         last = len(ids) - 1
         return next((place for place in range(last, -1, -1) if ids[place] != self._head.skipped_token_id), last)

@@ -15,15 +15,15 @@ from service.engine.backends.sessions import open_cpu_session
 from service.engine.tasks import ExplainTask, ModelParts
 from service.errors import NonFiniteOutput
 
-if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need
+if TYPE_CHECKING:  # imported with the first session: it takes 19 MiB, and a server with OpenVINO may never need it
     import onnxruntime
 
 EXPLAIN_TOKENS_PER_SECOND = 3000.0
-"""Estimate for the explain lane, whose session opens with its first request; the measured speed corrects it."""
+"""Initial estimate for the explain lane, whose session opens with its first request. Measured speeds correct it."""
 
 
 class OnnxRuntimeCpuBackend(PackedBackend):
-    """One session, which `workers` threads call at the same time; each run uses one thread.
+    """One session, called concurrently by `workers` threads. Each run uses one thread.
 
     A session with two intra-op threads reaches 0.92 of this throughput (Intel with AVX-512, 128 tokens).
     """
@@ -39,14 +39,14 @@ class OnnxRuntimeCpuBackend(PackedBackend):
         return hidden  # type: ignore[no-any-return]
 
     def warm_up(self) -> None:
-        """Run the longest packed batch twice: the second run allocates its memory in one piece, and keeps it."""
+        """Run the longest packed batch twice: the second run allocates memory in one block and keeps it."""
         for _ in range(2):
             self.infer(self.full_batch(self.shapes.packed[-1]))
         self.fit_costs(self.infer)
 
 
 class PaddedBackend(OnnxRuntimeCpuBackend):
-    """Rows of one text each, as an imported graph expects them. Rows are as long as the longest text of the batch."""
+    """One text per row, as an imported graph expects. Rows are padded to the longest text of the batch."""
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
         del max_seconds  # batches are short
@@ -65,7 +65,7 @@ class PaddedBackend(OnnxRuntimeCpuBackend):
 
 
 class ExplainBackend:
-    """The explain graph: `hidden_states`, float32, (L+1, T, D), one sequence per run.
+    """The explain graph. It returns `hidden_states`, float32, (L+1, T, D), for one sequence per run.
 
     The session opens with the first request, since many servers never need it.
     """
@@ -75,7 +75,7 @@ class ExplainBackend:
     gpu_memory_bytes = 0
 
     def __init__(self, artifact: Artifact, choice: BackendChoice, model: ModelParts) -> None:
-        """Open lazily. `model`: the parts that compute the results of tasks from hidden states."""
+        """Prepare to open lazily. `model` computes the tasks' results from hidden states."""
         self.choice = choice
         self._artifact = artifact
         self._model = model
@@ -87,7 +87,7 @@ class ExplainBackend:
     def _session(self) -> "onnxruntime.InferenceSession":
         """The session, opened on first use. Opening it also limits NumPy's BLAS to one thread.
 
-        With more threads, products of matrices as small as attention maps are several times slower, and busy-waiting
+        With more threads, products of matrices as small as attention maps are several times slower, and spinning
         threads take CPU time from the fast lane.
         """
         threadpool_limits(1, user_api="blas")

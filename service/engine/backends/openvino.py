@@ -1,4 +1,4 @@
-"""OpenVINO: the graph of an artifact as a model, and a pool of inference requests."""
+"""OpenVINO: an artifact's graph as a model, and a pool of inference requests."""
 
 import contextlib
 import ctypes
@@ -21,9 +21,9 @@ from service.engine.backends.onnx_weights_pb2 import GraphProto
 from service.engine.backends.sessions import map_weights, read_graph
 
 TYPES = {1: "f32", 3: "i8", 6: "i32", 7: "i64", 10: "f16", 16: "bf16"}
-"""OpenVINO's type by the number of a type in ONNX."""
+"""OpenVINO element types by ONNX type number."""
 FUSED = "fused_attention"
-"""The constant of a graph that selects attention without loops, which OpenVINO turns into one kernel per layer."""
+"""Graph constant that selects attention without loops, which OpenVINO fuses into one kernel per layer."""
 
 
 def import_openvino() -> Any:
@@ -60,7 +60,7 @@ def read_model(core: Any, artifact: Artifact, graph: str) -> Any:
 
 
 def _turn_into_inputs(graph: GraphProto) -> None:
-    """Replace each weight in another file, and `FUSED`, by an input of its name, type and shape."""
+    """Replace `FUSED` and each weight stored in another file with an input of the same name, type and shape."""
     tensors = list(graph.initializer)
     del graph.initializer[:]
     for tensor in tensors:
@@ -79,12 +79,12 @@ HINTS: dict[Precision, str] = {"float32": "f32", "bfloat16": "bf16", "int8": "f3
 INT8_GROUP_SIZE = 32
 """Activations are quantized per token and group of this many channels.
 
-Thus an embedding does not depend on the batch composition.
+This keeps embeddings independent of the batch composition.
 """
 MAX_LATENCY_THREADS = 4
-"""Above this limit, running a batch of up to 128 tokens on more threads gives no speedup."""
+"""More threads do not speed up a batch of up to 128 tokens."""
 LATENCY_WARM_UP_TOKENS = 128
-"""The latency model compiles the shapes of larger batches at their first use."""
+"""The latency model compiles larger shapes on first use."""
 WARM_UP_S = 1.0
 """The first run of a shape takes 3 to 25 ms longer than the next ones, so slow CPUs leave large shapes to requests."""
 
@@ -92,13 +92,13 @@ WARM_UP_S = 1.0
 class OpenVinoBackend(PackedBackend):
     """Two compiled models: one stream per thread for throughput, and one stream over all threads for latency.
 
-    A batch uses the latency model if nothing else runs: on two threads it runs 1.5 to 1.9 times as fast (Xeon without
+    A batch uses the latency model if no other batch runs: on two threads it is 1.5 to 1.9 times as fast (Xeon without
     AMX). Under load, one stream of two threads reaches only 0.8 of the throughput of two streams (bfloat16 with AMX).
     """
 
     # Each shape compiles on each stream (3 to 25 ms) and stays in memory, so there are few. All are multiples of 16
-    # tokens: with 24, int8 takes another kernel, and the embedding of a text run alone had a cosine of 0.99987 with
-    # the same text in a batch.
+    # tokens: at 24 tokens, int8 uses a different kernel, and a text's embeddings in a batch and alone had a cosine of
+    # only 0.99987.
     batch_shapes = (
         *((1, length) for length in (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)),
         *((2, length) for length in (64, 96, 128, 160, 192, 224, 256)),
@@ -121,9 +121,9 @@ class OpenVinoBackend(PackedBackend):
             latency = executor.submit(self._compile, core, model, 1, threads, 1) if threads > 1 else None
             self._throughput = self._compile(core, model, streams, streams, self.workers)
             self._latency = latency.result() if latency is not None else None
-        # The first call initializes static state of the bindings. Two threads that do so at once deadlock (2026.4.1):
-        # one holds the GIL and waits for the initialization; the other holds the initialization lock and waits for the
-        # GIL.
+        # The first call initializes static state of the bindings. Two threads that do so concurrently deadlock
+        # (2026.4.1): one holds the GIL and waits for the initialization; the other holds the initialization lock and
+        # waits for the GIL.
         self._throughput.infer(self.full_batch(self.shapes.shapes[0]))
 
     def infer(self, inputs: dict[str, Ints]) -> Floats:
@@ -143,10 +143,10 @@ class OpenVinoBackend(PackedBackend):
         return output
 
     def warm_up(self) -> None:
-        """Measure a few shapes on all streams at once, then run the other packed shapes, smallest first.
+        """Measure a few shapes on all streams concurrently, then run the other packed shapes, smallest first.
 
-        Each stream compiles each shape separately. Shapes that are not reached within `WARM_UP_S` compile with their
-        first request, and so do longer ones.
+        Each stream compiles each shape separately. Longer shapes, and any not reached within `WARM_UP_S`, compile with
+        their first request.
         """
         started = time.monotonic()
         with ThreadPoolExecutor(self.choice.streams) as executor:
@@ -169,14 +169,14 @@ class OpenVinoBackend(PackedBackend):
             "NUM_STREAMS": streams,
             "INFERENCE_NUM_THREADS": threads,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": INT8_GROUP_SIZE if self.choice.precision == "int8" else 0,
-            # Pinning makes no difference in speed, and would put all containers of a host on its first cores.
+            # Pinning does not change the speed, and would put all containers of a host on its first cores.
             "ENABLE_CPU_PINNING": False,
         }
         return RequestPool(core.compile_model(model, "CPU", properties), requests)
 
 
 class RequestPool:
-    """The infer requests of one compiled model. A request serves one call at a time."""
+    """The infer requests of one compiled model. Each serves one call at a time."""
 
     def __init__(self, compiled: Any, size: int) -> None:
         self.borrowed = 0
@@ -188,7 +188,7 @@ class RequestPool:
             self._requests.put(compiled.create_infer_request())
 
     def infer(self, inputs: dict[str, Ints]) -> Floats:
-        """Run on whichever request is free."""
+        """Run on the first free request."""
         with self.borrow() as request:
             return self.run(request, inputs)
 
@@ -215,15 +215,15 @@ class RequestPool:
     def release_memory(self) -> None:
         """After a batch of more than `MAX_BATCH_TOKENS`, release its memory, unless a batch is running.
 
-        Otherwise each stream that ever ran one keeps its memory: 560 MiB per stream for 8,192 tokens of a model of base
-        size. Takes 10 ms, and the next batch of each stream 60 ms to allocate memory again.
+        Otherwise each stream that has run such a batch keeps its memory: 560 MiB per stream for 8,192 tokens and a
+        base-sized model. Releasing takes 10 ms; the next batch of each stream takes 60 ms to allocate memory again.
         """
         if not self._release_due or self.borrowed:
             return
-        self._release_due = False  # first, because a long batch that starts now sets it again
+        self._release_due = False  # cleared first, because a long batch that starts now sets it again
         try:
             self._compiled.release_memory()
-        except RuntimeError:  # a batch has started meanwhile: the one that ends last releases it
+        except RuntimeError:  # a batch has started meanwhile; the last one to finish releases the memory
             self._release_due = True
             return
         with contextlib.suppress(OSError, AttributeError):

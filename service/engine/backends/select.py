@@ -1,4 +1,4 @@
-"""Selection of a backend at startup, from settings, artifact and machine."""
+"""Backend selection at startup, based on settings, artifact and machine."""
 
 import importlib.util
 from collections.abc import Collection, Mapping
@@ -20,9 +20,9 @@ Provider = Literal["auto", "cuda", "openvino", "cpu"]
 PrecisionOption = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 
 OPENVINO_BATCH_TOKENS = 512
-"""Eight rows of 64 tokens: more per batch is slower, since the activations exceed the L2 cache of a core."""
+"""Eight rows of 64 tokens. Larger batches are slower, since their activations exceed a core's L2 cache."""
 ONNXRUNTIME_BATCH_TOKENS = 128
-"""One row: longer ones cost more per token, since attention is quadratic."""
+"""One row. Longer rows cost more per token, since attention is quadratic."""
 GPU_BATCH_TOKENS = 16384
 """Enough to saturate a large GPU."""
 EXPORT_HINT = "Export it again: attendant-model export SOURCE -o DIR --variant"
@@ -58,7 +58,7 @@ class BackendOptions:
 
 
 def select_backend(options: BackendOptions, graphs: Mapping[str, GraphPrecision], machine: Machine) -> BackendChoice:
-    """Return the backend for these options and the precisions of the artifact's graphs.
+    """Return the backend to open for these options and the precisions of the artifact's graphs.
 
     Raises `ConfigError` if the requested one is not available.
     """
@@ -86,7 +86,7 @@ def select_backend(options: BackendOptions, graphs: Mapping[str, GraphPrecision]
 
 
 def _select_padded(options: BackendOptions, precision: GraphPrecision, machine: Machine) -> BackendChoice:
-    """Return the backend of an imported graph: only ONNX Runtime is sure to support its operators."""
+    """Return the backend for an imported graph: only ONNX Runtime is certain to support its operators."""
     for name, value, supported in (
         ("PROVIDER", options.provider, "cpu"),
         ("PRECISION", options.precision, precision),
@@ -131,7 +131,7 @@ def _check_cpu(options: BackendOptions, graphs: Collection[str], machine: Machin
 def _cpu_precision(
     options: BackendOptions, graphs: Collection[str], machine: Machine
 ) -> tuple[Literal["bfloat16", "float32", "int8"], str]:
-    """Return the precision on this CPU, and the reason for it."""
+    """Return the precision to use on this CPU, and the reason."""
     precision, cpu = options.precision, machine.cpu
     if precision in ("bfloat16", "float32", "int8"):
         return precision, f"ATTENDANT_PRECISION={precision}"
@@ -164,7 +164,7 @@ def open_backend(artifact: Artifact, choice: BackendChoice) -> Backend[EncodeTas
 
 
 def explain_choice(graph: str, threads: int) -> BackendChoice:
-    """Return the choice of the explain lane: float32, one sequence at a time, on half the threads (0: of all CPUs).
+    """Return the explain lane's choice: float32, one sequence at a time, on half of `threads` (0: half of all CPUs).
 
     With all threads, fast-lane throughput fell by a third and the explain lane was no faster.
     """

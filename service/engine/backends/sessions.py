@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on the CPU, over weights that are mapped from the artifact."""
+"""ONNX Runtime sessions on the CPU, with weights memory-mapped from the artifact."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 from model.artifact.files import Artifact
 from service.engine.backends.onnx_weights_pb2 import GraphProto, ModelProto
 
-if TYPE_CHECKING:  # imported with the first session: 19 MiB that a server with OpenVINO may never need
+if TYPE_CHECKING:  # imported with the first session: it takes 19 MiB, and a server with OpenVINO may never need it
     import onnxruntime
 
 
 TYPES = {1: "<f4", 2: "u1", 3: "i1", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8", 16: "<u2"}
-"""NumPy's type by the number of a type in ONNX. 16 is bfloat16, which NumPy lacks."""
+"""NumPy types by ONNX type number. 16 is bfloat16, which NumPy lacks."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight in another file: the number of its type in ONNX, and its values."""
+    """A weight stored outside the graph: its ONNX type number and its values."""
 
     data_type: int
     values: NDArray[Any]
 
 
 def read_graph(artifact: Artifact, graph: str) -> ModelProto:
-    """Return the message of a graph."""
+    """Parse a graph's protobuf message."""
     return ModelProto.FromString(artifact.read(artifact.manifest.graphs[graph].file))
 
 
 def map_weights(artifact: Artifact, graph: GraphProto) -> dict[str, Weight]:
-    """Return the weights of a graph that are in other files, by name. The artifact must outlive all uses."""
+    """Return the weights stored outside a graph, by name. The artifact must outlive all uses."""
     weights = {}
     for tensor in graph.initializer:
         if tensor.external_data:
@@ -48,7 +48,7 @@ CPU = "CPUExecutionProvider"
 def open_cpu_session(
     artifact: Artifact, graph: str, threads: int, *, arena: bool = True
 ) -> "onnxruntime.InferenceSession":
-    """Open a graph from the bytes whose digest was verified.
+    """Open a graph from its verified bytes.
 
     Without an `arena`, memory is freed after each run; an arena keeps the memory of every shape it has seen.
     """
@@ -64,7 +64,7 @@ def open_cpu_session(
 
 
 def add_weights(options: "onnxruntime.SessionOptions", artifact: Artifact, graph: str) -> None:
-    """Let a session use the weights of a graph in the verified files. The artifact must outlive the session.
+    """Add a graph's weights from the verified files to session options. The artifact must outlive the session.
 
     `add_external_initializers_from_files_in_memory` rejects tensors over 2 GiB.
     """
@@ -77,7 +77,7 @@ def add_weights(options: "onnxruntime.SessionOptions", artifact: Artifact, graph
 
 
 def session_options(threads: int) -> "onnxruntime.SessionOptions":
-    """Return options for a session whose idle threads do not spin, because the event loop needs CPU time."""
+    """Return options for a session whose idle threads do not spin, to leave CPU time to the event loop."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

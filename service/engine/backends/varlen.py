@@ -18,26 +18,26 @@ Ints = NDArray[np.int32]
 
 INPUTS = ("input_ids", "position_ids", "token_type_ids", "cu_seqlens")
 BATCH_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192, 12288, 16384)
-"""In tokens. The longest saturate a large GPU; a single text uses a short one."""
+"""Batch lengths in tokens. The longest saturate a large GPU; a single text uses a short one."""
 LONGEST = (128, 512, 2048)
-"""Lengths of the longest sequence. The kernel launches work per 128 tokens of `max_seqlen`, and in causal models the
-bias of the scores has as many rows and columns."""
+"""Lengths of the longest sequence. The kernel launches one block per 128 tokens of `max_seqlen`, and in causal models
+the score bias has `max_seqlen` rows and columns."""
 MULTIPLE = 64
-"""Batches are a multiple of this many tokens, which layers with windows compute together."""
+"""Batch lengths are multiples of this number of tokens, which layers with windows compute together."""
 ALIGNED = 8
-"""The longest length is a multiple of this: the memory-efficient kernel requires it of a bias in float16, and the one
-that ONNX Runtime would use instead allocates all scores of a batch."""
+"""`longest` is a multiple of this. The memory-efficient kernel requires it for a float16 bias; the kernel that ONNX
+Runtime would otherwise use allocates all scores of a batch."""
 TOKENS_PER_SEQUENCE = (8, 16, 32)
 """Average tokens per sequence: a shape of T tokens has T divided by this many sequence slots.
 
 Empty slots cost little.
 """
 PADDED_TOKENS = 4096
-"""Maximum tokens of a batch whose attention computes a bias of B S x S scores per head and layer."""
+"""Maximum tokens in a batch whose attention computes a score bias, (B, S, S), per head and layer."""
 SHORTEST_ROWS = 16
-"""Batches with such a bias contain sequences of similar lengths, in buckets of powers of two from this one on."""
+"""Batches with such a bias contain sequences of similar lengths: buckets are powers of two, starting here."""
 MANY_TOKENS = 1024
-"""Up to this length, one number of slots per length is enough, because empty slots are cheap."""
+"""Up to this batch length, one slot count per length is enough, because empty slots are cheap."""
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeBuckets:
-    """Every shape that batches may have, cheapest first, and the maximum number of sequences per batch."""
+    """All batch shapes, cheapest first, and the maximum number of sequences per batch."""
 
     shapes: tuple[Shape, ...]
     max_sequences: int
@@ -111,7 +111,7 @@ class ShapeBuckets:
         return 4 * max(shape.slots * shape.longest for shape in self.shapes)
 
     def fit(self, sizes: Sequence[int]) -> Shape:
-        """Return the cheapest shape that holds sequences of these sizes."""
+        """Return the cheapest shape that fits sequences of these sizes."""
         return next(shape for shape in self.shapes if shape.holds(sizes))
 
 
@@ -141,9 +141,9 @@ class VarlenBatch:
 def pack_varlen(
     sequences: Sequence[tuple[Sequence[int], Sequence[int] | None]], shape: Shape, unattended: Sequence[int] = ()
 ) -> VarlenBatch:
-    """Pack N sequences, each its `input_ids` and `token_type_ids` (None means all 0). Positions restart in each.
+    """Pack N sequences of `input_ids` and `token_type_ids` (None means all 0). Positions restart in each sequence.
 
-    `unattended`: for each sequence, how many of its last tokens no token attends to.
+    `unattended`: for each sequence, the number of final tokens that no token attends to.
     """
     sizes = [len(ids) for ids, _ in sequences]
     bounds = [0, *accumulate(sizes)]

@@ -69,7 +69,7 @@ def make_router(lifecycle: Lifecycle, metrics: Metrics, access: Access) -> APIRo
 def check_request(request: Request, access: Access, operation: str) -> str:
     """Return the name of the admin who sent a request.
 
-    Raises a `ServiceError` without an admin key, or without a Host header, which DNS rebinding checks need.
+    Raises a `ServiceError` if the admin key is missing, or the Host header, which DNS rebinding checks need.
     """
     if not request.headers.get("host"):
         raise HostNotAllowed("missing", "Send the header Host.", field="Host")
@@ -77,9 +77,9 @@ def check_request(request: Request, access: Access, operation: str) -> str:
 
 
 async def read_empty_body(request: Request) -> None:
-    """Raise a `ServiceError` unless the body is an empty JSON object or absent, and declared as JSON.
+    """Raise a `ServiceError` unless the body is declared as JSON and is an empty object or absent.
 
-    Web pages can send other types to any address without asking the server.
+    Web pages can send other content types to any address without a preflight request.
     """
     content_type = request.headers.get("content-type", "")
     if not JSON_TYPE.match(content_type):

@@ -1,4 +1,4 @@
-"""The OpenAPI document, and the API reference /docs: Swagger UI from its package, so that it works offline."""
+"""The OpenAPI document, and the API reference /docs. Swagger UI is served from its package, so it works offline."""
 
 import asyncio
 from functools import cache
@@ -64,7 +64,7 @@ def make_router(app: FastAPI) -> APIRouter:
 
     @router.get(OPENAPI_PATH)
     async def openapi(request: Request) -> Response:
-        # In a thread: building the document takes 0.3 s.
+        # Build the document in a thread: it takes 0.3 s.
         return Response(await asyncio.to_thread(document), media_type="application/json")
 
     @router.get(DOCS_PATH)
@@ -82,7 +82,7 @@ def make_router(app: FastAPI) -> APIRouter:
 
 def _asset(name: str, media_type: str):  # type: ignore[no-untyped-def]  # an endpoint
     async def asset(request: Request) -> Response:
-        # Read per request: 1.7 MB that few processes ever send.
+        # Read the file per request: it has 1.7 MB, and few processes ever send it.
         body = resources.files("fastapi_swagger.resources").joinpath(name).read_bytes()
         return Response(body, media_type=media_type, headers=DOCS_HEADERS)
 

@@ -15,9 +15,9 @@ from service.metrics import Metrics
 
 NAME = "health"
 PATHS = ("/livez", "/healthz", "/readyz")
-"""TEI and the Open Inference Protocol have more probes."""
+"""Probes of the native API. TEI and the Open Inference Protocol define others."""
 COMPRESSION_LEVEL = 1
-"""Compresses 600 KiB to a tenth in 5 ms; level 9 needs 20 ms for little less."""
+"""Compresses 600 KiB to a tenth in 5 ms; level 9 takes 20 ms for little gain."""
 
 
 class StatusBody(BaseModel):

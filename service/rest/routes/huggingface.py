@@ -110,12 +110,12 @@ async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
 
 
 def sequence_bytes(texts: list[str], mask_token: str | None, words: int) -> int:
-    """Return an upper bound, in bytes, on the `sequence` fields of a response: each contains the whole text."""
+    """Return an upper bound, in bytes, on the `sequence` fields of a response. Each contains the whole text."""
     return sum(text.count(mask_token or "") * words * returned_bytes([text]) for text in texts)
 
 
 def describe_mask(text: str, mask: FilledPosition, tokenizer: ServingTokenizer) -> list[dict[str, Any]]:
-    """Return the words of a mask."""
+    """Describe the words predicted for a mask."""
     before, after = text[: mask.start], text[mask.end :]
     return [
         {
@@ -129,7 +129,7 @@ def describe_mask(text: str, mask: FilledPosition, tokenizer: ServingTokenizer) 
 
 
 def join(text: str, token: str, written: str) -> str:
-    """Return a text that ends with a token: an entry of the vocabulary, which is decoded as `written`."""
+    """Append a token to a text. `written` is the decoded form of the vocabulary entry."""
     if token.startswith(CONTINUATION):
         return text.rstrip() + token.removeprefix(CONTINUATION)
     return text + (written.lstrip() if not text or text[-1].isspace() else written)
@@ -151,7 +151,7 @@ async def token_classification(exchange: Exchange, body: HuggingFaceTokenClassif
 
 
 def describe_entity(entity: Entity, label: str) -> dict[str, Any]:
-    """Return an entity, with its label in the field named `label`."""
+    """Describe an entity, with its label in the field named by `label`."""
     return {
         label: entity.label, "score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end,
     }  # fmt: skip
@@ -163,7 +163,7 @@ def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
 
 
 def _task(name: str, handler: Handler, body: type[BaseModel], item: Any) -> Route:
-    """Return the route of a task. A response is a list of one list per input, or the list of a single text."""
+    """Return the route of a task. The response is a list of one list per input, or one list for a single text."""
     lists = list[item] | list[list[item]] | list[list[list[item]]]
     return Route(
         f"{PREFIX}{{name:path}}/pipeline/{name}", f"huggingface_{name.replace('-', '_')}", handler, lists, (body,),

@@ -18,7 +18,7 @@ from service.spelling import Spelling
 
 NAME = "infinity"
 UNSPECIFIED = "default/not-specified"
-"""The model that infinity's clients name if the user names none."""
+"""The model name that infinity's clients send by default."""
 CAPABILITIES = {"encode": "embed", "rerank": "rerank", "classify": "classify"}
 
 

@@ -1,4 +1,4 @@
-"""The native API: one route per operation of the contract, /v1/rerank and the served models."""
+"""The native API: one route per contract operation, /v1/rerank, and the served models."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -40,18 +40,18 @@ from service.spelling import ENGINE, route_name
 SEPARATOR = "\n"
 """Separates the fields of a document that `rank_fields` selects."""
 DOCUMENT_BYTES = 32
-"""The bytes around a document: the field names of the document and its text."""
+"""Overhead per document in bytes: the field names of the document and its text."""
 DESCRIPTIONS = {field.name: field.description for field in fields_of(RerankRequest)}
 TRUNCATE_DESCRIPTION = "Ignored, except that it changes the default of `truncation` to `auto`."
 COHERE_VERSION = "1"
 """Version of Cohere's API that shares the request of /v1/rerank."""
 DOCUMENTS, TEXTS = "documents", "texts"
-"""The field that only a native rerank request has, and the field that only TEI's has."""
+"""The field unique to native rerank requests, and the field unique to TEI's."""
 OWNER = "attendant"
 
 
 def run(operation: Operation) -> Handler:
-    """Return the handler of an operation, which uses the request and response types of the contract."""
+    """Return the handler of an operation, which uses the contract's request and response types."""
     kind = OPERATIONS[operation].request
 
     async def handler(exchange: Exchange, body: Any) -> Any:
@@ -216,7 +216,7 @@ def _to_text(document: str | DocumentBody, rank_fields: Sequence[str] | None, pa
 
 
 def to_object(document: str | DocumentBody) -> dict[str, Any]:
-    """Return a document as the clients of Cohere and Jina expect it: an object, with all fields as sent."""
+    """Return a document as Cohere's and Jina's clients expect: an object with all fields as sent."""
     if isinstance(document, str):
         return {"text": document}
     text = {} if "text" not in document.model_fields_set else {"text": document.text}
@@ -229,7 +229,7 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
         return await tei.rerank_texts(exchange, body)
     engine = exchange.find(body.model)
     query, texts, truncation = body.query, to_texts(body.documents, body.rank_fields), body.truncation
-    if "truncation" not in body.model_fields_set:  # the client may be one that cannot name it
+    if "truncation" not in body.model_fields_set:  # the client's API may not support setting it
         is_coheres = (body.max_chunks_per_doc, body.max_tokens_per_doc) != (None, None)
         truncation = exchange.truncation(body, engine)
         truncation = "auto" if is_coheres else truncation
@@ -261,10 +261,10 @@ async def rerank(exchange: Exchange, body: Any) -> Any:
 
 
 def select_rerank(default: str) -> Any:
-    """Return the function that selects the body of a rerank request by the field that it contains.
+    """Return the function that selects the body model of a rerank request by the fields it contains.
 
-    `default`, one of `DOCUMENTS` and `TEXTS`, decides for a body with both fields or neither. Later errors are in the
-    format of the selected API.
+    `default`, `DOCUMENTS` or `TEXTS`, applies to a body with both fields or neither. Later errors use the selected
+    API's format.
     """
 
     def select(request: Request, lifecycle: Lifecycle, document: Any) -> type[BaseModel]:
@@ -276,7 +276,7 @@ def select_rerank(default: str) -> Any:
 
 
 def rerank_field(default: str, fields: Any) -> str:
-    """Return the field by which a body with these fields is selected."""
+    """Return the field that selects the body model for a body with these fields."""
     other = TEXTS if default == DOCUMENTS else DOCUMENTS
     return other if other in fields and default not in fields else default
 
@@ -284,7 +284,7 @@ def rerank_field(default: str, fields: Any) -> str:
 RERANK_BODIES: dict[str, type[BaseModel]] = {DOCUMENTS: RerankBody, TEXTS: tei.RerankTextsBody}
 API_NAMES = {DOCUMENTS: "rest", TEXTS: tei.NAME}
 RERANK_PATHS = {"/v1/rerank": DOCUMENTS, "/rerank": TEXTS}
-"""The field that each path stands for."""
+"""The default field of each path."""
 
 
 # The served models

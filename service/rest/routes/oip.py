@@ -1,6 +1,6 @@
 """The Open Inference Protocol, version 2: health, metadata, inference, statistics and the list of models.
 
-The binary data extension: tensors are JSON, or little-endian bytes after the JSON.
+With the binary data extension, tensors are either JSON or little-endian bytes after the JSON.
 """
 
 import re
@@ -57,10 +57,10 @@ READS = ("/ready", "/config", "/stats")
 INFER_PATH = re.compile(rf"/v2/models/(?P<name>.+?)(?P<version>{VERSION_SUFFIX})?{INFER}")
 LOAD_PATH = re.compile(r"/v2/repository/models/.+/(load|unload)")
 ATTENTION_NAME = f'"{ATTENTION}"'.encode()
-"""The name of the output in JSON. Quotes within strings are escaped, so no text in JSON contains it."""
+"""The output's name in JSON. Quotes within strings are escaped, so no text in JSON contains it."""
 BINARY = "application/octet-stream"
 LENGTH_HEADER = "Inference-Header-Content-Length"
-"""The size of the JSON at the start of a body. Bytes of tensors follow it."""
+"""Header with the size of the JSON at the start of a body. Tensor bytes follow the JSON."""
 SIZE_PARAMETER, BINARY_PARAMETER, DEFAULT_PARAMETER = "binary_data_size", "binary_data", "binary_data_output"
 MAX_DIGITS = 18
 
@@ -275,7 +275,7 @@ class OipInferResponseBody(BaseModel):
 
 
 def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | bytearray, bytes]:
-    """Return the JSON and the bytes after it; `length` is the value of `LENGTH_HEADER`."""
+    """Split a body into JSON and the bytes after it; `length` is the value of `LENGTH_HEADER`."""
     if length is None:
         return body, b""
     length = length.strip(" \t")
@@ -291,7 +291,7 @@ def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | byt
 
 
 def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_length: bool) -> InferBody:
-    """Parse the JSON of a request; `has_length` says whether the request has a `LENGTH_HEADER`."""
+    """Parse the JSON of a request; `has_length` tells whether the request contains a `LENGTH_HEADER`."""
     try:
         return parse_json(document, InferBody, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
     except MalformedRequest:
@@ -302,7 +302,7 @@ def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_l
 
 
 def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
-    """Return the request, and for each output whether its elements are to follow the JSON as bytes."""
+    """Return the request, and for each output whether to send its elements as bytes after the JSON."""
     parameters = body.parameters or {}
     default = _flag(parameters, DEFAULT_PARAMETER, f"parameters.{DEFAULT_PARAMETER}", default=False)
     outputs = [
@@ -355,7 +355,7 @@ def _size(value: Any, field: str, limit: int) -> int:
 async def infer_response(
     request: Request, body: InferBody, response: InferResponse, flags: Sequence[bool], headers: dict[str, str]
 ) -> Response:
-    """Return the outputs as JSON or, according to `flags`, as bytes after it."""
+    """Return the outputs as JSON or, where `flags` is set, as bytes after the JSON."""
     binary: list[bytes] = []
     outputs = [_output(output, flag, binary) for output, flag in zip(response.outputs, flags, strict=True)]
     document: dict[str, Any] = {"model_name": response.first.model, "model_version": VERSION, "outputs": outputs}
@@ -367,8 +367,8 @@ async def infer_response(
     headers = {**headers, LENGTH_HEADER: str(sum(map(len, parts)))}
     for data in binary:
         parts += [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
-    # Floats shrink by a tenth, and compression takes longer than inference. HTTP libraries accept several codings
-    # unless told otherwise; a client that names one asks for it.
+    # Floats shrink by only a tenth, and compression takes longer than inference. HTTP libraries accept several codings
+    # by default; a client that names a single coding asks for compression.
     asked = len(accepted(request.headers.get("accept-encoding", ""))) == 1
     return await encoded_response(request, parts, BINARY, headers, compress=asked)
 
@@ -477,7 +477,7 @@ async def model_statistics(exchange: Exchange, body: None) -> Any:
 
 async def model_metadata(exchange: Exchange, body: None) -> Any:
     """Return the tensors that a model accepts and returns."""
-    if exchange.request.path_params["name"].endswith(INFER):  # the name of a model may contain slashes
+    if exchange.request.path_params["name"].endswith(INFER):  # model names may contain slashes
         raise HTTPException(405, headers={"Allow": "POST"})
     return describe_model(_model_of(exchange).info)
 
@@ -491,7 +491,7 @@ async def unknown_path(exchange: Exchange, body: None) -> Any:
 
 
 def parse_infer_path(path: str) -> tuple[str, str]:
-    """Return the route of an inference request and the name of its model; two empty strings for another path."""
+    """Return the route and model name of an inference request's path; two empty strings for any other path."""
     match = INFER_PATH.fullmatch(path)
     if match is None:
         return "", ""
@@ -500,12 +500,12 @@ def parse_infer_path(path: str) -> tuple[str, str]:
 
 
 def is_for_fast_lane(body: bytes) -> bool:
-    """Return whether an uncompressed body asks for no maps, without parsing it."""
+    """Return whether an uncompressed body requests no attention maps, without parsing it."""
     return ATTENTION_NAME not in body
 
 
 def check_path(name: str, lifecycle: Lifecycle) -> None:
-    """Raise `NotFound` for the path of a served model with an unknown end; names of models may contain slashes."""
+    """Raise `NotFound` for a served model's path with an unknown ending. Model names may contain slashes."""
     names = lifecycle.models.names
     if name not in names and any(name.startswith(f"{served}/") for served in names):
         known = ", ".join(suffix.removeprefix("/") for suffix in (INFER, *READS))
@@ -513,7 +513,7 @@ def check_path(name: str, lifecycle: Lifecycle) -> None:
 
 
 def _model_of(exchange: Exchange) -> Engine:
-    """Return the engine of the model in the path. Raises `NotFound`, also for an unknown path under the model's."""
+    """Return the engine of the model in the path. Raises `NotFound` for an unknown model or path."""
     parameters, lifecycle = exchange.request.path_params, exchange.lifecycle
     check_path(parameters["name"], lifecycle)
     return find_model(lifecycle.models, parameters["name"], parameters.get("version", ""))
@@ -574,7 +574,7 @@ API = Api(
     NAME,
     "oip",
     "The Open Inference Protocol, version 2, as KServe's and Triton's clients speak it.",
-    (  # of several matching routes the first one applies, so the longest come first
+    (  # the first matching route applies, so the longest paths come first
         Route("/v2/health/live", "oip_live", live, OipLiveBody, errors=(OipLiveBody,), statuses=(503,), is_probe=True),
         Route(
             "/v2/health/ready", "oip_ready", ready, OipReadyBody, errors=(OipReadyBody,), statuses=(503,), is_probe=True

@@ -45,12 +45,12 @@ NAME = "openai"
 MODELS_PATH = "/v1/models"
 ROLES: dict[RetrievalRole, Role] = {"query": "query", "document": "document", "passage": "document"}
 TASKS: dict[str, RetrievalRole] = {"retrieval.query": "query", "retrieval.passage": "passage"}
-"""Jina's tasks that select a prompt."""
+"""Prompt roles by Jina task."""
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 def _branch(value: Any) -> str:
-    """Select the kind of `input` by its first item."""
+    """Select the branch for `input` by its first item."""
     if isinstance(value, str):
         return OTHER_TAG
     if not isinstance(value, list):
@@ -156,7 +156,7 @@ def to_embeddings(vectors: Array, *, encoded: bool) -> Table:
 
 
 def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -> tuple[Input, ...]:
-    """Return the inputs; validation has made sure that all items of a list have one type."""
+    """Return the inputs. Validation has ensured that all items of a list have the same type."""
     if truncation != "error":
         value = cut(value, truncation, info) if isinstance(value, str) else [
             cut(item, truncation, info) if isinstance(item, str) else item for item in value
@@ -211,7 +211,7 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
 
 
 async def _encode_parts(exchange: Exchange, engine: Engine, request: EncodeRequest, wire: Wire) -> Any:
-    """Return the response for one text that consists of the inputs, each of them a chunk."""
+    """Return the response for a single text, with the inputs as its chunks."""
     spans, end = [], 0
     for index, item in enumerate(request.inputs):
         if item.text is None:
@@ -276,7 +276,7 @@ API = Api(
             tag="models", statuses=GET_STATUSES, headers=False, parameters=(NAME_PARAMETER,),
         ),
     ),
-    # A prompt that is not found was selected by `input_type`.
+    # A prompt that is not found must have been selected by `input_type`.
     Spelling(
         {"inputs": "input", "prompt_name": "input_type"},
         {"encoding_format": "encoding_format", "truncation": "truncate"},

@@ -1,4 +1,4 @@
-"""The page: its files, read once at start, with headers that allow it to load nothing from other origins."""
+"""Serves the page's files, read once at startup, with headers that forbid loading from other origins."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 HEADERS = {
-    "cache-control": "no-cache",  # cache, but revalidate: a new version is visible at once
+    "cache-control": "no-cache",  # cache, but revalidate, so that a new version is visible immediately
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,7 +41,7 @@ class PageFile:
 def read_page(directory: Path = DIRECTORY) -> dict[str, PageFile]:
     """Return the page's files by the path they are served at.
 
-    The index names all modules, so that a browser requests them at once, and not each after the one that imports it.
+    The index lists all modules, so that a browser requests them in parallel instead of following the imports.
     """
     files = {}
     paths = sorted(directory.iterdir())
@@ -77,5 +77,5 @@ def make_router(page: Mapping[str, PageFile]) -> APIRouter:
 
 
 def _matches(header: str, etag: str) -> bool:
-    """Return whether If-None-Match names this entity tag; weak tags compare equal (RFC 9110, GET)."""
+    """Return whether If-None-Match contains this entity tag, by weak comparison (RFC 9110)."""
     return header.strip() == "*" or etag in (tag.strip().removeprefix("W/") for tag in header.split(","))

@@ -39,7 +39,7 @@ from service.steps import convert
 NAME = tei.NAME
 DIRECTIONS: dict[str, Truncation] = {"Left": "left", "Right": "right"}
 LISTS = ("inputs", "inputs.sentences", "texts", "ids")
-"""Fields for which an empty list is a separate error."""
+"""Fields for which an empty list is reported as a separate error."""
 PROMPT_NAME_DESCRIPTION = "Name of a prompt of the model."
 SCORES_DESCRIPTION = "Whether to return scores without an activation function."
 INPUTS_DESCRIPTION = "A text, token ids, or a list of these."
@@ -48,31 +48,31 @@ HEAD_STATUSES = (*STATUSES, 424)
 RANK_STATUSES = (*HEAD_STATUSES, 404)
 """The errors of routes that also accept the native rerank request."""
 DOCUMENT_BYTES = 32
-"""The bytes around a returned text."""
+"""Overhead per returned text in bytes."""
 
 
 # Requests
 
 
 def _capitalize(value: Any) -> Any:
-    """Accept lower case. As further values of the enumeration, it would break the generation of clients."""
+    """Accept lower case. Listing these spellings as enum values would break client generators."""
     return value.capitalize() if value in ("left", "right") else value
 
 
 def _input_branch(value: Any) -> str:
-    """Select the kind of `inputs` by its first item; a list of numbers is one input."""
+    """Select the branch for `inputs` by its first item. A list of numbers is one input."""
     if isinstance(value, str):
         return OTHER_TAG
     return IDS_TAG if isinstance(value, list) and value and isinstance(value[0], int) else LIST_TAG
 
 
 def _ids_branch(value: Any) -> str:
-    """Select the kind of `ids` by its first item."""
+    """Select the branch for `ids` by its first item."""
     return IDS_TAG if isinstance(value, list) and value and isinstance(value[0], int) else IDS_LIST_TAG
 
 
 def _pair_branch(value: Any) -> str:
-    """Select the kind of `inputs` of a classifier by its first item."""
+    """Select the branch for a classifier's `inputs` by its first item."""
     if isinstance(value, str):
         return OTHER_TAG
     return IDS_LIST_TAG if isinstance(value, list) and value and isinstance(value[0], list) else LIST_TAG
@@ -114,7 +114,7 @@ class TruncatableBody(ForeignModel):
 
     @property
     def truncation(self) -> Truncation:
-        """The truncation as operations name it."""
+        """The truncation in the operations' terms."""
         if self.truncate is False:
             return "error"
         return "auto" if self.truncation_direction is None else DIRECTIONS[self.truncation_direction]
@@ -296,7 +296,7 @@ Predictions = list[PredictionBody] | list[list[PredictionBody]]
 
 
 def http_status(error: ServiceError) -> int:
-    """Return the HTTP status of an error, which is TEI's if TEI has this error."""
+    """Return the HTTP status of an error: TEI's status if TEI defines the error."""
     if isinstance(error, Overloaded):
         return 429
     if error.reason == "PROMPT_NOT_FOUND":

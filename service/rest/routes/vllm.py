@@ -47,7 +47,7 @@ from service.steps import convert
 
 NAME = "vllm"
 RAW_FIELDS = ("normalize", "use_activation", "activation", "softmax")
-"""Fields in which false selects raw values."""
+"""Fields for which false selects raw values."""
 ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError"}
 
 Task = Literal["embed", "token_embed", "classify"]
@@ -221,7 +221,7 @@ async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
 
 
 async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[float]]:
-    """Return the response of the operation and the score of each pair."""
+    """Return the operation's response and the score of each pair."""
     engine = exchange.find(body.model)
     info, truncation = engine.info, exchange.truncation(body, engine)
     first, second = (_cut(texts, truncation, engine) for texts in (body.text_1, body.text_2))
@@ -242,7 +242,7 @@ async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[flo
         request = RerankRequest(first[0], second, raw_scores=body.raw_scores, truncation=truncation)
         ranked = await exchange.run("rerank", engine, request)
         return ranked, [item.relevance_score for item in sorted(ranked.results, key=lambda item: item.index)]
-    if "classify" not in info.operations:  # rerank takes one query per request
+    if "classify" not in info.operations:  # rerank accepts one query per request
         raise UnsupportedByModel("several texts are not supported for this model", "Send one.", field="text_1")
     inputs = tuple(Input(text, pair) for text, pair in zip(first, second, strict=True))
     labeled = await exchange.run(
@@ -252,7 +252,7 @@ async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[flo
 
 
 def score_function(info: ModelInfo) -> SimilarityFunction:
-    """Return the function that scores a pair, as vLLM does: the embeddings of BGE-M3, but the vectors of ColBERT."""
+    """Return the function that scores a pair, as in vLLM: BGE-M3 compares embeddings, ColBERT token vectors."""
     functions: dict[Output, SimilarityFunction] = {"multi_vector": "maxsim", "sparse": "sparse"}
     available = [function for output, function in functions.items() if output in info.outputs]
     return available[0] if len(available) == 1 else "cosine"
@@ -271,7 +271,7 @@ def _check_counts(first: int, second: int) -> None:
 
 @contextmanager
 def _texts_of(body: VllmScoreBody) -> Iterator[None]:
-    """Name the texts of a pair in errors. Operations have queries and documents, or inputs with two parts."""
+    """Rename the texts of a pair in errors. Operations use queries and documents, or inputs with two parts."""
     try:
         yield
     except ServiceError as error:
@@ -281,7 +281,7 @@ def _texts_of(body: VllmScoreBody) -> Iterator[None]:
 
 
 def name_text(path: str, body: VllmScoreBody) -> str:
-    """Return the path of a text of /score."""
+    """Return the path of a text in a /score request."""
     name, bracket, rest = path.partition("[")
     index, _, part = rest.partition("]")
     if name == "inputs":
@@ -328,7 +328,7 @@ async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
 
 
 async def _pool(exchange: Exchange, body: VllmPoolingBody, engine: Engine) -> tuple[Any, list[Any]]:
-    """Return the response of the operation, and the data of each input."""
+    """Return the operation's response and the data of each input."""
     encoded, truncation = body.encoding_format == "base64", exchange.truncation(body, engine)
     inputs = _inputs(body, engine, truncation)
     task = body.task or ("classify" if "classify" in engine.info.operations else "token_embed")
@@ -370,11 +370,11 @@ _OUTPUTS: dict[str, tuple[Output, str]] = {
     "token_embed": ("tokens", "token_vectors"),
     "multi_vector": ("multi_vector", "multi_vector"),
 }
-"""The output of encode that a task returns, and its field in the result."""
+"""For each task, the encode output to return, and its field in the result."""
 
 
 def in_order(result: ClassifyResult, labels: Sequence[str]) -> list[float]:
-    """Return the score of each label, in the order of the labels."""
+    """Return the scores in label order."""
     scores = {label.label: label.score for label in result.labels}
     return [scores[label] for label in labels]
 
