@@ -56,6 +56,7 @@ class AdminPort:
         self._hosts = HostCheck(settings.admin_host, "")
         self._header_timeout_s = settings.header_timeout_ms / 1000
         self._connections: set[asyncio.StreamWriter] = set()
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # in the order in which they became idle
 
     async def start(self, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accept connections."""
@@ -77,22 +78,35 @@ class AdminPort:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
         try:
+            if len(self._connections) > MAX_CONNECTIONS:
+                self._close_idle()
             if len(self._connections) <= MAX_CONNECTIONS:
                 await self._serve_requests(reader, writer)
         except (OSError, EOFError, TimeoutError, ValueError, asyncio.LimitOverrunError):
             pass  # the client left, was too slow, or does not speak HTTP
         finally:
             self._connections.discard(writer)
+            self._idle.pop(writer, None)
+            writer.close()
+
+    def _close_idle(self) -> None:
+        """Close the connection that has waited longest for a request, if any: probes must get through."""
+        writer = next(iter(self._idle), None)
+        if writer is not None:
+            del self._idle[writer]
+            self._connections.discard(writer)
             writer.close()
 
     async def _serve_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         timeout_s = self._header_timeout_s
         while True:
+            self._idle[writer] = None
             async with asyncio.timeout(timeout_s):
                 head = await reader.readuntil(b"\r\n\r\n")
+            self._idle.pop(writer, None)
             timeout_s = KEEP_ALIVE_S
             line, *fields = head[:-4].decode("latin-1").split("\r\n")
-            method, target, _ = line.split(" ")
+            method, target, version = line.split(" ")
             headers = {
                 name.strip().lower(): value.strip() for name, _, value in (item.partition(":") for item in fields)
             }
@@ -106,7 +120,8 @@ class AdminPort:
             if not is_own or has_body:
                 await self._relay(head, reader, writer)
                 return
-            closes = headers.get("connection", "").lower() == "close"
+            options = [option.strip() for option in headers.get("connection", "").lower().split(",")]
+            closes = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
             writer.write(await self._respond(path, headers, closes))
             await writer.drain()
             if closes:
@@ -156,7 +171,10 @@ class AdminPort:
 
     async def _describe_callers(self, head: bytes) -> bytes:
         """Return the callers, with counts summed over the workers, as an HTTP response."""
-        responses = await asyncio.gather(*(_fetch(connection, head) for connection in self._connect_all()))
+        fetched = await asyncio.gather(
+            *(_fetch(connection, head) for connection in self._connect_all()), return_exceptions=True
+        )
+        responses = [response for response in fetched if isinstance(response, bytes)]  # the others have just ended
         if not responses:
             return _response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True)
         if rejected := [response for response in responses if not response.startswith(b"HTTP/1.1 200 ")]:

@@ -27,6 +27,7 @@ from model.artifact.console import EX_CONFIG, EX_OK, EX_SOFTWARE
 from model.artifact.files import ArtifactError
 from service import __version__, read_revision
 from service.auth import ADMIN_OPTION, Access, ApiKeys
+from service.callers import ANONYMOUS_NAME
 from service.config import ConfigError, Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.repository import ModelRepository, ModelsChange, ModelsState
@@ -35,7 +36,7 @@ from service.exporter import stop_exporters
 from service.file_watch import FileWatch
 from service.lifecycle import Lifecycle
 from service.logs import count_dropped_lines
-from service.metrics import Metrics
+from service.metrics import NO_MODEL, Metrics
 from service.models_file import ModelEntry
 from service.process import background_task, exit_after, relaxed_gc, release_memory, run_in_thread, start_task
 from service.request_log import RequestLog
@@ -103,6 +104,7 @@ class App:
         self._tracing = start_tracing()
         self._stop = asyncio.Event()
         self._watches: list[FileWatch[Any]] = []
+        self._tasks = contextlib.ExitStack()  # that end with the server
         self.metrics = Metrics(CollectorRegistry())
         count_dropped_lines(self.metrics.dropped_log_lines.inc)
         if link is None:  # the supervisor exports process metrics
@@ -129,24 +131,21 @@ class App:
                 bind(settings.host, settings.grpc_port, "gRPC").close()  # gRPC's error messages span several lines
         with (
             background_task(self._monitor_event_loop()),
-            contextlib.ExitStack() as watches,
+            self._tasks,
             relaxed_gc(),
         ):
             loading = run_in_thread(self._repository.load_all)
             self._rest, self._admin, self._rpc = self._make_servers()
             self._watches = self._watch_files()
             for watch in self._watches:
-                watches.enter_context(background_task(watch.run()))
+                self._tasks.enter_context(background_task(watch.run()))
             await self._admin.start(admin_socket)
             await self._rest.start(rest_socket, settings.rest_port)
-            try:
-                grpc_port = await self._rpc.start(
-                    format_address(settings.host, settings.grpc_port), self._grpc_credentials()
-                )
-            except OSError as error:
-                raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
+            # The kernel also passes gRPC connections to a worker that is loading, so while others serve, it comes last.
+            others_serve = link is not None and link.start.models is not None and bool(link.start.models["served"])
+            grpc_port = settings.grpc_port if others_serve else await self._start_rpc()
             if link is not None:
-                watches.enter_context(background_task(self._share_quotas(link)))
+                self._tasks.enter_context(background_task(self._share_quotas(link)))
                 link.attach(self._rest.adopt, self._admin.adopt, self._on_message)
             rest_port, admin_port = (
                 port if bound is None else bound.getsockname()[1]
@@ -155,21 +154,49 @@ class App:
             self._ports = rest_port, grpc_port, admin_port
             status = await self._finish_loading(loading)
             del loading  # drop the reference to the first models, which may be replaced
+            models = asdict(self._repository.models_state)
+            if status == EX_OK and link is not None:
+                try:
+                    link.check_size(models)
+                except ConfigError as error:
+                    log.error("%s", error)
+                    status = EX_CONFIG
             if status == EX_OK and not self._stop.is_set():
-                # A single worker watches the models file for all workers.
-                models_watch = self._repository.watch() if link is None or link.start.number == 0 else None
-                if models_watch is not None:
-                    self._watches.append(models_watch)
-                    watches.enter_context(background_task(models_watch.run()))
+                if others_serve:
+                    await self._start_rpc()
+                self._forget_removed()
                 await self._rpc.set_serving(True)
                 if link is None:
+                    self._watch_models()
                     self._announce()
                 else:
-                    link.tell("ready", models=asdict(self._repository.models_state), **self._measure_models())
+                    link.tell("ready", models=models, **self._measure_models())
                 await self._stop.wait()
             await self._drain()
             await asyncio.to_thread(stop_exporters)
         return status
+
+    async def _start_rpc(self) -> int:
+        """Open the gRPC port and return it. Raises `ConfigError` if it cannot be bound."""
+        settings = self._settings
+        try:
+            return await self._rpc.start(format_address(settings.host, settings.grpc_port), self._grpc_credentials())
+        except OSError as error:
+            raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
+
+    def _forget_removed(self) -> None:
+        """Remove metrics of models and callers that were removed while this worker did not run."""
+        if self._slot is not None:
+            self._slot.forget("model", {NO_MODEL, *(engine.name for engine in self._lifecycle.models)})
+            if self._access.keys is not None:
+                self._slot.forget("caller", {ANONYMOUS_NAME, *self._access.keys.callers})
+
+    def _watch_models(self) -> None:
+        """Apply changes of the models file from now on. The supervisor selects one worker, which does it for all."""
+        watch = self._repository.watch()
+        if watch is not None:
+            self._watches.append(watch)
+            self._tasks.enter_context(background_task(watch.run()))
 
     def _make_servers(self) -> "tuple[Server, Server, RpcServer]":
         """Return the servers of REST, admin and gRPC.
@@ -371,6 +398,8 @@ class App:
         match message["event"]:
             case "announce":
                 self._announce()
+            case "watch":
+                self._watch_models()
             case "prepare":
                 start_task(self._prepare_models(ModelsChange(**message["change"])))
             case "commit":

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,8 +158,8 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
     """Return the keys of a file: one key or `FORMAT` per line; blank lines and lines starting with # are skipped.
 
     In a truncated file, the remainder of a line with a name must not become a key. Such a line contains a colon, or
-    lacks a newline in a file with names. Callers in `previous` with the same weight and quota are reused, including
-    their quota state. Raises `ConfigError`, whose message contains no key.
+    lacks a newline in a file with names. Callers in `previous` with the same weight and quota are reused, and others
+    keep the tokens in their bucket. Raises `ConfigError`, whose message contains no key.
     """
     try:
         lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
@@ -215,6 +216,7 @@ def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller
     tokens_per_second = int(match["quota"] or 0)
     if match["quota"] is not None and not tokens_per_second:
         raise ConfigError(f"{place} has a quota of 0 tokens per second. Remove the line, or set a larger quota.")
-    caller = Caller(name, weight, Quota(tokens_per_second) if tokens_per_second else None)
     before = previous.get(name)
+    level = math.inf if before is None or before.quota is None else before.quota.level
+    caller = Caller(name, weight, Quota(tokens_per_second, level) if tokens_per_second else None)
     return before if before is not None and before.terms == caller.terms else caller

@@ -1,5 +1,6 @@
 """Callers: the owners of API keys, their shares of the run time, and their quotas."""
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -19,9 +20,10 @@ class Quota:
     not limit the size of a request. Not thread-safe.
     """
 
-    def __init__(self, tokens_per_second: float) -> None:
+    def __init__(self, tokens_per_second: float, level: float = math.inf) -> None:
+        """`level`: the tokens in the bucket, at most its capacity."""
         self.tokens_per_second = tokens_per_second
-        self._level = tokens_per_second * BURST_S
+        self._level = min(level, tokens_per_second * BURST_S)
         self._updated = time.monotonic()
         self.charged = 0.0
         """Tokens charged by this process."""

@@ -1,13 +1,14 @@
 """Quotas across workers: each worker publishes the tokens it has charged, and reads the other workers' charges.
 
 There is no lock, because its holder could be killed. Each worker writes to a separate area of memory that the
-supervisor owns. An area is a table with three columns of eight bytes: the caller, the tokens charged so far, and the
-bucket level, which a replacement worker starts from.
+supervisor owns. An area is a table with four columns of eight bytes: the caller, the tokens charged so far, the bucket
+level, from which another worker continues, and the time of that level.
 """
 
 import hashlib
 import mmap
 import os
+import time
 from collections.abc import Iterable
 
 from service.callers import Caller, Quota
@@ -15,7 +16,7 @@ from service.callers import Caller, Quota
 PERIOD_S = 0.025
 """Time between two samples. Every worker knows of a charge after two periods."""
 ROWS = 1024
-AREA_BYTES = 3 * 8 * ROWS
+AREA_BYTES = 4 * 8 * ROWS
 
 
 def create_board(workers: int) -> int:
@@ -32,7 +33,8 @@ class Area:
         column = 8 * ROWS
         self.callers = memory[:column].cast("Q")
         self.charged = memory[column : 2 * column].cast("d")
-        self.levels = memory[2 * column :].cast("d")
+        self.levels = memory[2 * column : 3 * column].cast("d")
+        self.times = memory[3 * column :].cast("d")
 
     def find(self, caller: int) -> int | None:
         """Return the row of a caller; with 0, an unused row."""
@@ -48,7 +50,6 @@ class QuotaBoard:
         self._own = areas.pop(number)
         self._others = areas
         self._quotas: dict[str, SharedQuota] = {}
-        self._started = False
 
     def sample(self, callers: Iterable[Caller]) -> None:
         """Publish this worker's charges, and apply the other workers' charges."""
@@ -59,8 +60,7 @@ class QuotaBoard:
             shared = self._quotas.get(name)
             if shared is None:
                 shared = self._quotas[name] = SharedQuota(name, self._own, self._others)
-            shared.sample(quota, joins=not self._started)
-        self._started = True
+            shared.sample(quota)
 
 
 class SharedQuota:
@@ -78,12 +78,14 @@ class SharedQuota:
         self._quota: Quota | None = None
         self._written = 0.0
 
-    def sample(self, quota: Quota, joins: bool) -> None:
-        """Exchange charges. `joins`: whether the process has just started and takes the level from other workers."""
+    def sample(self, quota: Quota) -> None:
+        """Exchange charges. A new quota starts from the lowest level of the other workers that have the caller."""
+        now = time.monotonic()
         if quota is not self._quota:
             self._quota, self._written = quota, 0.0
-            levels = [area.levels[row] for area in self._others if (row := area.find(self._id)) is not None]
-            if joins and levels:
+            rows = [(area, row) for area in self._others if (row := area.find(self._id)) is not None]
+            levels = [area.levels[row] + (now - area.times[row]) * quota.tokens_per_second for area, row in rows]
+            if levels and min(levels) < quota.level:
                 quota.charge_elsewhere(quota.level - min(levels))
         for place, seen in self._seen.items():
             charged = self._charged(place)
@@ -92,7 +94,7 @@ class SharedQuota:
             self._seen[place] = charged or 0.0
         if self._row is not None:
             self._own.charged[self._row] += quota.charged - self._written
-            self._own.levels[self._row] = quota.level
+            self._own.levels[self._row], self._own.times[self._row] = quota.level, now
             self._written = quota.charged
 
     def leave(self) -> None:

@@ -6,10 +6,11 @@ and a record counts once it is complete, so no locks between processes are neede
 """
 
 import json
+import logging
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -18,8 +19,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-MAX_SERIES = 2**16
-MAX_KEY_BYTES = 2**25
+MAX_SERIES = 2**18
+"""Records are never freed: this many hold 120 busy models, or 250 idle ones, over the life of a server."""
+MAX_KEY_BYTES = 2**27
 HEADER_BYTES = 4096
 VALUES_END = HEADER_BYTES + 8 * MAX_SERIES
 KEYS_START = VALUES_END + MAX_SERIES
@@ -29,6 +31,9 @@ GAUGE = "gauge"
 
 Key = tuple[str, str, str, str, tuple[tuple[str, str], ...], str]
 """Type, multiprocess mode, family, name, labels and description of a series."""
+
+
+log = logging.getLogger("attendant.metrics")
 
 
 class Cell(IntEnum):
@@ -59,6 +64,7 @@ class Slot:
         self._indices: dict[Key, int] = {}
         self._owned: set[int] = set()
         self._lock = threading.Lock()
+        self._is_full = False
         self.sealed = False
         """True after `seal`: deleted series keep their values."""
 
@@ -88,6 +94,12 @@ class Slot:
             if key[0] == GAUGE:
                 self.live[index] = 0
         self.cells[Cell.BEATS] = self.cells[Cell.CLOSED] = 0
+
+    def forget(self, label: str, known: Collection[str]) -> None:
+        """Remove series that an earlier process has left, with a value of this label that is not `known`."""
+        for index, (*_, labels, _) in enumerate(self.keys()):
+            if index not in self._owned and any(name == label and value not in known for name, value in labels):
+                self.live[index] = 0
 
     def add(self, cell: Cell) -> None:
         """Add 1 to a cell."""
@@ -131,6 +143,9 @@ class Slot:
         line = json.dumps(key).encode() + b"\n"
         index, start = int(self.cells[Cell.SERIES]), int(self.cells[Cell.KEYS_END])
         if index >= MAX_SERIES or start + len(line) > MAX_KEY_BYTES:
+            if not self._is_full:
+                self._is_full = True
+                log.error("metrics memory full, new models and callers have no metrics until the server restarts")
             return None
         self._memory[KEYS_START + start : KEYS_START + start + len(line)] = line
         self.cells[Cell.KEYS_END] = start + len(line)

@@ -42,7 +42,9 @@ PERIOD_S = 0.25
 SILENT_S = 2.0
 """A worker gets no new connections if its event loop has made no turn for this long."""
 HUNG_S = 30.0
-"""A worker is killed if its event loop has made no turn for this long. Both times are counted in turns of the
+"""A worker is killed if its event loop has made no turn for this long."""
+LOADING_HUNG_S = 300.0
+"""The same for a worker that loads its models, which may hold the GIL. These times are counted in turns of the
 supervisor's loop.
 """
 BACKOFF_S = 0.5
@@ -99,11 +101,12 @@ class Worker:
     @property
     def accepts(self) -> bool:
         """Whether it can accept a connection."""
-        return self.is_listening and self.silent_turns * PERIOD_S < SILENT_S
+        is_silent = self.was_ready and self.silent_turns * PERIOD_S >= SILENT_S  # loading a model may hold the GIL
+        return self.is_listening and not is_silent
 
     @property
     def is_live(self) -> bool:
-        return self.failures < MAX_FAILURES
+        return self.is_ready or self.failures < MAX_FAILURES
 
     def pass_connection(self, kind: bytes, connection: socket.socket) -> bool:
         """Pass a connection; return whether that succeeded."""
@@ -150,6 +153,7 @@ class Supervisor:
         registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
         self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
         self._models: Message | None = None
+        self._watcher: Worker | None = None
         self._changing = asyncio.Lock()
         self._ended = asyncio.Event()
         self._exit_status = EX_OK
@@ -214,6 +218,8 @@ class Supervisor:
             return
         if self._models is not None and not serves:
             self._models["served"] = {}
+            if worker.failures > 1:  # the models in use cannot be loaded any more: the worker reads the models file
+                self._models = None
         worker.slot.reset()
         worker.passed = worker.silent_turns = 0
         worker.is_listening = worker.is_ready = worker.was_ready = False
@@ -293,10 +299,9 @@ class Supervisor:
                 if not worker.is_listening:
                     continue
                 beats = worker.slot.cells[Cell.BEATS]
-                is_turning = beats != worker.beats or not worker.was_ready  # loading a model may hold the GIL
-                worker.silent_turns = 0 if is_turning else worker.silent_turns + 1
+                worker.silent_turns = 0 if beats != worker.beats else worker.silent_turns + 1
                 worker.beats = beats
-                if worker.silent_turns * PERIOD_S >= HUNG_S:
+                if worker.silent_turns * PERIOD_S >= (HUNG_S if worker.was_ready else LOADING_HUNG_S):
                     log.critical("worker hangs, killing it worker=%d pid=%d", worker.number, worker.pid)
                     worker.kill(signal.SIGKILL)
             self._update_status()
@@ -381,6 +386,11 @@ class Supervisor:
             self._start(worker)
 
     def _update_status(self) -> None:
+        if self._watcher is None or not self._watcher.is_ready:
+            ready = [worker for worker in self._workers if worker.is_ready and worker.channel is not None]
+            if ready and ready[0].channel is not None:
+                self._watcher = ready[0]
+                ready[0].channel.send({"event": "watch"})
         if not self._has_been_ready and all(worker.is_ready for worker in self._workers):
             self._has_been_ready = True
             if len(self._workers) > 1 and has_gpu(self._settings):
@@ -440,6 +450,9 @@ class Supervisor:
         """Return a connection to the admin API of a worker; None if no worker accepts one."""
         own, other = socket.socketpair()
         with other:
+            watcher = self._watcher  # it knows why changes have failed
+            if watcher is not None and watcher.accepts and watcher.pass_connection(ADMIN, other):
+                return own
             if self._pass(ADMIN, other):
                 return own
         own.close()

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
+        self._waiting: deque[bytes] = deque()
         end.setblocking(False)
 
     @classmethod
@@ -48,19 +50,42 @@ class Channel:
         return cls(own), other
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send a message; return whether that succeeded."""
-        return self._send(json.dumps(message).encode(), descriptors)
+        """Send a message, or while the buffer is full, send it later; return False if the process has exited."""
+        data = json.dumps(message).encode()
+        if not self._waiting:
+            try:
+                socket.send_fds(self.end, [data], descriptors)
+            except BlockingIOError:
+                assert not descriptors, "only the first message has descriptors"
+                asyncio.get_running_loop().add_writer(self.end, self._send_waiting)
+            except OSError:
+                return False
+            else:
+                return True
+        self._waiting.append(data)
+        return True
 
     def send_connection(self, kind: bytes, connection: socket.socket) -> bool:
         """Pass a connection; return whether that succeeded. The caller must close its descriptor."""
-        return self._send(kind, (connection.fileno(),))
-
-    def _send(self, data: bytes, descriptors: tuple[int, ...]) -> bool:
+        if self._waiting:
+            return False
         try:
-            socket.send_fds(self.end, [data], descriptors)
+            socket.send_fds(self.end, [kind], (connection.fileno(),))
         except OSError:  # the buffer is full, or the process has exited
             return False
         return True
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            try:
+                self.end.send(self._waiting[0])
+            except BlockingIOError:
+                return
+            except OSError:  # the process has exited
+                self._waiting.clear()
+                break
+            self._waiting.popleft()
+        asyncio.get_running_loop().remove_writer(self.end)
 
     def receive(self) -> tuple[bytes, list[int]] | None:
         """Return the next message and its descriptors; None if none has arrived. Raises EOFError if closed."""
@@ -75,6 +100,8 @@ class Channel:
         return data, descriptors
 
     def close(self) -> None:
+        if self._waiting:
+            asyncio.get_running_loop().remove_writer(self.end)
         self.end.close()
 
 
@@ -156,14 +183,19 @@ class WorkerLink:
         """Send a message to the supervisor."""
         self._channel.send({"event": event, **values})
 
-    async def request_change(self, change: Message) -> None:
-        """Change the models of all workers. Raises `ConfigError` if one of them cannot."""
-        size = len(json.dumps(change))
+    @staticmethod
+    def check_size(models: Message) -> None:
+        """Raise `ConfigError` if the description of the models, or of a change, is too long for a message."""
+        size = len(json.dumps(models))
         if size > MAX_CHANGE_BYTES:
             raise ConfigError(
                 f"ATTENDANT_MODELS_FILE: too large for several workers ({size} bytes, limit {MAX_CHANGE_BYTES}). "
                 "Serve fewer models."
             )
+
+    async def request_change(self, change: Message) -> None:
+        """Change the models of all workers. Raises `ConfigError` if one of them cannot."""
+        self.check_size(change)
         number = next(self._numbers)
         self._requests[number] = done = asyncio.get_running_loop().create_future()
         self.tell("change", request=number, change=change)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from service import callers
+from service import callers, quota_board
 from service.callers import Caller, Quota
 from service.errors import QuotaExceeded
 from service.quota_board import PERIOD_S, QuotaBoard, create_board
@@ -24,6 +24,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(callers, "time", clock)
+    monkeypatch.setattr(quota_board, "time", clock)
     return clock
 
 
@@ -105,6 +106,36 @@ def test_restarted_worker_knows_the_debt(clock: Clock) -> None:
     assert workers.quota(1).level == workers.quota(0).level < 0
     workers.sample()
     assert workers.quota(0).level == workers.quota(1).level
+
+
+def test_debt_that_a_dead_worker_left_has_been_refilled(clock: Clock) -> None:
+    workers = Workers(3)
+    workers.quota(2).charge(int(RATE * 30))
+    workers.sample()
+    workers.sample()
+    assert workers.quota(1).level == -20 * RATE
+    clock.now += 40
+    for number in (0, 1):  # the third one has died
+        workers.boards[number].sample([workers.callers[number]])
+    workers.restart(1)
+    assert workers.quota(1).level == workers.quota(0).level == RATE * callers.BURST_S
+
+
+def test_worker_that_learns_of_a_caller_later_grants_no_second_burst(clock: Clock) -> None:
+    """Workers read a changed file of keys within seconds of each other."""
+    workers = Workers(2)
+    for board in workers.boards:
+        board.sample([])
+    added = Caller("b", 1, Quota(RATE))
+    workers.boards[0].sample([added])
+    assert added.quota is not None
+    added.quota.charge(int(RATE * 12))
+    workers.boards[0].sample([added])
+    clock.now += 1
+    later = Caller("b", 1, Quota(RATE))
+    workers.boards[1].sample([later])
+    assert later.quota is not None
+    assert later.quota.level == added.quota.level == -RATE
 
 
 def test_caller_that_leaves_and_returns_starts_anew(clock: Clock) -> None:

@@ -47,6 +47,19 @@ def test_counter_continues_in_the_process_that_replaces_a_killed_one() -> None:
     assert scrape(slot) == {'spoons_total{kind="tea"}': 3}
 
 
+def test_series_of_models_that_were_removed_meanwhile_disappear() -> None:
+    slot = Slot.create()
+    killed = make_counter(slot)
+    for kind in ("tea", "soup"):
+        killed.labels(kind).inc()
+    slot.reset()
+    own = Slot(slot.descriptor)
+    replacement = make_counter(own)
+    replacement.labels("jam").inc()
+    own.forget("kind", {"tea"})
+    assert scrape(slot) == {'spoons_total{kind="tea"}': 1, 'spoons_total{kind="jam"}': 1}
+
+
 def test_gauge_of_a_killed_process_disappears() -> None:
     slot = Slot.create()
     slot.use()

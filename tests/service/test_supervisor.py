@@ -1,5 +1,6 @@
 """Several workers behind one address: connections, faults of workers and of the supervisor, and metrics."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,14 +14,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service import supervisor
+from service.admin_port import MAX_CONNECTIONS as MAX_ADMIN_CONNECTIONS
 from service.callers import BURST_S
 from service.config import Settings, load_settings
 from service.quota_board import create_board
-from service.supervisor import Supervisor, share
+from service.shared_values import Slot
+from service.supervisor import MAX_FAILURES, Supervisor, Worker, share
+from service.worker_link import REST, Channel
 from tests.conftest import (
     ROOT,
     RunningServer,
@@ -288,6 +294,62 @@ def test_other_admin_requests_are_answered_by_a_worker(workers: RunningServer) -
         assert client.get("/readyz", headers={"host": "rebound.example.org"}).json()["error"]["reason"] == (
             "HOST_NOT_ALLOWED"
         )
+
+
+def test_admin_port_answers_beside_idle_connections(workers: RunningServer) -> None:
+    """The longest idle one makes room. Clients of HTTP/1.0 read to the end of the connection."""
+    address = ("127.0.0.1", port_of(workers.admin))
+    with ExitStack() as stack:
+        for _ in range(MAX_ADMIN_CONNECTIONS + 5):
+            stack.enter_context(socket.create_connection(address))
+        for options in ("HTTP/1.0", "HTTP/1.1\r\nConnection: close, te"):
+            with socket.create_connection(address, timeout=5) as connection:
+                connection.sendall(f"GET /livez {options}\r\nHost: localhost\r\n\r\n".encode())
+                with connection.makefile("rb") as response:
+                    assert response.read().startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.slow
+def test_replacement_opens_its_grpc_port_once_its_models_are_loaded(own_workers: RunningServer) -> None:
+    stub_options = [("grpc.use_local_subchannel_pool", 1)]
+    statuses = set()
+    os.kill(worker_ids(own_workers)[1], signal.SIGKILL)
+    while metric(own_workers, "attendant_ready_workers") < WORKERS:
+        with grpc.insecure_channel(own_workers.grpc, options=stub_options) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            statuses.add(check.status)
+    assert statuses == {health_pb2.HealthCheckResponse.SERVING}
+
+
+def test_worker_that_serves_again_is_live() -> None:
+    """However often it had failed before."""
+    worker = Worker(0, Slot.create(), failures=MAX_FAILURES + 4)
+    assert not worker.is_live
+    worker.is_ready = True
+    assert worker.is_live
+
+
+async def test_messages_wait_while_the_buffer_is_full() -> None:
+    """Connections go to another worker meanwhile."""
+    channel, end = Channel.pair()
+    other = Channel(end)
+    count = 0
+    while not channel._waiting:
+        assert channel.send({"event": "commit", "number": count, "padding": "x" * 5000})
+        count += 1
+    with socket.socket() as connection:
+        assert not channel.send_connection(REST, connection)
+    received: list[int] = []
+    while len(received) < count:
+        message = other.receive()
+        if message is None:
+            await asyncio.sleep(0)
+        else:
+            received.append(json.loads(message[0])["number"])
+    assert received == list(range(count))
+    assert channel.send({"event": "abort"})
+    channel.close()
+    end.close()
 
 
 def test_first_process_of_a_container_reaps_and_drains(tiny_artifact: Path) -> None:

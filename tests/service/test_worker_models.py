@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from model.artifact.files import GOLDEN, Artifact, write_manifest
-from tests.conftest import RunningServer, serving, wait_until
+from tests.conftest import RunningServer, run_python, serving, wait_until
 from tests.keys import named_key
 from tests.manifests import with_head
 from tests.service.test_supervisor import WORKERS, await_workers, metric, worker_ids
@@ -95,6 +95,35 @@ def test_replaced_worker_tells_the_others_to_load_a_changed_artifact(tiny_artifa
         os.kill(first, signal.SIGKILL)
         await_workers(server, restarts=1)
         wait_until(lambda: digests(server) == [new] * WORKERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [1, WORKERS])
+def test_corrected_models_file_is_read_although_workers_cannot_start(
+    tiny_artifact: Path, tmp_path: Path, killed: int
+) -> None:
+    """One worker watches the file: the next one if the first cannot start. If none serves, the first one reads it."""
+    for name in ("a", "b"):
+        shutil.copytree(tiny_artifact, tmp_path / name)
+    write_models(tmp_path / "models.toml", a=tmp_path / "a", b=tmp_path / "b")
+    with serving(models_file=tmp_path / "models.toml", workers=WORKERS) as server:
+        (tmp_path / "b").rename(tmp_path / "gone")
+        for pid in worker_ids(server)[:killed]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: metric(server, "attendant_worker_restarts_total") >= 2 * killed)
+        write_models(tmp_path / "models.toml", a=tmp_path / "a")
+        wait_until(lambda: metric(server, "attendant_ready_workers") == WORKERS)
+        wait_until(lambda: names(server) == [["a"]] * WORKERS)
+        assert httpx.get(f"{server.admin}/livez").status_code == 200
+
+
+def test_models_file_too_long_for_a_message_is_an_error(tiny_artifact: Path, tmp_path: Path) -> None:
+    write_models(tmp_path / "models.toml", a=tiny_artifact)
+    with (tmp_path / "models.toml").open("a") as file:
+        file.write("# a comment\n" * 10_000)
+    result = run_python("-m", "service", "serve", models_file=tmp_path / "models.toml", workers=WORKERS)
+    assert result.returncode == 78
+    assert "ATTENDANT_MODELS_FILE: too large for several workers" in result.stderr
 
 
 def test_unloads_and_loads_reach_every_worker_and_its_replacement(server: RunningServer) -> None:
