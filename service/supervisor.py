@@ -386,7 +386,7 @@ class Supervisor:
             self._start(worker)
 
     def _update_status(self) -> None:
-        if self._watcher is None or not self._watcher.is_ready:
+        if self._deadline == math.inf and (self._watcher is None or not self._watcher.is_ready):
             ready = [worker for worker in self._workers if worker.is_ready and worker.channel is not None]
             if ready and ready[0].channel is not None:
                 self._watcher = ready[0]
