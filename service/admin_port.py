@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import resource
 import socket
 import ssl
@@ -174,7 +175,8 @@ class AdminPort:
         fetched = await asyncio.gather(
             *(_fetch(connection, head) for connection in self._connect_all()), return_exceptions=True
         )
-        responses = [response for response in fetched if isinstance(response, bytes)]  # the others have just ended
+        # The others have just ended.
+        responses = [response for response in fetched if isinstance(response, bytes) and _is_complete(response)]
         if not responses:
             return _response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True)
         if rejected := [response for response in responses if not response.startswith(b"HTTP/1.1 200 ")]:
@@ -198,6 +200,12 @@ async def _fetch(connection: socket.socket, head: bytes) -> bytes:
             return await reader.read()
     finally:
         writer.close()
+
+
+def _is_complete(response: bytes) -> bool:
+    head, _, body = response.partition(b"\r\n\r\n")
+    size = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+    return size is not None and len(body) == int(size[1])
 
 
 def _closing(head: bytes) -> bytes:

@@ -72,7 +72,8 @@ class SharedQuota:
         self._others = others
         self._row = own.find(self._id)
         if self._row is None and (row := own.find(0)) is not None:
-            own.charged[row], own.callers[row], self._row = 0.0, self._id, row
+            own.charged[row] = own.levels[row] = own.times[row] = 0.0
+            own.callers[row], self._row = self._id, row
         self._rows: dict[int, int] = {}
         self._seen = {place: self._charged(place) or 0.0 for place in range(len(others))}
         self._quota: Quota | None = None
@@ -82,6 +83,8 @@ class SharedQuota:
         """Exchange charges. A new quota starts from the lowest level of the other workers that have the caller."""
         now = time.monotonic()
         if quota is not self._quota:
+            if self._quota is not None and self._row is not None:
+                self._own.charged[self._row] += self._quota.charged - self._written
             self._quota, self._written = quota, 0.0
             rows = [(area, row) for area in self._others if (row := area.find(self._id)) is not None]
             levels = [area.levels[row] + (now - area.times[row]) * quota.tokens_per_second for area, row in rows]

@@ -154,6 +154,8 @@ class Supervisor:
         self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
         self._models: Message | None = None
         self._watcher: Worker | None = None
+        self._reads_file = False
+        """Whether the first worker to start reads the models file, although others have served different contents."""
         self._changing = asyncio.Lock()
         self._ended = asyncio.Event()
         self._exit_status = EX_OK
@@ -218,8 +220,6 @@ class Supervisor:
             return
         if self._models is not None and not serves:
             self._models["served"] = {}
-            if worker.failures > 1:  # the models in use cannot be loaded any more: the worker reads the models file
-                self._models = None
         worker.slot.reset()
         worker.passed = worker.silent_turns = 0
         worker.is_listening = worker.is_ready = worker.was_ready = False
@@ -232,7 +232,10 @@ class Supervisor:
             # A separate process group: Ctrl-C reaches only the supervisor, which forwards it once.
             worker.pid = os.posix_spawn(sys.executable, command, environment, setpgroup=0)
         settings = share(self._settings, worker.number) | self._ports
-        start = Start(worker.number, self._settings.workers, settings, self._models)
+        models = self._models
+        if models is not None and not serves and self._reads_file:
+            models = models | {"content": ""}
+        start = Start(worker.number, self._settings.workers, settings, models)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
@@ -258,6 +261,10 @@ class Supervisor:
             worker.channel.close()
         worker.pid, worker.channel = 0, None
         worker.is_listening = worker.is_ready = False
+        if worker is self._watcher:
+            self._watcher = None
+        if status > 0 and not worker.was_ready:  # the models could not be loaded: try the other source
+            self._reads_file = not self._reads_file
         if worker.reply is not None and not worker.reply.done():
             worker.reply.set_result({"error": f"Worker {worker.number} ended. Try again."})
         worker.slot.reset()
@@ -409,7 +416,9 @@ class Supervisor:
         async with self._changing:
             while self._is_starting_worker:  # noqa: ASYNC110  # it was told what is in use before the change
                 await asyncio.sleep(PERIOD_S)
-            for worker in [worker for worker in self._workers if worker.is_ready]:
+            ready = [worker for worker in self._workers if worker.is_ready]
+            ready.sort(key=lambda worker: worker is not self._watcher)  # GET /admin/models asks it why a change failed
+            for worker in ready:
                 reply = await self._ask(worker, {"event": "prepare", "change": request["change"]})
                 if error := reply["error"]:
                     break

@@ -23,7 +23,10 @@ from service.shared_values import Slot
 REST, ADMIN = b"r", b"a"
 """Messages that pass a connection: from the REST port, or one that the supervisor relays from the admin port."""
 MAX_MESSAGE_BYTES = 128 * 1024
+MAX_MODELS_BYTES = MAX_MESSAGE_BYTES - 8192
+"""Besides the models, the first message to a worker contains its options."""
 MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
+"""The models that result from a change also have a digest each."""
 MAX_DESCRIPTORS = 8
 MESSAGES_PER_WAKEUP = 16
 """Maximum number of messages that a worker reads before it serves its connections again."""
@@ -184,18 +187,18 @@ class WorkerLink:
         self._channel.send({"event": event, **values})
 
     @staticmethod
-    def check_size(models: Message) -> None:
+    def check_size(models: Message, limit: int = MAX_MODELS_BYTES) -> None:
         """Raise `ConfigError` if the description of the models, or of a change, is too long for a message."""
         size = len(json.dumps(models))
-        if size > MAX_CHANGE_BYTES:
+        if size > limit:
             raise ConfigError(
-                f"ATTENDANT_MODELS_FILE: too large for several workers ({size} bytes, limit {MAX_CHANGE_BYTES}). "
+                f"ATTENDANT_MODELS_FILE: too large for several workers ({size} bytes, limit {limit}). "
                 "Serve fewer models."
             )
 
     async def request_change(self, change: Message) -> None:
         """Change the models of all workers. Raises `ConfigError` if one of them cannot."""
-        self.check_size(change)
+        self.check_size(change, MAX_CHANGE_BYTES)
         number = next(self._numbers)
         self._requests[number] = done = asyncio.get_running_loop().create_future()
         self.tell("change", request=number, change=change)

@@ -772,7 +772,7 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
     write_graph(module, graphs.path(CUDA), WEIGHTS, varlen_signature(module))
     _measure_graph(graphs, CUDA, module, test, checkpoint.max_input_tokens, accuracy)
     module.longest = short_length(encoder.config)
-    if module.longest is not None:
+    if module.longest is not None and module.longest < checkpoint.max_input_tokens:
         progress(f"exporting {graphs.path(CUDA_SHORT).name} for texts of up to {module.longest} tokens")
         write_graph(module, graphs.path(CUDA_SHORT), WEIGHTS, varlen_signature(module), graphs.path(CUDA))
         _measure_graph(graphs, CUDA_SHORT, module, test.up_to(module.longest), module.longest, accuracy)

@@ -294,6 +294,8 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
     if prompt is not None:
         repeated = prompt_bytes(prompt, call.wire)
         size, limit = size + repeated, limit - repeated
+        if limit < 0:
+            engine.check_response_size(size, 0, lambda: Remedy("Use a shorter prompt"))
     engine.check_response_size(
         size, len(prepared), lambda: suggest_smaller_vectors(prepared, request, call, engine.manifest, limit)
     )
@@ -492,7 +494,9 @@ def build_results(
         for item, vector, own in zip(prepared, pooled, of_inputs, strict=True)
     ]
     if not set(HEAD_OUTPUTS).isdisjoint(outputs):
+        prompt = next((item.tokens.source.prompt for item in prepared if item.tokens.source.prompt), "")
         size = response_bytes(prepared, request, call, manifest) + sparse_bytes(results, request, call)
+        size += prompt_bytes(AppliedPrompt(None, prompt), call.wire)
         engine.check_response_size(size, len(results), lambda: Remedy("Request fewer inputs or outputs"))
     return results
 

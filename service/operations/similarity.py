@@ -315,6 +315,8 @@ def prepare(
     top_k = "Set top_k" if request.top_k is None else "Reduce top_k"
     remedy = Remedy(f"{top_k}, or send fewer or shorter texts" if request.explain else "Send fewer texts")
     size = prompt_bytes(spec.query_prompt, call.wire) + prompt_bytes(spec.document_prompt, call.wire)
+    if size > engine.limits.max_response_bytes:
+        remedy = Remedy("Use a shorter prompt")
     engine.check_response_size(size + prepared.response_bytes(), 0, lambda: remedy)
     return prepared
 

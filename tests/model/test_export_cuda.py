@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,9 +25,10 @@ from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import open_reference_session, run_varlen_graph
 from model.source.sentence_transformers import SettingOptions
 from service.config import ConfigError
+from service.engine.backends import cuda as cuda_backend
 from service.engine.backends import cuda_memory
 from service.engine.backends.base import BackendChoice, Gpu
-from service.engine.backends.cuda import CudaBackend
+from service.engine.backends.cuda import CudaBackend, _Device
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.varlen import VarlenBatch
 from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
@@ -193,9 +195,9 @@ def test_texts_that_every_window_covers_run_in_a_graph_without_windows(family: s
     nodes = onnx.load(tmp_path / "out" / short.file, load_external_data=False).graph.node
     assert not any(node.op_type == "MultiHeadAttention" for node in nodes)
     backend, tokenizer = open_varlen(artifact, max_batch_tokens=512), ServingTokenizer(artifact.read(TOKENIZER))
+    backend.warm_up()
     needed = backend.gpu_memory_bytes
     assert needed > 2 * files["cuda.bin"].size
-    backend.warm_up()
     float32 = OnnxRuntimeCpuBackend(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 256, "test"))
     chance = np.random.default_rng(0)
     special = len(tokenizer.encode([TokenizerInput(token_ids=())])[0])
@@ -210,13 +212,54 @@ def test_texts_that_every_window_covers_run_in_a_graph_without_windows(family: s
             assert hidden is not None
             assert expected is not None
             np.testing.assert_allclose(hidden, expected, atol=float(0.02 * np.abs(expected).max()))
-    sessions = {shape.longest <= longest: bound.session for shape, bound in backend._device._bound.items()}
-    assert sessions[True] is not sessions[False]
+    long, every = {shape for shape in backend.shapes.shapes if shape.longest > longest}, {*backend.shapes.shapes}
+    assert backend._short_device is not None
+    assert ({*backend._device._bound}, {*backend._short_device._bound}) == (long, every - long)
+    (task,) = (EncodeTask(tokens, None, hidden=True) for tokens in tokenizer.encode([TokenizerInput("a")]))
+    both = [backend.run([task])[0].hidden for _ in backend.each_graph()]
+    np.testing.assert_allclose(both[0], both[1], atol=0.05)  # type: ignore[arg-type]
+    assert {*backend._device._bound} > long
     backend.memory.release()
     smaller = open_varlen(artifact, max_batch_tokens=512, gpu=Gpu(0, needed - 1))  # has room for one graph
     smaller.warm_up()
-    assert len({bound.session for bound in smaller._device._bound.values()}) == 1
+    assert (smaller._short_device, {*smaller._device._bound}) == (None, every)
     assert smaller.gpu_memory_bytes == needed - files["cuda.bin"].size
+
+
+def test_second_graph_is_left_out_if_its_batches_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it runs them for the first time, or when a session has failed and others are opened."""
+    publish_windows("modernbert", tmp_path / "source")
+    export(str(tmp_path / "source"), tmp_path / "out", variants=Variants(("cuda",), SENTENCES, explain=False))
+    artifact = Artifact.open(tmp_path / "out")
+
+    class FullDevice(_Device):
+        def run(self, batch: VarlenBatch, hidden: bool) -> Any:
+            if len(self._bound) > 1 and batch.shape.longest <= 16:
+                raise RuntimeError("Available memory of 5 is smaller than requested bytes of 9")
+            return super().run(batch, hidden)
+
+    monkeypatch.setattr(cuda_backend, "_Device", FullDevice)
+    backend = open_varlen(artifact, max_batch_tokens=512)
+    before = backend.gpu_memory_bytes
+    with pytest.raises(ConfigError):  # without the second graph, this device runs the batches in the first one
+        backend.warm_up()
+    assert (backend._short_device, backend.gpu_memory_bytes) == (None, before)
+    monkeypatch.undo()
+    backend = open_varlen(artifact, max_batch_tokens=512)
+    backend.warm_up()
+    make, opened = backend._make_device, []
+
+    def make_device(name: str, gpu: Gpu) -> _Device:
+        opened.append((name, backend._short_device))
+        if name == CUDA_SHORT:
+            raise RuntimeError("CUDA error: out of memory")
+        return make(name, gpu)
+
+    monkeypatch.setattr(backend, "_make_device", make_device)
+    backend.reopen()
+    assert opened == [(CUDA, None), (CUDA_SHORT, None)]
+    backend.probe()
+    assert backend._short_device is None
 
 
 HEADS = (

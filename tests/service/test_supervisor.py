@@ -314,11 +314,27 @@ def test_replacement_opens_its_grpc_port_once_its_models_are_loaded(own_workers:
     stub_options = [("grpc.use_local_subchannel_pool", 1)]
     statuses = set()
     os.kill(worker_ids(own_workers)[1], signal.SIGKILL)
+    wait_until(lambda: metric(own_workers, "attendant_ready_workers") < WORKERS)
     while metric(own_workers, "attendant_ready_workers") < WORKERS:
         with grpc.insecure_channel(own_workers.grpc, options=stub_options) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
             statuses.add(check.status)
     assert statuses == {health_pb2.HealthCheckResponse.SERVING}
+
+
+async def test_every_new_process_that_serves_alone_watches_the_models_file() -> None:
+    supervisor = Supervisor(Settings(workers=1))
+    (worker,) = supervisor._workers
+    for pid in (1, 2):
+        worker.channel, end = Channel.pair()
+        worker.pid, worker.is_ready, worker.was_ready = pid, True, True
+        supervisor._update_status()
+        received = [json.loads(end.recv(1000)) for _ in range(2 if pid == 1 else 1)]
+        end.close()
+        assert {"event": "watch"} in received
+        supervisor._handle_end(worker, -9)
+        assert worker.restart is not None
+        worker.restart.cancel()
 
 
 def test_worker_that_serves_again_is_live() -> None:

@@ -115,6 +115,8 @@ def test_corrected_models_file_is_read_although_workers_cannot_start(
         wait_until(lambda: metric(server, "attendant_ready_workers") == WORKERS)
         wait_until(lambda: names(server) == [["a"]] * WORKERS)
         assert httpx.get(f"{server.admin}/livez").status_code == 200
+        write_models(tmp_path / "models.toml", a=tmp_path / "a", c=tmp_path / "a")
+        wait_until(lambda: names(server) == [["a", "c"]] * WORKERS)
 
 
 def test_models_file_too_long_for_a_message_is_an_error(tiny_artifact: Path, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from attendant_client.types import Provider
@@ -133,6 +133,14 @@ class Backend(Protocol[Task_contra, Result]):
 
     def reopen(self) -> None:
         """Replace the session with a new one. Raises the runtime's exceptions."""
+
+
+@runtime_checkable
+class SeveralGraphs(Protocol):
+    """A backend that selects one of several graphs by the shape of a batch."""
+
+    def each_graph(self) -> Iterator[None]:
+        """Yield once per graph, which meanwhile runs all batches that it can."""
 
 
 class PackedBackend(ABC):

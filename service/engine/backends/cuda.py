@@ -8,7 +8,7 @@ Worker threads prepare batches; one thread runs them all, because a CUDA graph b
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,8 +21,7 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import CombinedPooling
 from model.artifact.names import CUDA, CUDA_SHORT, PADDED_ROWS
 from model.artifact.packing import BatchFill, PaddedFill, TokenLimit
-from service.config import ConfigError
-from service.engine.backends.base import BackendChoice, segment_types
+from service.engine.backends.base import BackendChoice, Gpu, segment_types
 from service.engine.backends.cuda_memory import GpuMemory
 from service.engine.backends.cuda_session import is_out_of_memory, open_session
 from service.engine.backends.heads import Heads
@@ -66,7 +65,7 @@ class CudaBackend:
         self._padded = any(value.name == "token_offset" and value.shape[0] == PADDED_ROWS for value in graph.inputs)
         limit = choice.max_batch_tokens
         self.max_batch_tokens = min(limit, PADDED_TOKENS) if self._padded else limit
-        self._short = (short and short.longest) or 0
+        self._short = 0 if short is None or short.longest is None else short.longest
         self.shapes = ShapeBuckets.up_to(
             manifest.longest_input_tokens, self.max_batch_tokens, padded=self._padded, short=self._short
         )
@@ -75,50 +74,48 @@ class CudaBackend:
         self._artifact = artifact
         self._segment_types = manifest.architecture.type_vocab_size
         self._heads = Heads(artifact)
-        self._token_seconds = 1e-6  # replaced by the measured value after warm-up
+        self._token_seconds = 1e-6  # until warm-up measures it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attendant-gpu")
         pools = any(output.name == POOLED for output in graph.outputs)
         self._pooling: CombinedPooling | None = manifest.embedding.pooling if pools else None
-        self.memory = self._take_memory(sum(manifest.files[name].size for name in graph.weights))
+        self._sessions, self._device_kind = sessions, device
+        self._weights = sum(manifest.files[name].size for name in graph.weights)
+        self.memory = GpuMemory(choice.gpu, self._weights + self.shapes.offset_bytes)
+        self._short_gpu = self.memory.gpu
+        self._tensors: dict[tuple[str, tuple[int, ...]], onnxruntime.OrtValue] = {}
         with self._within_memory(by_batches=False):
-            self._device = self._use(sessions or self._open(), device)
+            self._device = self._make_device(choice.graph, self.memory.gpu)
+        self._short_device: _Device | None = None
 
-    def _take_memory(self, weights: int) -> GpuMemory:
-        """Take the memory of all sessions, which do not share their weights, or if it is short, of the first one."""
-        gpu, buffers = self.choice.gpu, self.shapes.offset_bytes
-        if self._short:
-            with contextlib.suppress(ConfigError):
-                return GpuMemory(gpu, 2 * weights + buffers)
-            log.warning("graph of short texts unused: not enough GPU memory max_tokens=%d", self._short)
-            self._short = 0
-        return GpuMemory(gpu, weights + buffers)
+    def _open(self, name: str, gpu: Gpu) -> onnxruntime.InferenceSession:
+        if self._sessions is not None:
+            return self._sessions[name]
+        options = session_options(1)
+        add_weights(options, self._artifact, name)
+        return open_session(self._artifact.read(self._artifact.manifest.graphs[name].file), options, gpu)
 
-    @property
-    def _graphs(self) -> tuple[str, ...]:
-        return (self.choice.graph, CUDA_SHORT) if self._short else (self.choice.graph,)
-
-    def _open(self) -> dict[str, onnxruntime.InferenceSession]:
-        sessions = {}
-        for name in self._graphs:
-            options = session_options(1)
-            add_weights(options, self._artifact, name)
-            graph = self._artifact.read(self._artifact.manifest.graphs[name].file)
-            sessions[name] = open_session(graph, options, self.memory.gpu)
-        return sessions
-
-    def _use(self, sessions: Mapping[str, onnxruntime.InferenceSession], device: Device) -> "_Device":
+    def _make_device(self, name: str, gpu: Gpu) -> "_Device":
         width = self._artifact.manifest.architecture.hidden_size
-        ordered = [sessions[name] for name in self._graphs]
-        return _Device(ordered, self._short, device, self.choice.gpu.device, width, self.shapes)
+        number = self.choice.gpu.device
+        return _Device(self._open(name, gpu), self._device_kind, number, width, self.shapes, self._tensors)
 
     @property
     def gpu_memory_bytes(self) -> int:
         return self.memory.bytes
 
     def reopen(self) -> None:
-        """Open another session in the same process. Fails if the CUDA context itself is broken."""
-        device = self._use(self._open(), "cuda")
+        """Open other sessions in the same process. Fails if the CUDA context itself is broken."""
+        has_short, self._short_device = self._short_device is not None, None  # to have room for the first session
+        self._tensors = {}
+        device = self._make_device(self.choice.graph, self.memory.gpu)
         self._device = self._thread.submit(lambda: device).result()
+        if has_short:
+            try:
+                self._short_device = self._make_device(CUDA_SHORT, self._short_gpu)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._leave_out_short(error)
 
     def full_batch_fill(self, max_seconds: float) -> BatchFill:
         limit = int(min(self.max_batch_tokens, max_seconds / self._token_seconds))
@@ -143,21 +140,66 @@ class CudaBackend:
                 raise
             clear_frames(error)
             self.__dict__.pop("_device", None)  # the session
+            self._short_device = None
             self.memory.release()
             raise self.memory.exceeded(by_batches=by_batches) from None
 
     def warm_up(self) -> None:
         """Run every shape, so that no request has to capture one, and measure the largest."""
         with self._within_memory(by_batches=True):
-            for shape in self.shapes.shapes:
-                self._infer(pack_varlen([([0], None)], shape), hidden=False)
+            self._run_shapes(shape for shape in self.shapes.shapes if shape.longest > self._short)
         self.memory.measure()
+        if self._short:
+            self._add_short()
         started = time.perf_counter()
         self._infer(pack_varlen([([0], None)], self.shapes.shapes[-1]), hidden=False)
         self._token_seconds = (time.perf_counter() - started) / self.shapes.shapes[-1].tokens
 
+    def _run_shapes(self, shapes: Iterable[Shape]) -> None:
+        for shape in shapes:
+            self._infer(pack_varlen([([0], None)], shape), hidden=False)
+
+    def _add_short(self) -> None:
+        """Open the graph of short texts with the memory that the first one leaves, if that is enough."""
+        shapes = [shape for shape in self.shapes.shapes if shape.longest <= self._short]
+        gpu = self.memory.extend(self._weights)  # sessions on a GPU do not share weights
+        if gpu is not None:
+            try:
+                self._short_gpu, self._short_device = gpu, self._make_device(CUDA_SHORT, gpu)
+                self._run_shapes(shapes)
+                self.memory.measure()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.memory.bytes -= self._weights
+                self._leave_out_short(error)
+        else:
+            self._leave_out_short()
+        if self._short_device is None:
+            with self._within_memory(by_batches=True):
+                self._run_shapes(shapes)
+
+    def _leave_out_short(self, error: Exception | None = None) -> None:
+        """Run all batches in the first graph."""
+        if error is not None:
+            clear_frames(error)
+        self._short_device = None
+        log.warning("graph of short texts unused: not enough GPU memory max_tokens=%d", self._short)
+
+    def each_graph(self) -> Iterator[None]:
+        """Yield once per graph, which meanwhile runs all batches that it can."""
+        yield
+        short, self._short_device = self._short_device, None
+        if short is not None:
+            try:
+                yield
+            finally:
+                self._short_device = short
+
     def probe(self) -> None:
-        self._infer(pack_varlen([([0], None)], self.shapes.shapes[0]), hidden=False)
+        first = self.shapes.shapes[0]
+        long = next((shape for shape in self.shapes.shapes if shape.longest > self._short), first)
+        self._run_shapes({first, long})  # in each session
 
     def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> list[TextVectors]:
         shape = fitted or self.fit([len(task.tokens) for task in tasks])
@@ -173,38 +215,38 @@ class CudaBackend:
 
     def _infer(self, batch: VarlenBatch, *, hidden: bool) -> tuple[Floats, Floats]:
         """Return pooled (N, D), empty if the graph does not pool, and hidden (T, D), empty if not requested."""
-        return self._thread.submit(self._device.run, batch, hidden).result()
+        device = self._device if batch.shape.longest > self._short else self._short_device or self._device
+        return self._thread.submit(device.run, batch, hidden).result()
 
 
 class _Device:
-    """The sessions and their device memory, used by one thread: CUDA graphs belong to the thread that captured them.
+    """A session and its device memory, used by one thread: CUDA graphs belong to the thread that captured them.
 
-    The last session runs shapes whose sequences have at most `short` tokens, the first one all others.
+    Sessions of the same thread share `memory`: tensors by name and size.
     """
 
     def __init__(
         self,
-        sessions: Sequence[onnxruntime.InferenceSession],
-        short: int,
+        session: onnxruntime.InferenceSession,
         device: Device,
         number: int,
         width: int,
         shapes: ShapeBuckets,
+        memory: dict[tuple[str, tuple[int, ...]], onnxruntime.OrtValue],
     ) -> None:
-        self._sessions = sessions
-        self._short = short
+        self._session = session
         self._offsets = shapes.offset_bytes // ITEM_BYTES
         self._device = device
         self._number = number
         self._width = width
-        self._outputs = {output.name: DTYPES[output.type] for output in sessions[0].get_outputs()}
+        self._outputs = {output.name: DTYPES[output.type] for output in session.get_outputs()}
         self._bound: dict[Shape, _Bound] = {}
-        self._memory: dict[tuple[str, tuple[int, ...]], onnxruntime.OrtValue] = {}
+        self._memory = memory
 
     def run(self, batch: VarlenBatch, hidden: bool) -> tuple[Floats, Floats]:
         bound = self._bound.get(batch.shape) or self._bind(batch.shape)
         bound.values.update_inplace(batch.values)  # one copy to the device, not one per input
-        bound.session.run_with_iobinding(bound.binding, bound.options)
+        self._session.run_with_iobinding(bound.binding, bound.options)
         nothing = np.zeros((0, self._width), dtype=np.float32)
         return (
             self._read(bound.outputs[POOLED], len(batch.sizes)) if POOLED in bound.outputs else nothing,
@@ -218,8 +260,7 @@ class _Device:
 
     def _bind(self, shape: Shape) -> "_Bound":
         """Bind inputs and outputs at fixed addresses, as a captured graph requires."""
-        session = self._sessions[-1 if shape.longest <= self._short else 0]
-        binding = session.io_binding()
+        binding = self._session.io_binding()
         rows = {HIDDEN: shape.tokens, POOLED: shape.slots}
         outputs = {name: self._place(name, (rows[name], self._width), dtype) for name, dtype in self._outputs.items()}
         values = self._place("inputs", (shape.input_size,), np.int32)
@@ -238,7 +279,7 @@ class _Device:
         if self._device == "cuda":
             number = len(self._bound) + 1 if shape.tokens <= CAPTURED_TOKENS else -1
             options.add_run_config_entry("gpu_graph_id", str(number))
-        self._bound[shape] = _Bound(session, binding, options, values, outputs)
+        self._bound[shape] = _Bound(binding, options, values, outputs)
         return self._bound[shape]
 
     def _place(self, name: str, size: tuple[int, ...], dtype: type) -> onnxruntime.OrtValue:
@@ -254,7 +295,6 @@ class _Device:
 class _Bound:
     """Everything a shape needs to run repeatedly."""
 
-    session: onnxruntime.InferenceSession
     binding: Any
     options: onnxruntime.RunOptions
     values: onnxruntime.OrtValue

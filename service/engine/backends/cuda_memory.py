@@ -66,6 +66,17 @@ class GpuMemory:
             raise self.exceeded()
         models.add(self)
 
+    def extend(self, size: int) -> Gpu | None:
+        """Take memory for another session. Return the device with its limit; None if less than `size` bytes are left.
+
+        Sessions have separate limits. `measure` must have been called.
+        """
+        now, left = DeviceMemory.read(self.gpu.device), self.limit - self._used - self.bytes
+        if (self.limit and left < size) or (now is not None and now.free < size):
+            return None
+        self.bytes += size
+        return replace(self.gpu, memory_limit_bytes=left) if self.limit else self.gpu
+
     def measure(self) -> None:
         """Record how much free memory has shrunk since the model began to load."""
         now = DeviceMemory.read(self.gpu.device)
