@@ -24,7 +24,7 @@ REQUESTS = 256
 WORKLOADS = ("W1", "W32 JSON", "W32 base64", "W32 gRPC", "W32 OIP binary")
 SINGLE = "W1"
 SHARED, SHARED_CONNECTIONS = "W32 base64", 64
-"""The workload used to compare the CPU time per text of two workers with that of one."""
+"""The workload, and its number of connections, for comparing the CPU time per text of two workers and of one."""
 WORKERS = (1, 2)
 CROWD = 512
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
 """The contract: the single definition of every request and response.
 
 Frozen dataclasses describe the fields. The server derives JSON validation, OpenAPI and its gRPC conversion from them,
-and the client decodes responses into them (`wire.py`). In `Annotated`, a string describes the field, and the markers
-below state limits and how arrays are encoded. In JSON responses, a field that is None is omitted if its default is
-None, and is null otherwise.
+and the client decodes responses into them (`wire.py`). In `Annotated`, a string describes the field, and the
+markers defined below set limits and the encoding of arrays. JSON responses omit a None field if its default is None;
+otherwise, it is null.
 
 Shapes: T tokens, W words, S spans, C chunks, D hidden size, E width of the embedding table, R rows and C columns of a
 map, Q queries, N documents or occurrences, U and V units of a query (or an input) and of a document.

@@ -75,7 +75,7 @@ class Field:
 
     @property
     def omitted(self) -> bool:
-        """Whether JSON omits the field when it is None."""
+        """True if JSON omits the field when it is None."""
         return self.default is None and self.find(Nullable) is None
 
 

@@ -236,7 +236,7 @@ class BatchShapes:
         return next(shape for shape in self.shapes if shape.length >= size)
 
     def sequence_seconds(self, size: int) -> float:
-        """Return the run time of a sequence of this size: its share of a full batch, or that of a separate batch."""
+        """Return the run time of a sequence of this size: its share of a full batch, or a separate batch."""
         index = bisect_left(self._row_lengths, size)
         length = self._row_lengths[index]
         return (size if length <= self._packed_length else length) * self._token_seconds[index]

@@ -199,5 +199,5 @@ class EncoderConfig:
 
     @property
     def norms_first(self) -> bool:
-        """Whether blocks normalize their inputs, as pre-norm and sandwich blocks do, and a final norm follows."""
+        """True if blocks normalize their inputs (pre-norm and sandwich blocks), and a norm follows the last block."""
         return self.block in ("pre", "sandwich")

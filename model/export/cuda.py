@@ -72,7 +72,7 @@ class SequenceBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a query attends, in tokens, to keys before and after it; None: no limit."""
+    """The maximum distance, in tokens, from a query to the keys before and after it. None sets no limit."""
 
     behind: int | None = None
     ahead: int | None = None
@@ -87,7 +87,7 @@ class Reach:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the exported graph divides the layer's queries into blocks."""
+        """True if the exported graph computes the layer's attention in blocks of queries."""
         return self.behind is not None and self.behind <= MAX_BLOCK_REACH
 
     def covers(self, offsets: Tensor) -> Tensor:
