@@ -121,13 +121,13 @@ def measure(directory: Path) -> None:
     from bench.gpu_engine import open_on
     from model.artifact import names
     from model.artifact.files import TOKENIZER, Artifact
+    from model.artifact.tokenizer import Tokenizer
     from service.engine.backends.base import DEFAULT_GPU
     from service.engine.backends.cuda import CudaBackend
     from service.engine.backends.cuda_session import CUDA, open_session
     from service.engine.backends.sessions import add_weights
     from service.engine.backends.varlen import pack_varlen
     from service.engine.golden_check import golden_cosines
-    from service.engine.tokenizer import ServingTokenizer
     from service.engine.vectors import DenseLayers
 
     artifact = Artifact.open(directory)
@@ -146,7 +146,7 @@ def measure(directory: Path) -> None:
     backend = open_on(artifact, "cuda")
     assert isinstance(backend, CudaBackend)
     backend.warm_up()
-    golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
+    golden, tokenizer = artifact.read_golden_vectors(), Tokenizer(artifact.read(TOKENIZER))
     assert golden is not None
     cosines = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
     largest = pack_varlen([([0], None)], backend.shapes.shapes[-1])

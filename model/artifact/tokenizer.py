@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import tokenizers
@@ -322,8 +323,14 @@ MAX_TOKEN_ID = 2**24
 """Upper bound on token ids, because the library loops over all ids up to the largest."""
 
 
+PART_CHARACTERS = 8192
+"""A long batch is split into parts of about this many characters: 3 ms of work, much longer than a hand-off."""
+
+
 class Tokenizer:
-    """A tokenizer loaded from tokenizer.json; thread-safe."""
+    """A tokenizer loaded from tokenizer.json; thread-safe. `helpers`: threads that help with long batches."""
+
+    helpers: Executor | None = None
 
     def __init__(
         self,
@@ -460,10 +467,27 @@ class Tokenizer:
     def _encode_batch(
         self, texts: Sequence[Text], *, offsets: bool = True, add_special_tokens: bool = True
     ) -> list[tokenizers.Encoding]:
-        """Encode texts and pairs. Also used for a single text, because `encode` does not release the GIL."""
-        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        encodings: list[tokenizers.Encoding] = encode(texts, add_special_tokens=add_special_tokens)
-        return encodings
+        """Encode texts and pairs, long batches in parts on this thread and any free helper threads.
+
+        Also used for a single text, because the library's `encode` does not release the GIL.
+        """
+        library = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+        encode: Callable[..., list[tokenizers.Encoding]] = partial(library, add_special_tokens=add_special_tokens)
+        if self.helpers is None or len(texts) == 1 or len(parts := [*_split(texts)]) == 1:
+            return encode(texts)
+        futures = [self.helpers.submit(encode, part) for part in parts]
+        # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not
+        # started. This thread's parts are not always the last ones: a helper may start a part before its predecessor.
+        own: dict[int, list[tokenizers.Encoding]] = {}
+        try:
+            for number in reversed(range(len(parts))):
+                if futures[number].cancel():
+                    own[number] = encode(parts[number])
+            encoded = [own[number] if number in own else future.result() for number, future in enumerate(futures)]
+        finally:
+            for future in futures:
+                future.cancel()
+        return [encoding for part in encoded for encoding in part]
 
     def _encode_with_prompt(self, prompt: str, text: str) -> tokenizers.Encoding:
         """Encode a text after one of the model's prompts, in which special tokens are recognized."""
@@ -518,6 +542,18 @@ class Tokenizer:
             for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
         ]
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids, which must be in the vocabulary."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def content_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Strip the tokenizer's special tokens from both ends of the ids if all are present."""
+        before, after = len(self._prefix), len(self._suffix)
+        end = len(token_ids) - after
+        framed = end >= before and [*token_ids[:before]] == self._prefix and [*token_ids[end:]] == self._suffix
+        return tuple(token_ids[before:end] if framed else token_ids)
+
     @property
     def leading_special_tokens(self) -> int:
         """The number of special tokens before a text."""
@@ -545,6 +581,16 @@ class Tokenizer:
             sequence_ids=[None] * before + [0] * len(token_ids) + [None] * after,
             offsets=[(0, 0)] * size,
         )
+
+
+def _split(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
+    """Yield consecutive texts with at least `PART_CHARACTERS` characters in total, except for the last part."""
+    start = characters = 0
+    for end, text in enumerate(texts, 1):
+        characters += len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+        if characters >= PART_CHARACTERS or end == len(texts):
+            yield texts[start:end]
+            start, characters = end, 0
 
 
 def write_definition(tokenizer: tokenizers.Tokenizer) -> str:

@@ -1,7 +1,10 @@
 """The loaded model: an artifact's sessions, tokenizer and weights."""
 
 import logging
+import os
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 
 from model.artifact.files import GOLDEN, TOKENIZER, Artifact, ArtifactError, MappedTensor
 from model.artifact.manifest import ExplainRecord, GoldenOutput, TensorRecord
@@ -16,12 +19,16 @@ from service.engine.backends.select import BackendOptions, Machine, explain_choi
 from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, golden_cosines, has_trained_embeddings
 from service.engine.layers import ArtifactLayers
 from service.engine.tasks import EncodeTask, ModelParts, TextVectors
-from service.engine.tokenizer import ServingTokenizer
 from service.engine.vectors import DenseLayers
 from service.engine.weight_check import check_tokens, check_weights
 from service.model_options import ModelOption
+from service.process import lower_thread_priority
 
 MAX_PROBLEM = 300
+
+# The tokenizers library reads this variable on every call. Its pool creates one thread per CPU in each worker, and
+# makes short batches 10% slower: even a single text is handed to a pool thread.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 log = logging.getLogger("attendant.model")
 
@@ -31,13 +38,13 @@ class LoadedModel:
     """An opened artifact with its warm backend."""
 
     artifact: Artifact
-    tokenizer: ServingTokenizer
+    tokenizer: Tokenizer
     backend: Backend[EncodeTask, TextVectors]
     explain: ExplainBackend | None
     dense_layers: DenseLayers
     static: MappedTensor | None
     """The embedding table, (V, E)."""
-    mask_tokenizer: ServingTokenizer | None = None
+    mask_tokenizer: Tokenizer | None = None
     """The tokenizer of texts that spell the mask token; None for a model without one."""
 
     @classmethod
@@ -73,15 +80,15 @@ class LoadedModel:
         if settings.special_tokens_in_text is not None:
             in_text = settings.special_tokens_in_text
         prompts = artifact.manifest.prompts.values()
-        tokenizer = ServingTokenizer(definition, special_tokens_in_text=in_text, prompts=prompts)
-        tokenizer.threads = settings.threads or available_cpus()
+        tokenizer = Tokenizer(definition, special_tokens_in_text=in_text, prompts=prompts)
+        tokenizer.helpers = helper_threads(settings.threads or available_cpus())
         mask_token_id = None if masked is None else masked.mask_token_id
         check_tokens(artifact, tokenizer)
         check_weights(artifact)
         dense_layers = DenseLayers(artifact)
         own = tokenizer
         if in_text != artifact.manifest.special_tokens_in_text:  # golden vectors use the artifact's setting
-            own = ServingTokenizer(definition, special_tokens_in_text=not in_text)
+            own = Tokenizer(definition, special_tokens_in_text=not in_text)
         opener = BackendOpener(artifact, own, dense_layers, settings.min_cosine)
         opened = opener.open(options, Machine.detect())
         artifact.release_pages()
@@ -99,10 +106,19 @@ class LoadedModel:
             _explain_backend(artifact, settings.threads),
             dense_layers,
             artifact.map(static) if isinstance(static, TensorRecord) else None,
-            None
-            if mask_token_id is None
-            else ServingTokenizer(definition, mask_token_id, special_tokens_in_text=in_text),
+            None if mask_token_id is None else Tokenizer(definition, mask_token_id, special_tokens_in_text=in_text),
         )
+
+
+@cache
+def helper_threads(threads: int) -> Executor | None:
+    """Return the threads that help with long batches of tokenization, all but one of `threads`; None for one.
+
+    The whole process shares them. They have the priority of inference threads.
+    """
+    if threads == 1:
+        return None
+    return ThreadPoolExecutor(threads - 1, thread_name_prefix="attendant-tokenize", initializer=lower_thread_priority)
 
 
 def _explain_backend(artifact: Artifact, threads: int) -> ExplainBackend | None:

@@ -15,7 +15,7 @@ from onnx import helper
 from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.manifest import GraphRecord, Pooling
 from model.artifact.names import CUDA, CUDA_SHORT
-from model.artifact.tokenizer import TokenizerInput
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, EncoderConfig
 from model.export import cuda as export_cuda_module
@@ -33,7 +33,6 @@ from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.varlen import VarlenBatch
 from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.tasks import EncodeTask
-from service.engine.tokenizer import ServingTokenizer
 from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, TOKEN_CLASSIFIER, publish_classifier
 from tests.model.conftest import mark_slow
@@ -159,7 +158,7 @@ def test_backend_agrees_with_float32_for_every_kind_of_graph(publish: Publish, f
     check_kernels(tmp_path / "out" / artifact.manifest.graphs["cuda"].file)
     backend = open_varlen(artifact, max_batch_tokens=512)
     backend.warm_up()
-    golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
+    golden, tokenizer = artifact.read_golden_vectors(), Tokenizer(artifact.read(TOKENIZER))
     assert golden is not None
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
     least, least_of_tokens = INACCURATE.get(family, (EXPECTED_COSINE["float16"], 0.9995))
@@ -194,7 +193,7 @@ def test_texts_that_every_window_covers_run_in_a_graph_without_windows(family: s
     check_kernels(tmp_path / "out" / short.file)
     nodes = onnx.load(tmp_path / "out" / short.file, load_external_data=False).graph.node
     assert not any(node.op_type == "MultiHeadAttention" for node in nodes)
-    backend, tokenizer = open_varlen(artifact, max_batch_tokens=512), ServingTokenizer(artifact.read(TOKENIZER))
+    backend, tokenizer = open_varlen(artifact, max_batch_tokens=512), Tokenizer(artifact.read(TOKENIZER))
     backend.warm_up()
     needed = backend.gpu_memory_bytes
     assert needed > 2 * files["cuda.bin"].size
@@ -274,7 +273,7 @@ HEADS = (
 def test_heads_on_the_graph_agree_with_float32(publish_head: Publish, kind: str, tmp_path: Path) -> None:
     """The golden vectors of every head: labels, rankings, words, and sparse and token vectors."""
     artifact = export_model(publish_head(kind), tmp_path / "out")
-    golden, tokenizer = artifact.read_golden_vectors(), ServingTokenizer(artifact.read(TOKENIZER))
+    golden, tokenizer = artifact.read_golden_vectors(), Tokenizer(artifact.read(TOKENIZER))
     assert golden is not None
     backend = open_varlen(artifact, max_batch_tokens=512)
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))

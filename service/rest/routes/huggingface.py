@@ -14,7 +14,7 @@ from attendant_client.types import (
 )
 from pydantic import BaseModel, Field
 
-from service.engine.tokenizer import ServingTokenizer
+from model.artifact.tokenizer import Tokenizer
 from service.errors import ServiceError
 from service.rest.api import NAME_PARAMETER, Api, Exchange, Handler, Route
 from service.rest.bodies import FirstError, ForeignModel, Texts, at_most
@@ -114,7 +114,7 @@ def sequence_bytes(texts: list[str], mask_token: str | None, words: int) -> int:
     return sum(text.count(mask_token or "") * words * returned_bytes([text]) for text in texts)
 
 
-def describe_mask(text: str, mask: FilledPosition, tokenizer: ServingTokenizer) -> list[dict[str, Any]]:
+def describe_mask(text: str, mask: FilledPosition, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Describe the words predicted for a mask."""
     before, after = text[: mask.start], text[mask.end :]
     return [

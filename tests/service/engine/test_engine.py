@@ -11,12 +11,11 @@ import orjson
 import pytest
 from attendant_client.types import AttendRequest, CompareRequest, Input, Occurrence, TokenizeRequest
 
-from model.artifact.tokenizer import TokenizerInput
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.lane import MIN_STALL_S
 from service.engine.model_loader import LoadedModel
 from service.engine.scheduling import INLINE_COST
-from service.engine.tokenizer import ServingTokenizer
 from service.errors import (
     Empty,
     NonFiniteOutput,
@@ -186,7 +185,7 @@ def with_pattern(definition: bytes, pattern: str) -> bytes:
 async def test_panic_of_the_tokenizer_is_an_internal_error(harness: ServiceHarness, others: int) -> None:
     """It is no Exception. The export refuses such patterns; here one runs out of steps, on the loop or in a thread."""
     definition = (Path(harness.settings.model_dir) / "tokenizer.json").read_bytes()
-    harness.engine.tokenizer = ServingTokenizer(with_pattern(definition, "(a+)+$"))
+    harness.engine.tokenizer = Tokenizer(with_pattern(definition, "(a+)+$"))
     response = await harness.post("/v1/encode", {"inputs": ["bank " * 100] * others + ["a" * 60 + "!"]})
     assert response.status_code == 500
     assert response.json()["error"]["request_id"] == response.headers["x-request-id"]

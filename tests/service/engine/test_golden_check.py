@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 from model.artifact.files import GOLDEN, Artifact, ArtifactError, describe_file
 from model.artifact.packing import Ints
+from model.artifact.tokenizer import Tokenizer
 from model.export.export import Variants, export
 from model.source.sentence_transformers import SettingOptions
 from service.config import ConfigError, Settings
@@ -28,7 +29,6 @@ from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, cosine, golden_cosines
 from service.engine.model_loader import LoadedModel
-from service.engine.tokenizer import ServingTokenizer
 from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
@@ -118,7 +118,7 @@ def cosines_of(root: Path, backend_class: type[OnnxRuntimeCpuBackend] = OnnxRunt
     golden = artifact.read_golden_vectors()
     assert golden is not None
     backend = backend_class(artifact, BackendChoice("cpu", "float32", "fast", 1, 1, 128, ""))
-    tokenizer = ServingTokenizer(artifact.read("tokenizer.json"))
+    tokenizer = Tokenizer(artifact.read("tokenizer.json"))
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
     return {str(head): value for head, value in found.items()}
 

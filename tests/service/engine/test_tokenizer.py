@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.files import TOKENIZER
-from model.artifact.tokenizer import TokenizerInput
-from service.engine.tokenizer import ServingTokenizer, helper_threads
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from service.engine.model_loader import helper_threads
 
 
 @pytest.fixture(scope="module")
-def tokenizer(default_artifact: Path) -> ServingTokenizer:
-    return ServingTokenizer((default_artifact / TOKENIZER).read_bytes())
+def tokenizer(default_artifact: Path) -> Tokenizer:
+    return Tokenizer((default_artifact / TOKENIZER).read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def tokenizer(default_artifact: Path) -> ServingTokenizer:
     ],
 )
 def test_special_tokens_are_removed_if_both_ends_have_them(
-    tokenizer: ServingTokenizer, token_ids: tuple[int, ...], expected: tuple[int, ...]
+    tokenizer: Tokenizer, token_ids: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     assert tokenizer.content_ids(token_ids) == expected
     assert tokenizer.content_ids(list(token_ids)) == expected
 
 
-def test_content_ids_encode_to_the_same_input(tokenizer: ServingTokenizer) -> None:
+def test_content_ids_encode_to_the_same_input(tokenizer: Tokenizer) -> None:
     (whole,) = tokenizer.encode([TokenizerInput("money bank grows")])
     content = tokenizer.content_ids(whole.input_ids)
     (framed,) = tokenizer.encode([TokenizerInput(token_ids=content)])
@@ -78,7 +78,8 @@ def test_a_long_batch_does_not_wait_for_busy_threads(default_artifact: Path) -> 
     """Its own thread tokenizes the parts that no other thread has begun."""
     tokenizer = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 2)
     release = threading.Event()
-    busy = helper_threads(2).submit(release.wait, 60)
+    assert tokenizer.helpers is not None
+    busy = tokenizer.helpers.submit(release.wait, 60)
     try:
         tokenized = tokenizer.encode([TokenizerInput("money bank grows " * 1000)] * 4)
     finally:
@@ -105,7 +106,7 @@ class Helpers:
 def test_parts_keep_their_order_whoever_begins_them(default_artifact: Path) -> None:
     tokenizer, helpers = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 3), Helpers()
     sources = [TokenizerInput("money bank grows " * (600 + number)) for number in range(6)]
-    with mock.patch("service.engine.tokenizer.helper_threads", return_value=helpers):
+    with mock.patch.object(tokenizer, "helpers", helpers):
         tokenized = tokenizer.encode(sources)
     assert len(helpers.futures) == 6
     assert [len(item) for item in tokenized] == [3 * (600 + number) + 2 for number in range(6)]
@@ -115,7 +116,7 @@ def test_a_failing_part_leaves_none_for_the_helpers(default_artifact: Path) -> N
     tokenizer, helpers = _tokenizer((default_artifact / TOKENIZER).read_bytes(), 3), Helpers()
     sources = [*[TokenizerInput("money bank grows " * 600)] * 4, TokenizerInput("\ud800" * 9000)]
     with (
-        mock.patch("service.engine.tokenizer.helper_threads", return_value=helpers),
+        mock.patch.object(tokenizer, "helpers", helpers),
         pytest.raises((TypeError, UnicodeEncodeError)),
     ):
         tokenizer.encode(sources)
@@ -123,13 +124,13 @@ def test_a_failing_part_leaves_none_for_the_helpers(default_artifact: Path) -> N
 
 
 @cache
-def _tokenizer(definition: bytes, threads: int) -> ServingTokenizer:
-    tokenizer = ServingTokenizer(definition)
-    tokenizer.threads = threads
+def _tokenizer(definition: bytes, threads: int) -> Tokenizer:
+    tokenizer = Tokenizer(definition)
+    tokenizer.helpers = helper_threads(threads)
     return tokenizer
 
 
-def test_decode_returns_text_with_or_without_special_tokens(tokenizer: ServingTokenizer) -> None:
+def test_decode_returns_text_with_or_without_special_tokens(tokenizer: Tokenizer) -> None:
     token_ids = (101, 2769, 2924, 102)
     assert tokenizer.decode(token_ids, skip_special_tokens=True) == "money bank"
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == "[CLS] money bank [SEP]"

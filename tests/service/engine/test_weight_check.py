@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from model.artifact.files import TOKENIZER, Artifact, ArtifactError, describe_file
 from model.artifact.manifest import TensorRecord
+from model.artifact.tokenizer import Tokenizer
 from service.config import Settings
-from service.engine.tokenizer import ServingTokenizer
 from service.engine.weight_check import EXPONENTS, PIECE_BYTES, check_tokens, check_weights
 from tests.labels import CLASSIFIER, export_classifier
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
@@ -109,7 +109,7 @@ def test_largest_finite_values_are_accepted_in_every_type(dtype: Any, tiny_artif
 def check(root: Path) -> None:
     artifact = Artifact.open(root)
     in_text = artifact.manifest.special_tokens_in_text
-    check_tokens(artifact, ServingTokenizer(artifact.read(TOKENIZER), special_tokens_in_text=in_text))
+    check_tokens(artifact, Tokenizer(artifact.read(TOKENIZER), special_tokens_in_text=in_text))
 
 
 @pytest.mark.parametrize(
