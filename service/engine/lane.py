@@ -216,7 +216,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
         self._tokenized = time.perf_counter()
         tokens = truncated = 0
         for item in inputs:
-            tokens += len(item)
+            tokens += len(item.input_ids)
             truncated += item.truncated
         self._observer.observe_request(len(inputs), tokens, truncated)
         if self._record is not None:

@@ -134,7 +134,7 @@ class LaneBacklog(Backlog):
     @property
     def near(self) -> bool:
         """True if the next request of at least one caller may be rejected."""
-        return self._near_callers > 0 or super().near
+        return self._near_callers > 0 or self.held > self.near_held or self.us > self.near_us
 
     def count(self, cost: Cost, caller: Caller, count: int = 1) -> None:
         """Count a request of a caller; with `count=-1`, remove it again."""
@@ -302,7 +302,9 @@ class FairQueue(Generic[Item]):
         quantum = self._quantum if quantum is None else quantum
         selection: _Selection[Item] = _Selection(fill, max_size, max_us)
         dropped = 0
-        top_weight = max((caller.weight for caller in self._callers.values()), default=1)
+        top_weight = 1
+        for caller in self._callers.values():
+            top_weight = max(top_weight, caller.weight)
         credit = 0  # once a caller's next task does not fit, other callers may fill the rest of the batch on credit
         passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
         while self._callers and selection.open:
@@ -381,19 +383,15 @@ class FairQueue(Generic[Item]):
 
 
 class _Selection(Generic[Item]):
-    """A batch during task selection. No task may take more than `max_us`."""
+    """A batch during task selection. No task may take more than `max_us`. `open`: whether the batch may have room."""
 
     def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
         self.batch: list[Item] = []
         self.max_us = max_us
+        self.open = True
         self._fill = fill
         self._max_size = max_size
         self._passed_over = 0
-
-    @property
-    def open(self) -> bool:
-        """True while the batch may have room."""
-        return self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
 
     def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
         """Move tasks of a request to the batch, limited by its deficit and `limit_us`, and return their cost."""
@@ -412,6 +410,7 @@ class _Selection(Generic[Item]):
             else:
                 skipped.append((cost, item))
                 self._passed_over += 1
+            self.open = self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
         entries.extendleft(reversed(skipped))
         return Cost(tokens, us)
 
@@ -535,7 +534,7 @@ class BatchPolicy(Generic[TaskT, Result]):
         advance would run before a short request that arrives in the meantime.
         """
         queue = self._queue
-        if self._last_is_reserved and queue.arrivals == self._only_long_at:
+        if queue.arrivals == self._only_long_at and self._last_is_reserved:
             return False
         if queue.size and self.running < self._streams:
             return True
@@ -544,15 +543,15 @@ class BatchPolicy(Generic[TaskT, Result]):
     def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
         """Return the next batch, which counts as running until `finish`, and the number of dropped stale tasks."""
         quantum, max_size = self._quantum(), self._backend.max_batch_size
-        batch: list[Entry[TaskT, Result]] = []
-        dropped = 0
-        if 0 < len(self._long_running) >= self._streams - 1:
-            batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, self._long_us)
-        if not batch and self._last_is_reserved:
-            self._only_long_at = self._queue.arrivals
-        elif not batch:
-            batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
-            dropped += stale
+        prefers_short = 0 < len(self._long_running) >= self._streams - 1
+        max_us = self._long_us if prefers_short else math.inf
+        batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, max_us)
+        if prefers_short and not batch:
+            if self._last_is_reserved:
+                self._only_long_at = self._queue.arrivals
+            else:
+                batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
+                dropped += stale
         self.running += 1
         if is_longer(batch, self._long_us):
             self._long_running[id(batch)] = time.monotonic(), work_s(batch)

@@ -202,27 +202,30 @@ def check_inputs(
 ) -> None:
     """Check the number of inputs, and each input's size, ids and spans.
 
-    `max_inputs` overrides the limit; `split` is as in `check_text`. Without `spans`, inputs with spans are rejected.
+    `max_inputs` overrides the limit; `split` is as in `check_text`. Pairs cannot be split into chunks. Without `spans`,
+    inputs with spans are rejected.
     """
     check_count(len(inputs), "inputs", max_inputs or limits.max_inputs)
-    count = sum([len(item.spans) for item in inputs])
+    count, max_characters = 0, limits.max_input_characters
+    for item in inputs:
+        count += len(item.spans)
+        if item.pair is not None and split is SPLIT_OR_CHUNKS:
+            split = SPLIT_NOT_TRUNCATED
     if count > limits.max_spans_per_request:
         raise too_many("inputs", "spans_per_request", count, limits.max_spans_per_request)
     for index, item in enumerate(inputs):
+        is_plain = item.pair is None and item.token_ids is None and not item.spans
+        if is_plain and (text := item.text) and len(text) <= max_characters and not text.isspace():
+            continue  # the usual case
         path = f"inputs[{index}]"
         if len(item.spans) > limits.max_spans_per_input:
             raise too_many(f"{path}.spans", "spans", len(item.spans), limits.max_spans_per_input)
         if item.spans and not spans:
             raise UnknownField("not supported here", "Remove it.", field=f"{path}.spans")
         if item.token_ids is None:
-            _check_text_input(item, path, limits.max_input_characters, split)
-            continue
-        for name, value in (("text", item.text), ("pair", item.pair)):
-            if value is not None:
-                raise ConflictingFields(f"{name} and token_ids are both set", "Send one of them.", field=path)
-        check_token_ids(item.token_ids, f"{path}.token_ids", limits, manifest)
-        if item.spans:
-            raise ConflictingFields("not supported with token_ids", "Send text.", field=f"{path}.spans")
+            _check_text_input(item, path, max_characters, split)
+        else:
+            _check_ids_input(item, path, limits, manifest)
 
 
 def check_count(count: int, field: str, limit: int) -> None:
@@ -231,6 +234,15 @@ def check_count(count: int, field: str, limit: int) -> None:
         raise Empty("empty", "Send at least one item.", field=field)
     if count > limit:
         raise TooMany("too many items", "Split the request.", field=field, actual=count, maximum=limit)
+
+
+def _check_ids_input(item: Input, path: str, limits: Limits, manifest: Manifest) -> None:
+    for name, value in (("text", item.text), ("pair", item.pair)):
+        if value is not None:
+            raise ConflictingFields(f"{name} and token_ids are both set", "Send one of them.", field=path)
+    check_token_ids(item.token_ids or (), f"{path}.token_ids", limits, manifest)
+    if item.spans:
+        raise ConflictingFields("not supported with token_ids", "Send text.", field=f"{path}.spans")
 
 
 def _check_text_input(item: Input, path: str, max_characters: int, split: Remedy) -> None:

@@ -82,9 +82,8 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = normalize(scope["path"], self._root_path)
-        if path != scope["path"]:
-            scope = {**scope, "path": path}
+        if scope["path"] not in ROUTE_PATHS:
+            scope["path"] = normalize(scope["path"], self._root_path)
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)

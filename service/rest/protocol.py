@@ -135,8 +135,16 @@ class HttpProtocol(HttpToolsProtocol):
         if self._discards:
             return
         self._partial_bytes += len(data) if self._in_head else 0
+        parts: list[bytes | memoryview] = [data]
         try:
-            self._parse(data)
+            while parts and not self._discards:
+                part = parts.pop()
+                try:
+                    self.parser.feed_data(part)
+                except httptools.HttpParserUpgrade as upgrade:
+                    parts.append(memoryview(part)[upgrade.args[0] :])
+                    if (head := self._head_without_upgrade()) is not None:
+                        parts.append(head)
         except httptools.HttpParserError:
             log.debug("invalid request", exc_info=True)
             malformed = MalformedRequest("Request is not valid HTTP", "Correct it.")
@@ -146,24 +154,15 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             if self._in_head and max(self._partial_bytes, self._head_bytes) > MAX_HEADER_BYTES:
                 self._fail(_headers_too_large())
-
-    def _parse(self, data: bytes) -> None:
-        """Feed the parser. After a request head with an Upgrade header, feed it that head again without the header."""
-        parts: list[bytes | memoryview] = [data]
-        while parts and not self._discards:
-            part = parts.pop()
-            try:
-                self.parser.feed_data(part)
-            except httptools.HttpParserUpgrade as upgrade:
-                parts.append(memoryview(part)[upgrade.args[0] :])
-                if (head := self._head_without_upgrade()) is not None:
-                    parts.append(head)
+            elif (self._in_head or self._buffered is not None) and self._header_timer is None and not self._discards:
+                self._start_header_timer()
 
     def on_message_begin(self) -> None:
         # Stop the keep-alive timer here, not at the first byte as uvicorn does: otherwise, no timer would run after an
-        # empty line before a request.
+        # empty line before a request. `data_received` starts the header timer unless the head is complete.
         self._unset_keepalive_if_required()
-        self._start_header_timer()
+        if self._header_timer is not None:
+            self._stop_header_timer()
         self._in_head, self._head_bytes = True, 0
         # The read that starts a head may also contain bytes of a body, so only later reads count in full.
         self._partial_bytes = 0
@@ -184,11 +183,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # running if the previous response ended during this head
         if self.parser.should_upgrade():
             return
-        app = self._special_app()
+        error = self._head_error()
+        app = None if error is None and self.url != b"*" else self._special_app(error)
         if app is None and self.load_shedder.near_capacity and self._can_buffer():
             self._buffered = bytearray()
             return
-        self._stop_header_timer()
+        if self._header_timer is not None:
+            self._stop_header_timer()
         usual_app = self.app
         self.app = app or usual_app
         self._start_cycle()
@@ -251,16 +252,13 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.pipeline:  # uvicorn pauses reading during a large body, but only reading detects a disconnect
             self.flow.resume_reading()
 
-    def _special_app(self) -> ASGIApp | None:
-        """Return the app that responds instead of the main app to this request head; None if the head is valid."""
-        error = self._head_error()
-        if error is None and self.url == b"*":
+    def _special_app(self, error: ServiceError | None) -> ASGIApp:
+        """Return the app that responds to a request head with this error, or to a request for path `*`."""
+        if error is None:
             self.url = b"/"
             if self.parser.get_method() == b"OPTIONS":
                 return Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})
             error = MalformedRequest("Path * is supported for OPTIONS only", "Send a path.")
-        if error is None:
-            return None
         if len(self.url) > MAX_HEADER_BYTES:
             self.url = b"/"  # uvicorn could not parse it
         return self._rejection(error)

@@ -59,7 +59,7 @@ class Base64Rows:
         if len(self.matrix) and self.matrix[0].nbytes > SLICE_BYTES:  # to be rendered in pieces
             texts: Iterator[Any] = map(Base64, self.matrix)
         else:
-            texts = (b2a_base64(row, newline=False).decode("ascii") for row in self.matrix)
+            texts = iter([b2a_base64(row, newline=False).decode("ascii") for row in self.matrix])
         if not self._described:
             return texts
         tensor = {"shape": self.matrix.shape[1:], "dtype": dtype_name(self.matrix, self._described)}

@@ -25,6 +25,7 @@ from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
+from service.spelling import join
 from service.tei import NAME as TEI_API
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -186,8 +187,12 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # untype
             ended.cancel()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        """Return the health status."""
+        """Return the health status. grpcio's error for an unknown service has no message."""
         self._connections.note_probe(parse_peer(context.peer()))
+        if request.service not in self._server_status:
+            names = join([f'"{name}"' for name in self._server_status if name], "or")
+            message = f"service: not found. Use {names}, or leave it empty for the server as a whole."
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
         return await super().Check(request, context)
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:

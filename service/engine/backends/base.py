@@ -185,7 +185,7 @@ class PackedBackend(ABC):
 
     def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> list[TextVectors]:
         fitted = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        sequences = sequences_of([task.tokens for task in tasks], self._segment_types)
         batch = pack_batch(sequences, fitted.shape, fitted.starts)
         sequence_ids = batch.inputs["sequence_ids"].reshape(-1)
         for task, start, size in zip(tasks, batch.starts, batch.sizes, strict=True):
@@ -241,11 +241,13 @@ class PackedShape:
         return self.shape.tokens
 
 
-def segment_types(tokens: ModelInput, type_vocab_size: int) -> list[int] | None:
-    """Return the `token_type_ids` of an input; None if all are 0, as in single texts of most families."""
-    if type_vocab_size <= 1 or not tokens.has_types:
-        return None
-    return tokens.token_type_ids if any(tokens.token_type_ids) else None
+def sequences_of(inputs: Sequence[ModelInput], type_vocab_size: int) -> list[tuple[list[int], list[int] | None]]:
+    """Return each input's `input_ids` and `token_type_ids`; None if all are 0, as in single texts of most families."""
+    sequences = []
+    for tokens in inputs:
+        types = tokens.token_type_ids if type_vocab_size > 1 and tokens.has_types else None
+        sequences.append((tokens.input_ids, types if types is not None and any(types) else None))
+    return sequences
 
 
 def _timed(run: Callable[[dict[str, Ints]], Any], inputs: dict[str, Ints]) -> float:

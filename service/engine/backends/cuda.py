@@ -21,7 +21,7 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import CombinedPooling
 from model.artifact.names import CUDA, CUDA_SHORT, PADDED_ROWS
 from model.artifact.packing import BatchFill, PaddedFill, TokenLimit
-from service.engine.backends.base import BackendChoice, Gpu, segment_types
+from service.engine.backends.base import BackendChoice, Gpu, sequences_of
 from service.engine.backends.cuda_memory import GpuMemory
 from service.engine.backends.cuda_session import is_out_of_memory, open_session
 from service.engine.backends.heads import Heads
@@ -203,7 +203,7 @@ class CudaBackend:
 
     def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> list[TextVectors]:
         shape = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences = [(task.tokens.input_ids, segment_types(task.tokens, self._segment_types)) for task in tasks]
+        sequences = sequences_of([task.tokens for task in tasks], self._segment_types)
         batch = pack_varlen(sequences, shape, [task.tokens.unattended for task in tasks])
         modes: set[CombinedPooling] = {task.pooling for task in tasks if task.pooling is not None}
         skips = any(task.pool_from for task in tasks)

@@ -230,13 +230,16 @@ class Heads:
         Operations check that the model has the heads. Raises `NonFiniteOutput`.
         """
         # Any NaN or infinity propagates to the sum. Padding is computed like any sequence, so it is finite too.
-        if not all(np.isfinite(values.sum()) for values in (hidden, *pooled.values())):
-            raise NonFiniteOutput
-        missing = {task.pooling for task in tasks if task.pooling is not None} - pooled.keys()
-        if missing:
-            pool_from = [task.pool_from for task in tasks]
-            pooled = {**pooled, **{mode: pool_batch(hidden, starts, sizes, mode, pool_from) for mode in missing}}
-        if len(pooled) == 1 and all(_is_pooled_only(task) for task in tasks):
+        for array in (hidden, *pooled.values()):
+            if not np.isfinite(array.sum()):
+                raise NonFiniteOutput
+        pooled, pooled_only = {**pooled}, True
+        for task in tasks:
+            mode = task.pooling
+            pooled_only = pooled_only and mode is not None and not (task.hidden or task.heads)
+            if mode is not None and mode not in pooled:
+                pooled[mode] = pool_batch(hidden, starts, sizes, mode, [task.pool_from for task in tasks])
+        if len(pooled) == 1 and pooled_only:
             ((_, vectors),) = pooled.items()  # the usual case
             return [TextVectors(None, vector) for vector in vectors[:, None]]
         texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -255,10 +258,6 @@ class Heads:
             )
             for index, (task, text) in enumerate(zip(tasks, texts, strict=True))
         ]
-
-
-def _is_pooled_only(task: EncodeTask) -> bool:
-    return task.pooling is not None and not (task.hidden or task.heads)
 
 
 def run(session: "onnxruntime.InferenceSession", rows: Floats) -> Floats:

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 from model.artifact.files import Artifact
 from model.artifact.packing import BatchFill, BatchShape, Ints, PaddedFill, TokenLimit, pack_batch
 from model.artifact.tokenizer import TokenizedInput
-from service.engine.backends.base import BackendChoice, Floats, PackedBackend, PackedShape, segment_types
+from service.engine.backends.base import BackendChoice, Floats, PackedBackend, PackedShape, sequences_of
 from service.engine.backends.sessions import open_cpu_session
 from service.engine.tasks import ExplainTask, ModelParts
 from service.errors import NonFiniteOutput
@@ -120,7 +120,7 @@ class ExplainBackend:
         self.__dict__.pop("_session", None)
 
     def _hidden_states(self, tokens: TokenizedInput) -> Floats:
-        batch = pack_batch([(tokens.input_ids, segment_types(tokens, self._segment_types))], BatchShape(1, len(tokens)))
+        batch = pack_batch(sequences_of([tokens], self._segment_types), BatchShape(1, len(tokens)))
         (hidden_states,) = self._session.run(None, batch.inputs)
         if not np.isfinite(hidden_states.sum()):
             raise NonFiniteOutput

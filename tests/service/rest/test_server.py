@@ -204,11 +204,14 @@ async def test_disconnected_client_is_counted_as_499(model: LoadedModel) -> None
         assert harness.sample("attendant_requests_total", api="rest", endpoint="/v1/encode", code="499") == 1
 
 
-@pytest.mark.parametrize(("api", "path"), [("rest", "/v1/encode"), ("tei", "/embed"), ("tei", "/")])
+@pytest.mark.parametrize(
+    ("api", "path", "sent"), [("rest", "/v1/encode", "//v1/encode"), ("tei", "/embed", "/embed"), ("tei", "/", "/")]
+)
 @pytest.mark.parametrize("characters", [4, 300_000], ids=["small", "large"])
 async def test_work_is_cancelled_when_the_client_disconnects(
-    model: LoadedModel, api: str, path: str, characters: int, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, api: str, path: str, sent: str, characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A path with an extra slash, too, belongs to the route."""
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def never(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
@@ -224,7 +227,7 @@ async def test_work_is_cancelled_when_the_client_disconnects(
         monkeypatch.setattr("service.tei.encode", never)
         async with serving(make_app(harness.lifecycle, Settings(), harness.metrics), 10) as (_, writer):
             request = post(b'{"inputs": "%s"}' % (b"b" * characters), b"Content-Type: application/json")
-            writer.write(request.replace(b"/x", path.encode()))
+            writer.write(request.replace(b"/x", sent.encode()))
             await writer.drain()
             await asyncio.wait_for(started.wait(), 20)
             writer.close()

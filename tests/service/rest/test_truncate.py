@@ -16,7 +16,8 @@ CHOICES = ("error", "right", "left", "auto")
 
 @pytest.fixture(scope="module", params=CHOICES)
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, httpx.Client]]:
-    with serving(truncate=request.param) as server, httpx.Client(base_url=server.rest, timeout=60) as client:
+    options = {"truncate": request.param, "precision": "float32"}
+    with serving(**options) as server, httpx.Client(base_url=server.rest, timeout=60) as client:
         yield request.param, client
 
 

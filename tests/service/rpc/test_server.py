@@ -36,6 +36,7 @@ async def test_health_of_an_unknown_service_is_not_found(channel: grpc.aio.Chann
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="unknown"))
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert f'"{SERVICE}"' in raised.value.details()
 
 
 async def reflect(channel: grpc.aio.Channel, **fields: str) -> reflection_pb2.ServerReflectionResponse:
