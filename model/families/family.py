@@ -29,10 +29,11 @@ HARMLESS = re.compile(
 
 
 class ConfigReader:
-    """Typed access to config.json. A key without a default is required."""
+    """Typed access to config.json, or to the object at `path`. A key without a default is required."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self._values = values
+        self._prefix = f"config.json: {path}." if path else "config.json: "
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -48,7 +49,7 @@ class ConfigReader:
         found = self._values.get(key)
         if found is None:
             if default is None:
-                raise CheckpointError(f"config.json: {key} is missing. {REDOWNLOAD}")
+                raise CheckpointError(f"{self._prefix}{key} is missing. {REDOWNLOAD}")
             return default
         return found
 
@@ -57,13 +58,13 @@ class ConfigReader:
         found = self.value(key, default)
         if type(found) is not int or not least <= found <= MAX_SIZE:
             kind = "a positive integer" if least == 1 else "0 or a positive integer"
-            raise CheckpointError(f"config.json: {key} is not {kind} ({found!r}). Correct it.")
+            raise CheckpointError(f"{self._prefix}{key} is not {kind} ({found!r}). Correct it.")
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
         found = self.value(key, default)
         if type(found) not in (int, float) or not 0 < found < float("inf"):
-            raise CheckpointError(f"config.json: {key} is not a positive number ({found!r}). Correct it.")
+            raise CheckpointError(f"{self._prefix}{key} is not a positive number ({found!r}). Correct it.")
         return float(found)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -72,7 +73,14 @@ class ConfigReader:
         if isinstance(found, str) and found.lower() in ("true", "false"):
             return found.lower() == "true"
         if type(found) is not bool:
-            raise CheckpointError(f"config.json: {key} is not true or false ({found!r}). Correct it.")
+            raise CheckpointError(f"{self._prefix}{key} is not true or false ({found!r}). Correct it.")
+        return found
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """Return an object; empty if it is missing."""
+        found = self.value(key, {})
+        if not isinstance(found, Mapping):
+            raise CheckpointError(f"{self._prefix}{key} is not an object ({found!r}). Correct it.")
         return found
 
     def activation(self, key: str, default: str | None = None) -> str:
@@ -125,14 +133,17 @@ USUAL_KEYS: dict[str, Callable[[ConfigReader], Any]] = {
 
 
 def make_config(config: ConfigReader, *, rotary: RotaryConfig | None = None, **parts: Any) -> EncoderConfig:
-    """Return an `EncoderConfig` from `parts`, with `USUAL_KEYS` for missing fields.
+    """Return an `EncoderConfig` from `parts`, with `USUAL_KEYS` for missing fields. Raises CheckpointError.
 
     `rotary` gives every layer the same rotary position embeddings instead of a position table.
     """
     values = {name: read(config) for name, read in USUAL_KEYS.items() if name not in parts} | parts
     if rotary is not None:
         values |= {"position_table": False, "layers": (LayerConfig(rotary=rotary),) * values["num_hidden_layers"]}
-    return EncoderConfig(**values)
+    try:
+        return EncoderConfig(**values)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}. Correct it.") from None
 
 
 SHARED_ROW_TOKENS = 512
@@ -151,10 +162,10 @@ def read_rotary(config: ConfigReader, default_base: float, positions: int) -> Ro
         positions: The length beyond which dynamic scaling applies.
     """
     base = config.number("rope_theta", default_base)
-    scaling, parameters = config.value("rope_scaling", {}), config.value("rope_parameters", {})
+    scaling, parameters = config.mapping("rope_scaling"), config.mapping("rope_parameters")
     # transformers replaces all of `rope_parameters` with `rope_scaling`, including the base.
     path = "rope_scaling" if scaling else "rope_parameters"
-    return rotary_from({"rope_theta": base} | (scaling or parameters), positions, path)
+    return rotary_from({"rope_theta": base, **(scaling or parameters)}, positions, path)
 
 
 def check_scaled_length(length: int) -> int:
@@ -188,18 +199,18 @@ def rotary_from(parameters: Mapping[str, Any], positions: int, path: str) -> Rot
     partial = parameters.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise unsupported(f"config.json: {path}.partial_rotary_factor", partial, (1.0,))
-    base, factor = float(parameters["rope_theta"]), float(parameters.get("factor", 1.0))
+    reader = ConfigReader(parameters, path)
+    base = reader.number("rope_theta")
+    factor = 1.0 if kind == "default" else reader.number("factor")
     if kind == "dynamic":
-        length = int(parameters.get("original_max_position_embeddings", positions))
+        length = reader.size("original_max_position_embeddings", positions)
         return RotaryConfig(base, dynamic=(factor, check_scaled_length(length)))
     if kind == "llama3":
-        reader = ConfigReader(parameters)
-        factor = reader.number("factor")
         low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
         if low >= high:
             raise CheckpointError(f"config.json: {path}.low_freq_factor: not below high_freq_factor ({low}, {high}).")
         return RotaryConfig(base, factor, ramp=(low, high, reader.size("original_max_position_embeddings")))
-    return RotaryConfig(base, divisor=factor if kind == "linear" else 1.0)
+    return RotaryConfig(base, divisor=factor)
 
 
 def read_relative(config: ConfigReader, buckets_key: str, distance_key: str) -> RelativeConfig:

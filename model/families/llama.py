@@ -227,12 +227,13 @@ def read_gemma3(config: ConfigReader) -> EncoderConfig:
     window = sliding // 2 if bidirectional else sliding - 1
     every = config.size("_sliding_window_pattern", config.size("sliding_window_pattern", 6))
     types = read_layer_types(config, layers, lambda index: (index + 1) % every > 0)
-    parameters, scaling = config.value("rope_parameters", {}), config.value("rope_scaling", {})
+    parameters = ConfigReader(config.mapping("rope_parameters"), "rope_parameters")
+    scaling = config.mapping("rope_scaling")
     rotary = {}
     for kind, (key, base) in GEMMA3_BASES.items():
         # As in transformers, `rope_scaling` overrides `rope_parameters` of the global layers.
         override = scaling if kind == "full_attention" else {}
-        values = {"rope_theta": config.number(key, base), **(parameters.get(kind) or {}), **override}
+        values = {"rope_theta": config.number(key, base), **parameters.mapping(kind), **override}
         rotary[kind] = rotary_from(values, positions, "rope_scaling" if override else f"rope_parameters.{kind}")
     return _make_config(
         config,

@@ -37,10 +37,10 @@ def read_config(config: ConfigReader) -> EncoderConfig:
     every = config.size("global_attn_every_n_layers", 3)
     types = read_layer_types(config, layers, lambda index: index % every > 0)
     window = config.size("local_attention", 128) // 2
-    parameters = config.value("rope_parameters", {})
+    parameters = ConfigReader(config.mapping("rope_parameters"), "rope_parameters")
     rotary = {
         kind: rotary_from(
-            {"rope_theta": config.number(key, base), **(parameters.get(kind) or {})},
+            {"rope_theta": config.number(key, base), **parameters.mapping(kind)},
             positions,
             f"rope_parameters.{kind}",
         )

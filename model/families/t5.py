@@ -28,9 +28,15 @@ RENAMES = ((r"^encoder\.embed_tokens\.", "shared."), (r"\.DenseReluDense\.wi\.",
 
 
 def read_config(config: ConfigReader) -> EncoderConfig:
-    """Return the configuration. `n_positions` is the training length; the bias itself sets no limit."""
+    """Return the configuration. `n_positions` is the training length; the bias itself sets no limit.
+
+    As in transformers, `is_gated_act` and `dense_act_fn` take precedence over `feed_forward_proj`.
+    """
+    config.require("is_decoder", False)
     kind = str(config.value("feed_forward_proj", "relu"))
-    activation = config.check_activation("feed_forward_proj", kind.removeprefix("gated-"))
+    key, name = "feed_forward_proj", "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+    if "dense_act_fn" in config:
+        key, name = "dense_act_fn", config.value("dense_act_fn")
     return make_config(
         config,
         hidden_size=config.size("d_model"),
@@ -40,7 +46,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         max_position_embeddings=config.size("n_positions", 512),
         type_vocab_size=0,
         norm_eps=config.number("layer_norm_epsilon", 1e-6),
-        hidden_act="gelu_new" if kind == "gated-gelu" else activation,  # as in transformers
+        hidden_act=config.check_activation(key, name),
         block="pre",
         norm="rms_norm",
         position_table=False,
@@ -50,7 +56,7 @@ def read_config(config: ConfigReader) -> EncoderConfig:
         attention_bias=False,
         attention_output_bias=False,
         relative_bias=read_relative(config, "relative_attention_num_buckets", "relative_attention_max_distance"),
-        gated=kind.startswith("gated-"),
+        gated=config.flag("is_gated_act", kind.startswith("gated-")),
         feed_forward_bias=False,
         feed_forward_output_bias=False,
     )

@@ -1,13 +1,18 @@
 """Checkpoints of every model family, as transformers writes them and as published, compared with transformers."""
 
+import copy
+import json
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -67,6 +72,16 @@ BERT_KINDS = (
 )
 
 
+UNRENAMED = (*(kind for kind, case in FAMILY_CASES.items() if case.rename is None), *BERT_KINDS)
+"""Models whose config.json transformers can read, too."""
+OF_LOADING = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype")
+"""Keys that say how transformers loads a model."""
+NAMES = (
+    "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh", "gated-gelu", "gated-silu", "absolute",
+    "relative_key", "rotary", "alibi", "mean", "cls", "full_attention", "sliding_attention", "default", "linear",
+    "dynamic", "llama3", "yarn", "c2p", "p2c|c2p", "none",
+)  # fmt: skip
+"""Values of keys with a name."""
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -132,15 +147,70 @@ def test_hidden_states_and_probs_equal_transformers(publish: Publish, kind: str,
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("kind", "changes"),
     [
-        *({"hidden_act": name} for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
-        {"layer_norm_eps": 0.5},  # large enough to change every value
+        *(("bert", {"hidden_act": name}) for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")),
+        ("bert", {"layer_norm_eps": 0.5}),  # large enough to change every value
+        *(("t5", {"dense_act_fn": name}) for name in ("relu", None)),
+        ("mt5", {"feed_forward_proj": "relu"}),
     ],
 )
-def test_changed_config_equals_transformers(source: Path, changes: dict[str, Any]) -> None:
-    change_json(source / "config.json", **changes)
-    assert_equal_to_transformers(source)
+def test_changed_config_equals_transformers(
+    publish: Publish, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    directory = shutil.copytree(publish(kind), tmp_path / "model")
+    change_json(directory / "config.json", **changes)
+    assert_equal_to_transformers(directory, scaled=True)
+
+
+def _key_paths(values: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*parents, key)
+        if isinstance(value, dict):
+            yield from _key_paths(value, (*parents, key))
+
+
+def _other_values(value: Any) -> list[Any]:
+    """Return other values of a key: of the same type, of another one, and null."""
+    if isinstance(value, bool):
+        return [not value, None]
+    if isinstance(value, int):
+        return [value + 1, value - 1, value * 2, 0, None]
+    if isinstance(value, float):
+        return [value * 3 + 0.1, value / 5, 0.0, None]
+    if isinstance(value, list):
+        return [value[::-1], value[:1] * len(value), [], None]
+    return [name for name in NAMES if name != value] + [True, 1, 8, 0.5, [], None]
+
+
+@given(data=st.data())
+def test_changed_key_is_applied_or_rejected(publish: Publish, data: st.DataObject) -> None:
+    """Also for keys that only transformers writes. Where transformers rejects a value, anything else may happen."""
+    kind = data.draw(st.sampled_from(UNRENAMED))
+    config = read_json(publish(kind) / "config.json")
+    defaults = json.loads(transformers.AutoConfig.for_model(config["model_type"]).to_json_string(use_diff=False))
+    values = defaults | config
+    first, *rest = data.draw(st.sampled_from([path for path in _key_paths(values) if path[0] not in OF_LOADING]))
+    changed = {first: copy.deepcopy(values[first])}
+    last, parent = first, changed
+    for key in rest:
+        last, parent = key, parent[last]
+    parent[last] = data.draw(st.sampled_from(_other_values(parent[last])))
+    with tempfile.TemporaryDirectory() as root:
+        directory = Path(root) / "model"
+        shutil.copytree(publish(kind), directory)
+        change_json(directory / "config.json", **changed)
+        try:
+            encoder = load_checkpoint(directory).encoder
+        except CheckpointError:
+            return
+        batch = random_batch(encoder, 37)
+        try:
+            expected = run_transformers(encoder, directory, batch).last_hidden_state
+        except Exception:  # noqa: BLE001  # transformers raises exceptions of many types
+            return
+        output = run_encoder(encoder, batch).hidden_states[-1]
+    assert float((output - expected).abs().max()) < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
 def test_roberta_positions_start_after_padding_id(publish: Publish, tmp_path: Path) -> None:
@@ -179,6 +249,19 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
             r"^config\.json: rope_scaling\.rope_type: unsupported \('longrope'\)\. Supported: ",
         ),
         (
+            "llama",
+            {"rope_parameters": {"rope_theta": 0.0}},
+            r"rope_parameters\.rope_theta is not a positive number \(0",
+        ),
+        ("gte", {"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters\.factor is missing"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": []}},
+            r"rope_parameters\.full_attention is not an object",
+        ),
+        ("qwen3", {"rope_scaling": "linear"}, "rope_scaling is not an object"),
+        ("qwen3", {"num_key_value_heads": 4}, "num_attention_heads: not a multiple of num_key_value_heads"),
+        (
             "qwen3",
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             r"^config\.json: rope_parameters\.partial_rotary_factor: unsupported \(0\.5\)\. Supported: 1\.0\.",
@@ -189,7 +272,13 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
         ("new", {"position_embedding_type": "absolute"}, "unsupported position_embedding_type 'absolute'"),
         ("mpnet", {"relative_attention_num_buckets": 16}, "unsupported relative_attention_num_buckets 16"),
         ("t5", {"relative_attention_max_distance": 5}, "relative_attention_max_distance: not over a quarter"),
-        ("t5", {"feed_forward_proj": "gated-swiglu"}, r"feed_forward_proj: unsupported \('swiglu'\)"),
+        (
+            "t5",
+            {"feed_forward_proj": "gated-swiglu", "dense_act_fn": None},
+            r"feed_forward_proj: unsupported \('swiglu'\)",
+        ),
+        ("t5", {"dense_act_fn": "swiglu"}, r"dense_act_fn: unsupported \('swiglu'\)"),
+        ("t5", {"is_decoder": True}, "unsupported is_decoder True"),
         ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size: convolutions are not supported"),
         ("deberta-v2", {"pos_att_type": "p2p"}, r"pos_att_type: unsupported \(\['p2p'\]\)"),
