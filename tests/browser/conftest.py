@@ -74,8 +74,10 @@ def driver(window: PageDriver) -> PageDriver:
 
 
 @pytest.fixture
-def tab(opened: PageDriver) -> PageDriver:
-    """A driver of the similarity tab, with real server responses."""
-    opened.page.get_by_role("tab", name="Similarity").click()
-    opened.page.wait_for_function(RESULT)
-    return opened
+def tab(window: PageDriver) -> PageDriver:
+    """A driver of the similarity tab, opened from a link, with real server responses."""
+    driver = window.reset()
+    driver.page.goto("about:blank")
+    driver.page.goto(f"{driver.base}/#v=1&tab=similarity")
+    driver.page.wait_for_function(RESULT)
+    return driver

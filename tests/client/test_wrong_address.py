@@ -8,6 +8,7 @@ import pytest
 from attendant_client import AsyncClient, AttendantError, Client
 
 from service.engine.model_loader import LoadedModel
+from tests.client.clients import NO_RETRIES
 from tests.serving import ServiceThread
 
 
@@ -28,12 +29,12 @@ def service(model: LoadedModel) -> Iterator[ServiceThread]:
 )
 def test_address_of_another_protocol_is_explained(service: ServiceThread, scheme: str, port: str, hint: str) -> None:
     url = f"{scheme}://{service.grpc if port == 'grpc' else service.rest.removeprefix('http://')}"
-    with Client(url, timeout_s=3) as client, pytest.raises(AttendantError) as caught:
+    with Client(url, timeout_s=3, retries=NO_RETRIES) as client, pytest.raises(AttendantError) as caught:
         client.model()
     assert caught.value.message.endswith(hint)
 
     async def call() -> None:
-        async with AsyncClient(url, timeout_s=3) as client:
+        async with AsyncClient(url, timeout_s=3, retries=NO_RETRIES) as client:
             await client.model()
 
     with pytest.raises(AttendantError) as caught:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import onnx
 import onnx_ir
@@ -50,10 +52,21 @@ def _exporter() -> bytes:
     return b"\0".join([*code, *(version(name).encode() for name in EXPORTERS)])
 
 
+def _stable(value: Any) -> Any:
+    """Return a value whose `repr` is the same in every process: without addresses and without the order of a set."""
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, FunctionType):
+        return value.__module__, value.__qualname__, value.__code__.co_firstlineno
+    if isinstance(value, BuiltinFunctionType):
+        return value.__module__, value.__qualname__
+    return value
+
+
 def _content(module: nn.Module, signature: GraphSignature) -> Iterator[bytes]:
     """Yield everything that determines the graph: classes, attributes, tensors and the signature."""
     for name, part in module.named_modules():
-        attributes = {key: value for key, value in vars(part).items() if key not in INTERNAL}
+        attributes = {key: _stable(value) for key, value in vars(part).items() if key not in INTERNAL}
         yield repr((name, type(part), part.training, attributes)).encode()
     for name, tensor in [*module.state_dict().items(), *signature.example_inputs.items()]:
         yield repr((name, tensor.dtype, tensor.shape)).encode()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,14 @@ class ServiceHarness:
     engine: Engine
     lifecycle: Lifecycle
     metrics: Metrics
-    client: httpx.AsyncClient
     settings: Settings
+    access: Access
+
+    @cached_property
+    def client(self) -> httpx.AsyncClient:
+        """Made when first used, because the application takes much longer to make than the engine."""
+        app = make_app(self.lifecycle, self.settings, self.metrics, self.access)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     def sample(self, name: str, **labels: str) -> float:
         """Return the total over a metric's samples with these labels; at least one must exist."""
@@ -131,9 +138,7 @@ async def open_harness(
     lifecycle = Lifecycle(metrics)
     engine = Engine(model, settings, metrics)
     lifecycle.become_ready(Models([engine]))
-    transport = httpx.ASGITransport(make_app(lifecycle, settings, metrics, Access(keys)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield ServiceHarness(engine, lifecycle, metrics, client, settings)
+    yield ServiceHarness(engine, lifecycle, metrics, settings, Access(keys))
     await engine.drain()
     await engine.close()
 

@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 
 from service.engine.model_loader import LoadedModel
 from service.operations.chunks import Range, pack
-from tests.conftest import run_python
+from tests.service.commands.embed_command import RunEmbed, run_embed
 from tests.serving import ServiceThread
+
+__all__ = ["run_embed"]
 
 BERLIN = (
     "Berlin is the capital and largest city of Germany. Its more than 3.85 million inhabitants make it the European "
@@ -154,18 +156,15 @@ def test_largest_text_is_read_whole(service: ServiceThread) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_embed_writes_a_row_per_chunk(
-    tmp_path: Path, default_artifact: Path, service: ServiceThread, suffix: str
-) -> None:
+def test_embed_writes_a_row_per_chunk(tmp_path: Path, run_embed: RunEmbed, service: ServiceThread, suffix: str) -> None:
     source, out = tmp_path / "documents.jsonl", tmp_path / f"chunks{suffix}"
     rows = [{"id": "a", "title": "A", "text": LONG}, {"id": "b", "title": "B", "text": " "},
             {"id": "c", "title": None, "text": "One."}]  # fmt: skip
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("--id-field", "id", "--keep", "title", "--chunk", "paragraph", "--chunk-tokens", "100", "--late")
-    command = ("-m", "service", "embed", str(source), "-o", str(out), *options)
-    completed = run_python(*command, model_dir=default_artifact)
-    assert completed.returncode == 1, completed.stderr  # a row is rejected
-    assert "of 2 rows to" in completed.stderr
+    status, err = run_embed(source, "-o", out, *options)
+    assert status == 1, err  # a row is rejected
+    assert "of 2 rows to" in err
     assert json.loads((tmp_path / f"chunks{suffix}.rejected.jsonl").read_text())["id"] == "b"
     lines = out.read_text().splitlines() if suffix == ".jsonl" else []
     written = [json.loads(line) for line in lines] or pq.read_table(out).to_pylist()
@@ -194,13 +193,12 @@ def test_embed_writes_a_row_per_chunk(
     ],
 )
 def test_embed_rejects_options_that_conflict(
-    tmp_path: Path, default_artifact: Path, options: list[str], message: str
+    tmp_path: Path, run_embed: RunEmbed, options: list[str], message: str
 ) -> None:
     (tmp_path / "texts.txt").write_text("One.\n")
-    completed = run_python("-m", "service", "embed", str(tmp_path / "texts.txt"), "-o", str(tmp_path / "x.jsonl"),
-                           *options, model_dir=default_artifact)  # fmt: skip
-    assert completed.returncode == 2
-    assert message in completed.stderr
+    status, err = run_embed(tmp_path / "texts.txt", "-o", tmp_path / "x.jsonl", *options)
+    assert status == 2
+    assert message in err
 
 
 def vectors_of(result: EncodeResult) -> Any:
@@ -233,7 +231,7 @@ def test_late_chunking_of_the_openai_api(service: ServiceThread) -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_embed_reads_titles_before_texts_and_chunks(
-    tmp_path: Path, default_artifact: Path, service: ServiceThread, suffix: str
+    tmp_path: Path, run_embed: RunEmbed, service: ServiceThread, suffix: str
 ) -> None:
     rows = [("Berlin", BERLIN), ("", "One."), ("word " * 300, "Its title is too long."), ("Two", "Two.")]
     source, out = tmp_path / f"documents{suffix}", tmp_path / "chunks.jsonl"
@@ -246,8 +244,8 @@ def test_embed_reads_titles_before_texts_and_chunks(
     else:
         source.write_text("".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in rows))
     options = ("--title-field", "title", "--chunk", "sentence", "--one-per-chunk")
-    completed = run_python("-m", "service", "embed", str(source), "-o", str(out), *options, model_dir=default_artifact)
-    assert completed.returncode == 1, completed.stderr
+    status, err = run_embed(source, "-o", out, *options)
+    assert status == 1, err
     (rejected,) = (tmp_path / "chunks.jsonl.rejected.jsonl").read_text().splitlines()
     assert json.loads(rejected) == {
         "row": 3, "error": "text: its title leaves no room for text. Shorten the title.",

@@ -32,6 +32,7 @@ from tests.service.conftest import ServiceHarness, open_harness
 @pytest.fixture
 async def fresh(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
     async with open_harness(model) as opened:
+        assert opened.client  # the application creates the metrics of requests
         yield opened
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from service.__main__ import main
-from tests.conftest import RunningServer, serving
+from service.config import Settings
+from service.engine.model_loader import LoadedModel
 from tests.service.commands.embed_command import RunEmbed, write_rows
+from tests.serving import ServiceThread
 
 TEXT = "The river bank flows past the old mill."
 SOURCES = ("engine", "file", "rest", "grpc")
@@ -23,14 +25,16 @@ def options(default_artifact: Path, exported: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(options: dict[str, str]) -> Iterator[RunningServer]:
-    with serving(**options) as running:
+def server(options: dict[str, str]) -> Iterator[ServiceThread]:
+    settings = Settings(**options)
+    models = [LoadedModel.load(settings, option) for option in settings.served_models]
+    with ServiceThread(*models, **options) as running:
         yield running
 
 
 @pytest.fixture(params=SOURCES)
 def source(
-    request: pytest.FixtureRequest, server: RunningServer, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, server: ServiceThread, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> list[str]:  # fmt: skip
     """Command options that select where the models run."""
@@ -51,7 +55,7 @@ def source(
     "names", [(None, "large"), ("large", "large"), ("org/tiny", "org/tiny"), ("t", "org/tiny")], ids=str
 )
 def test_model_is_selected_by_name_or_alias(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: RunningServer, source: list[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: ServiceThread, source: list[str],
     names: tuple[str | None, str],
 ) -> None:  # fmt: skip
     model, served = names

@@ -5,7 +5,6 @@ to float32.
 import base64
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_cla
 from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.conftest import mark_slow
+from tests.model.family_cases import HIDDEN_SIZE
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
@@ -56,9 +56,15 @@ HEADS: dict[str, tuple[Callable[[str], Path], set[str]]] = {
 
 
 @pytest.fixture
-def artifact(default_artifact: Path, tmp_path: Path) -> Path:
+def artifact(tiny_artifact: Path, tmp_path: Path) -> Path:
     """Return a copy whose golden vectors the test may modify."""
-    return Path(shutil.copytree(default_artifact, tmp_path / "artifact"))
+    return copy_artifact(tiny_artifact, tmp_path)
+
+
+@pytest.fixture
+def tiny(tiny_artifact: Path) -> LoadedModel:
+    """The model of `artifact`."""
+    return LoadedModel.load(Settings(model_dir=tiny_artifact))
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +111,7 @@ def turned(model: LoadedModel, wanted: float) -> NDArray[Any]:
     golden = model.artifact.read_golden_vectors()
     assert golden is not None
     exact = np.stack(golden.heads["embedding"].split_values())
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
     other = np.random.default_rng(0).standard_normal(exact.shape)
     other -= (other * exact).sum(axis=1, keepdims=True) * exact
     other /= np.linalg.norm(other, axis=1, keepdims=True)
@@ -215,8 +222,9 @@ def test_an_error_in_the_pooled_row_alone_is_found(
     assert cosines_of(root, OneWrongRow)["embedding"] < FLOOR_COSINE["bfloat16"]
 
 
-def test_truncated_embeddings_are_compared_as_served(artifact: Path, model: LoadedModel) -> None:
+def test_truncated_embeddings_are_compared_as_served(model: LoadedModel, tmp_path: Path) -> None:
     """Normalization comes first, so the 32 numbers by themselves do not have length 1."""
+    artifact = copy_artifact(model.artifact.root, tmp_path)
     rewrite_manifest(artifact, lambda manifest: manifest["heads"][0].update(truncate_dim=32))
     cut = turned(model, 1)[:, :32]
     replace_embeddings(artifact, cut)
@@ -233,7 +241,7 @@ def test_results_that_are_not_finite_are_below_every_floor() -> None:
 
 
 def test_inaccurate_precision_falls_back_to_float32(
-    artifact: Path, caplog: pytest.LogCaptureFixture, model: LoadedModel
+    artifact: Path, caplog: pytest.LogCaptureFixture, tiny: LoadedModel
 ) -> None:
     """The selection line must say so. On a CPU without bfloat16, float32 is selected right away."""
     with caplog.at_level(logging.INFO):
@@ -241,30 +249,30 @@ def test_inaccurate_precision_falls_back_to_float32(
     assert loaded.backend.choice.precision == "float32"
     (line,) = [record.getMessage() for record in caplog.records if "backend selected" in record.getMessage()]
     assert "precision=float32" in line
-    if model.backend.choice.precision == "bfloat16":
+    if tiny.backend.choice.precision == "bfloat16":
         assert "bfloat16 is too inaccurate for this model (embedding: min cosine 0.99" in line
         assert "limit 0.9999999" in loaded.backend.choice.reason
 
 
 @needs_bfloat16
 def test_precision_between_floor_and_expected_cosine_is_served_with_one_warning(
-    artifact: Path, caplog: pytest.LogCaptureFixture, model: LoadedModel
+    artifact: Path, caplog: pytest.LogCaptureFixture, tiny: LoadedModel
 ) -> None:
-    replace_embeddings(artifact, turned(model, 0.997))
+    replace_embeddings(artifact, turned(tiny, 0.997))
     with caplog.at_level(logging.WARNING):
         loaded = load_anew(Settings(model_dir=artifact, precision="bfloat16"))
     assert loaded.backend.choice.precision == "bfloat16"
     (record,) = caplog.records
     line = record.getMessage()
-    assert "model=all-MiniLM-L6-v2 precision=bfloat16 head=embedding cosine=0.99" in line
+    assert "model=tiny-bert precision=bfloat16 head=embedding cosine=0.99" in line
     assert "ATTENDANT_PRECISION=float32" in line
     assert "ATTENDANT_MIN_COSINE" in line
 
 
 @needs_bfloat16
 @pytest.mark.parametrize(("least", "is_served"), [(0, False), (0.9, True), (0.98, False)])
-def test_option_replaces_the_floor(artifact: Path, model: LoadedModel, least: float, is_served: bool) -> None:
-    replace_embeddings(artifact, turned(model, 0.93))
+def test_option_replaces_the_floor(artifact: Path, tiny: LoadedModel, least: float, is_served: bool) -> None:
+    replace_embeddings(artifact, turned(tiny, 0.93))
     settings = Settings(model_dir=artifact, precision="bfloat16", min_cosine=least)
     if is_served:
         assert load_anew(settings).backend.choice.precision == "bfloat16"
@@ -275,8 +283,8 @@ def test_option_replaces_the_floor(artifact: Path, model: LoadedModel, least: fl
         load_anew(settings)
 
 
-def test_float32_that_differs_from_the_export_is_rejected(artifact: Path, model: LoadedModel) -> None:
-    size = model.artifact.manifest.architecture.hidden_size
+def test_float32_that_differs_from_the_export_is_rejected(artifact: Path, tiny: LoadedModel) -> None:
+    size = tiny.artifact.manifest.architecture.hidden_size
     replace_embeddings(artifact, np.random.default_rng(0).standard_normal((32, size)))
     with pytest.raises(
         ArtifactError, match=r"golden\.json: vectors differ from the export \(embedding: min cosine -?0\.\d+"
@@ -284,11 +292,11 @@ def test_float32_that_differs_from_the_export_is_rejected(artifact: Path, model:
         load_anew(Settings(model_dir=artifact, precision="float32", provider="cpu"))
 
 
-def test_artifact_without_golden_vectors_is_served(artifact: Path, model: LoadedModel) -> None:
+def test_artifact_without_golden_vectors_is_served(artifact: Path, tiny: LoadedModel) -> None:
     (artifact / GOLDEN).unlink()
     assert Artifact.open(artifact).read_golden_vectors() is None
     loaded = load_anew(Settings(model_dir=artifact))
-    assert loaded.backend.choice.precision == model.backend.choice.precision
+    assert loaded.backend.choice.precision == tiny.backend.choice.precision
 
 
 @pytest.mark.parametrize(
@@ -298,10 +306,10 @@ def test_artifact_without_golden_vectors_is_served(artifact: Path, model: Loaded
         {"values": "*"},
         {"texts": [32] * 32},
         {"texts": []},
-        {"sizes": [384]},
+        {"sizes": [HIDDEN_SIZE]},
         {"ids": "AAAA"},
         {"other": 1},
-        {"values": base64.b64encode(np.full((32, 384), np.nan, "<f4").tobytes()).decode()},
+        {"values": base64.b64encode(np.full((32, HIDDEN_SIZE), np.nan, "<f4").tobytes()).decode()},
     ],
 )
 def test_invalid_golden_vectors_are_rejected(artifact: Path, fields: dict[str, Any]) -> None:

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import RunningServer, serving
-
 MODEL = "all-MiniLM-L6-v2"
 HEADER = "x-attendant-ignored"
 TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
@@ -29,16 +27,6 @@ BODIES: dict[str, dict[str, Any]] = {
     f"/v2/models/{MODEL}/infer": {"inputs": [TENSOR]},
 }
 NATIVE = {"/v1/encode": {"inputs": "a"}, "/v1/attend": {"inputs": "a"}, "/v1/tokenize": {"inputs": "a"}}
-
-
-@pytest.fixture(scope="module")
-def rest() -> Any:
-    with serving() as server, _client(server) as client:
-        yield client
-
-
-def _client(server: RunningServer) -> httpx.Client:
-    return httpx.Client(base_url=server.rest, timeout=60)
 
 
 @pytest.mark.parametrize("path", BODIES)

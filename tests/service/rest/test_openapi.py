@@ -13,9 +13,11 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from service.engine.model_loader import LoadedModel
 from service.rest.apis import ROUTES
-from tests.conftest import RunningServer, serving
-from tests.service.conftest import GOLDEN
+from tests.conftest import RunningServer
+from tests.keys import make_keys
+from tests.service.conftest import GOLDEN, open_harness
 
 OPERATIONS = {
     route.operation_id: (route.template, method.lower())
@@ -186,13 +188,11 @@ def test_fields_are_described(document: dict[str, Any]) -> None:
             assert schema.get("description"), (name, field)
 
 
-def test_timeout_header_is_described_and_keys_only_if_the_server_has_them(
-    document: dict[str, Any], tmp_path: Path
+async def test_timeout_header_is_described_and_keys_only_if_the_server_has_them(
+    document: dict[str, Any], model: LoadedModel
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("a-key\n")
-    with serving(api_keys_file=keys) as server:
-        protected = httpx.get(f"{server.rest}/openapi.json").json()
+    async with open_harness(model, make_keys("a-key")) as harness:
+        protected = (await harness.client.get("/openapi.json")).json()
     assert protected["components"]["securitySchemes"]["bearer"] == {"type": "http", "scheme": "bearer"}
     assert protected["paths"]["/v1/encode"]["post"]["security"] == [{"bearer": []}, {"header": []}]
     assert "security" not in protected["paths"]["/livez"]["get"] or not protected["paths"]["/livez"]["get"]["security"]

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from service import __version__
+from service.engine.model_loader import LoadedModel
 from service.rest.middleware import normalize
-from tests.conftest import serving
+from tests.serving import serve
 
 MODEL = "all-MiniLM-L6-v2"
 PREFIX = "/embeddings-api"
@@ -17,8 +18,8 @@ EMBEDDINGS = {"input": "money bank grows", "model": MODEL}
 
 
 @pytest.fixture(scope="module")
-def rest() -> Iterator[httpx.Client]:
-    with serving(root_path=PREFIX) as server, httpx.Client(base_url=server.rest, timeout=60) as client:
+def rest(model: LoadedModel) -> Iterator[httpx.Client]:
+    with serve(model, root_path=PREFIX) as client:
         yield client
 
 

@@ -7,7 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.conftest import serving
+from service.engine.model_loader import LoadedModel
+from tests.serving import serve
 
 MODEL = "all-MiniLM-L6-v2"
 LONG = f"river {'word ' * 2000}money"  # over the limit of characters too
@@ -15,9 +16,8 @@ CHOICES = ("error", "right", "left", "auto")
 
 
 @pytest.fixture(scope="module", params=CHOICES)
-def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, httpx.Client]]:
-    options = {"truncate": request.param, "precision": "float32"}
-    with serving(**options) as server, httpx.Client(base_url=server.rest, timeout=60) as client:
+def server(request: pytest.FixtureRequest, model: LoadedModel) -> Iterator[tuple[str, httpx.Client]]:
+    with serve(model, truncate=request.param) as client:
         yield request.param, client
 
 
@@ -45,7 +45,10 @@ def test_embeddings(server: tuple[str, httpx.Client], options: dict[str, Any]) -
         assert "or set truncate to true" in response.json()["error"]["message"] or "characters" in response.text
         return
     vector = np.array(response.json()["data"][1]["embedding"])
-    np.testing.assert_allclose(vector, expected(client, "left" if wanted == "left" else "right"), atol=1e-5)
+    sides = {side: float(vector @ expected(client, side)) for side in ("left", "right")}
+    side = "left" if wanted == "left" else "right"
+    assert sides.pop(side) > 0.9999  # in bfloat16, the last digits depend on the batch
+    assert max(sides.values()) < 0.99
 
 
 @pytest.mark.parametrize("options", [{}, {"truncation": "error"}, {"truncation": "left"}, {"max_tokens_per_doc": 8},
@@ -64,7 +67,7 @@ def test_rerank(server: tuple[str, httpx.Client], options: dict[str, Any]) -> No
         response.json()["results"], client.post("/v1/rerank", json=exact).json()["results"], strict=True
     ):
         assert result["index"] == other["index"]
-        assert result["relevance_score"] == pytest.approx(other["relevance_score"], abs=1e-5)
+        assert result["relevance_score"] == pytest.approx(other["relevance_score"], abs=1e-3)
 
 
 @pytest.mark.parametrize(("path", "field"), [("/score", "text_2"), ("/pooling", "input")])
