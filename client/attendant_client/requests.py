@@ -117,10 +117,10 @@ def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
 
 
 def to_list(value: Any, path: str) -> list[Any]:
-    """Convert items to a list. Raises `AttendantError` for a string or a value that is not iterable."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()  # type: ignore[no-any-return]  # of one axis or more
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    """Convert items to a list. Raises `AttendantError` for a string, a mapping or a value that is not iterable."""
+    if isinstance(value, np.ndarray) and value.ndim > 0:
+        return value.tolist()  # type: ignore[no-any-return]
+    if isinstance(value, str | Mapping | np.ndarray) or not isinstance(value, Iterable):
         raise wrong_type(path, value, "Send a list.")
     return list(value)
 

@@ -74,6 +74,8 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (encode("a", 5), "inputs[1]"),
         (encode("a", {"text": "a"}), "inputs[1]"),
         (lambda client: client.encode(5), "inputs"),
+        (lambda client: client.encode({"text": "a"}), "inputs"),
+        (lambda client: client.encode(np.array("a bank")), "inputs"),
         (encode(Input(5)), "inputs[0].text"),  # type: ignore[arg-type]
         (encode("a", Input(token_ids=[HUGE])), "inputs[1].token_ids"),
         (encode(Input(token_ids=[5, "a"])), "inputs[0].token_ids[1]"),  # type: ignore[list-item]
