@@ -128,7 +128,7 @@ def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Clie
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_numpy_and_sets_are_values(service: ServiceThread, kind: str) -> None:
+def test_numbers_of_numpy_sets_and_iterators_are_values(service: ServiceThread, kind: str) -> None:
     client_type, protocol = KINDS[kind]
     with client_type(service_url(service, protocol), retries=NO_RETRIES) as client:
         expected = client.encode(Input("a bank", spans=[(2, 6)]), outputs=["pooled", "spans"], dimensions=4)
@@ -141,6 +141,9 @@ def test_numbers_of_numpy_and_sets_are_values(service: ServiceThread, kind: str)
         ids: Any = np.array([2924])
         assert client.encode(Input(token_ids=ids)).results[0].token_count == 3
         assert client.attend("a bank", layers=list(np.arange(1, 3)), top_p=Decimal("0.5")).results
+        names: Any = iter(["static"])
+        results = client.encode(["a bank"] * 300, outputs=names).results  # in two parts
+        assert all(result.static_vectors is not None for result in results)
         error = catch_error(client, attend(top_p=float("nan")))
         assert (error.reason, error.field) == ("OUT_OF_RANGE", "top_p")
 
