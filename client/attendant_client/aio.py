@@ -24,6 +24,7 @@ from attendant_client.requests import (
     Body,
     InputChunk,
     Inputs,
+    check_embed_options,
     halves,
     is_too_large,
     make_body,
@@ -102,6 +103,7 @@ class AsyncClient:
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
+        check_embed_options(options)
         options["outputs"] = ["pooled"]
         response = await self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])

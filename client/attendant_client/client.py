@@ -22,6 +22,7 @@ from attendant_client.options import (
 from attendant_client.requests import (
     Body,
     Inputs,
+    check_embed_options,
     halves,
     is_too_large,
     make_body,
@@ -96,6 +97,7 @@ class Client:
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
+        check_embed_options(options)
         options["outputs"] = ["pooled"]
         response = self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])

@@ -41,6 +41,13 @@ def make_body(inputs: Inputs, **options: Any) -> Body:
     return {"inputs": bodies, **{name: _option_body(value) for name, value in present(options).items()}}
 
 
+def check_embed_options(options: Mapping[str, Any]) -> None:
+    """Raise `AttendantError` for chunks, which have several vectors per text."""
+    if options.get("chunks") is not None:
+        raise invalid("CONFLICTING_FIELDS", "chunks", "not supported by embed, which returns one vector per text",
+                      "Use encode.")  # fmt: skip
+
+
 def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
     """Return the body of a comparison, leaving out options that are None."""
     items = []

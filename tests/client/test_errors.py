@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from attendant_client import AsyncClient, AttendantError, Client, EncodeResult, Input, Occurrence, required
+from attendant_client import AsyncClient, AttendantError, ChunkOptions, Client, EncodeResult, Input, Occurrence, required
 from attendant_client.requests import CALLS
 
 from service.rpc.servicer import SERVICE
@@ -74,6 +74,7 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (encode("a", 5), "inputs[1]"),
         (encode("a", {"text": "a"}), "inputs[1]"),
         (lambda client: client.encode(5), "inputs"),
+        (lambda client: client.embed("a. b.", chunks=ChunkOptions()), "chunks"),
         (lambda client: client.encode({"text": "a"}), "inputs"),
         (lambda client: client.encode(np.array("a bank")), "inputs"),
         (encode(Input(5)), "inputs[0].text"),  # type: ignore[arg-type]
