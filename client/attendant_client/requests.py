@@ -84,6 +84,8 @@ def make_model_query(name: str | None) -> Body:
         return {}
     if not isinstance(name, str):
         raise wrong_type("model", name, "Send a string.")
+    if not name:  # REST would list all models, and gRPC would return the default one
+        raise invalid("EMPTY", "model", "empty", "Send a name, or None for the default model.")
     return {"model": name}
 
 

@@ -113,6 +113,7 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (rerank(top_n=-HUGE), "top_n"),
         (rerank(effect="occlusion", explain_top="1"), "explain_top"),
         (lambda client: client.classify("a", top_k="1"), "top_k"),
+        (lambda client: client.model(""), "model"),
     ],
 )
 def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
