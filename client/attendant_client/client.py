@@ -1,5 +1,6 @@
 """The synchronous client."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -74,7 +75,7 @@ class Client:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
             timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
-                limit applies.
+                limit applies, as with math.inf.
             retries: Retry policy.
             tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
             channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
@@ -222,4 +223,4 @@ class Client:
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s

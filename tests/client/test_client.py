@@ -1,5 +1,6 @@
 """attendant-client against a running service: sync and async, over gRPC and HTTP."""
 
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -154,6 +155,10 @@ def test_timeout_is_an_error(client: Client) -> None:
     with pytest.raises(AttendantError) as raised:
         client.encode(["word " * 250] * 256, timeout_s=0.01)
     assert raised.value.code == "DEADLINE_EXCEEDED"
+
+
+def test_infinite_timeout_is_none(client: Client) -> None:
+    assert client.encode(CASHED, timeout_s=math.inf).results
 
 
 @pytest.mark.parametrize("name", KINDS)
