@@ -204,8 +204,15 @@ class AsyncClient:
         info = self._model or await self.model(timeout_s=timeout_s)
         max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
         slots = asyncio.Semaphore(CONCURRENT_PARTS)
-        parts = [self._call_part(operation, part, deadline, slots) for part in split_body(body, info.limits, max_bytes)]
-        return [response for responses in await asyncio.gather(*parts) for response in responses]
+        tasks = [
+            asyncio.create_task(self._call_part(operation, part, deadline, slots))
+            for part in split_body(body, info.limits, max_bytes)
+        ]
+        try:
+            return [response for responses in await asyncio.gather(*tasks) for response in responses]
+        finally:
+            for task in tasks:  # after an error, the other parts are not sent
+                task.cancel()
 
     async def _call_part(
         self, operation: str, part: InputChunk, deadline: float | None, slots: asyncio.Semaphore

@@ -8,7 +8,16 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from attendant_client import AsyncClient, AttendantError, ChunkOptions, Client, EncodeResult, Input, Occurrence, required
+from attendant_client import (
+    AsyncClient,
+    AttendantError,
+    ChunkOptions,
+    Client,
+    EncodeResult,
+    Input,
+    Occurrence,
+    required,
+)
 from attendant_client.requests import CALLS
 
 from service.rpc.servicer import SERVICE
