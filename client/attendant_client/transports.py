@@ -44,7 +44,7 @@ class HttpTransport:
             response = self._client.send(request)
         except httpx.TimeoutException:
             raise timed_out(timeout_s) from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(f"{request.url}: {error}") from None
         return http_response(operation, response)
 
@@ -102,7 +102,7 @@ class AsyncHttpTransport:
             response = await self._client.send(request)
         except httpx.TimeoutException:
             raise timed_out(timeout_s) from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(f"{request.url}: {error}") from None
         return http_response(operation, response)
 
@@ -187,6 +187,6 @@ def http_response(operation: str, response: httpx.Response) -> Any:
         document = response.json()
     except ValueError:
         document = None
-    if not response.is_success or document is None:
+    if not response.is_success or not isinstance(document, dict):
         raise http_error(response.status_code, document, response.headers.get("retry-after"))
     return decode_json(operation, document)

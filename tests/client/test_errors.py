@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from attendant_client import (
@@ -18,7 +19,9 @@ from attendant_client import (
     Occurrence,
     required,
 )
+from attendant_client.connections import Address
 from attendant_client.requests import CALLS
+from attendant_client.transports import HttpTransport, http_response
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
@@ -236,6 +239,35 @@ def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
     with pytest.raises(AttendantError) as raised:
         asyncio.run(call())
     assert (raised.value.code, raised.value.retryable) == ("CANCELLED", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, "<html>"),
+        (200, "[]"),
+        (404, '{"detail": "Not Found"}'),
+        (404, '{"error": "a"}'),
+        (404, '{"error": {"message": "a", "param": null, "code": null}}'),
+        (503, '{"error": {"message": "a", "param": null, "code": 503}}'),
+    ],
+)
+def test_response_of_another_server_is_an_error(status: int, content: str) -> None:
+    response = httpx.Response(status, headers=[(b"retry-after", b"\xb2")], text=content)
+    with pytest.raises(AttendantError) as raised:
+        http_response("model", response)
+    reason = {200: "UNKNOWN", 404: "NOT_FOUND", 503: "UNAVAILABLE"}[status]
+    assert (raised.value.reason, raised.value.message) == (reason, f"HTTP status {status}.")
+
+
+def test_damaged_response_is_an_error() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+
+    transport = HttpTransport(Address.parse("http://a"), None)
+    transport._client = httpx.Client(base_url="http://a", transport=httpx.MockTransport(respond))
+    with pytest.raises(AttendantError, match=r"^UNAVAILABLE: http://a/v1/model: "):
+        transport.call("model", {}, None)
 
 
 def test_required_returns_a_value_and_raises_for_none() -> None:
