@@ -722,6 +722,9 @@ def _check_keep(
 
 def _check_output(source: Path, target: Path) -> None:
     """Raise `CommandError` if the output cannot be a file, or if it would overwrite the input."""
+    with _write_errors(target):  # such as a name that is too long, also with the suffixes of the other outputs
+        for path in (target, rejected_path(target), partial_path(target)):
+            path.exists()
     if target.is_dir():
         raise CommandError(f"{target}: is a directory. Set -o to a file.", EX_CANTCREAT)
     if not target.parent.is_dir():
