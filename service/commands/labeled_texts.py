@@ -64,10 +64,10 @@ class TextFile(ReadFile):
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
-    """Yield numbered lines, from 1, without line breaks. Raises `MalformedRequest` if one is not UTF-8."""
+    """Yield numbered lines, from 1, without line breaks and a byte order mark. Raises `MalformedRequest` if one is not UTF-8."""
     for number, line in enumerate(file, start=1):
         try:
-            yield number, line.decode().rstrip("\r\n")
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
 
