@@ -33,7 +33,7 @@ from model.artifact.console import (
 )
 from service.commands import sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
-from service.commands.labeled_texts import LabeledText, read_lines
+from service.commands.labeled_texts import LabeledText, label_argument, read_lines
 from service.commands.row_files import (
     COMPRESSED_SUFFIXES,
     INPUT_FORMATS,
@@ -542,7 +542,7 @@ def run(arguments: list[str]) -> int:
         return _run_file(arguments)
     if arguments:
         _check_texts(arguments)
-    texts: Iterable[LabeledText] = ((f"text {number}", text) for number, text in enumerate(arguments, start=1))
+    texts: Iterable[LabeledText] = [label_argument(f"text {number}", text) for number, text in enumerate(arguments, 1)]
     if not arguments:
         texts = ((f"line {number}", text) for number, text in read_lines(sys.stdin.buffer))
     return asyncio.run(_embed_texts(load_settings(), texts))

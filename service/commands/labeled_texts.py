@@ -72,6 +72,15 @@ def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
             raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
 
 
+def label_argument(label: str, text: str) -> LabeledText:
+    """Return the labeled text. Raises `TextError` if it has surrogates: in arguments, they stand for invalid UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TextError(f"{label}: not UTF-8. Send text in UTF-8.") from None
+    return label, text
+
+
 def read_file(path: Path, limit: int) -> tuple[ReadFile, list[NumberedLine]]:
     """Return the first `limit` lines of a file. Raises `TextError` if a line is blank, or if there are none."""
     lines: list[NumberedLine] = []
