@@ -659,7 +659,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         RowFile(
             options.input,
             source_format,
-            options.field,
+            options.field or "text",
             options.id_field,
             options.keep,
             options.title_field,
@@ -705,6 +705,8 @@ def _check_keep(
 ) -> None:
     """Exit with an error if a column cannot be copied or read: IN lacks it, or OUT has another of this name."""
     keep: tuple[str, ...] = options.keep
+    if options.field is not None and source_format == "text":
+        parser.error("--field: not supported for lines of text. Remove it, or set --input-format")
     if options.title_field is not None and source_format == "text":
         parser.error("--title-field: not supported for lines of text. Use .jsonl or .csv")
     if keep and target_format == "npy":
@@ -742,7 +744,7 @@ def _parser() -> Parser:
     add("-o", "--output", type=output_path, metavar="OUT", required=True, help="file of embeddings")
     add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
-    add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
+    add("--field", metavar="NAME", help="key or column of the text (default: text)")
     add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
     add("--title-field", metavar="NAME", help="key or column of a title, which precedes the text and each of its "
         "chunks in the model's input; takes a request per row")  # fmt: skip

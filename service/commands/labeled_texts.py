@@ -64,7 +64,7 @@ class TextFile(ReadFile):
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
-    """Yield numbered lines, from 1, without line breaks and a byte order mark. Raises `MalformedRequest` if one is not UTF-8."""
+    """Yield lines, numbered from 1, without line breaks and byte order mark. Raises `MalformedRequest` unless UTF-8."""
     for number, line in enumerate(file, start=1):
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

@@ -142,6 +142,7 @@ def test_column_that_cannot_be_copied_is_an_error(
     ("name", "options", "message"),
     [
         ("in.jsonl", ["-o", "out.npy", "--keep", "title"], "--keep: not supported for NumPy files."),
+        ("in.txt", ["-o", "out.jsonl", "--field", "title"], "--field: not supported for lines of text."),
         ("in.txt", ["-o", "out.jsonl", "--keep", "title"], "--keep: lines of text have one column. Use --keep text"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "row"], "--keep: row is a column of OUT already. Rename it in IN"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "a,a"], "--keep: a is listed twice. Remove one"),
