@@ -32,7 +32,8 @@ READ_ROWS = 1024
 BUFFER_BYTES = 2**20
 """Bytes per Parquet read. Without a buffer, each row group would be read as a whole."""
 LINE_ENDS = ("\n", "\r")
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+GZIP, ZSTD = b"\x1f\x8b", (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")
+"""Magic numbers. The second one of Zstandard starts a frame to skip, which pzstd writes first."""
 OTHER_FILES = {
     codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
     codecs.BOM_UTF16_BE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
@@ -183,7 +184,7 @@ def _open_text(source: RowFile, file: io.BufferedReader, files: ExitStack) -> Ro
 
 def _decompress(file: io.BufferedReader) -> io.BufferedReader:
     """Return a reader of a file's content, which may be compressed with gzip or Zstandard."""
-    start = file.read(len(ZSTD))
+    start = file.read(4)
     file.seek(0)
     if start.startswith(GZIP):
         return io.BufferedReader(gzip.GzipFile(fileobj=file))  # implements RawIOBase
