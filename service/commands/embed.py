@@ -510,6 +510,7 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
     return run | {name.replace("_", "-"): value for name, value in asdict(job.vectors).items() if name != "model"}
 
 
+SENTENCE_OPTIONS = ("--one-per-chunk", "--chunk-language")
 CHUNK_OPTIONS = {
     "chunks.max_tokens": "--chunk-tokens", "chunks.overlap_tokens": "--chunk-overlap", "chunks.mode": "--late",
 }  # fmt: skip
@@ -690,6 +691,8 @@ def _chunk_options(parser: Parser, options: argparse.Namespace, target_format: O
         if unused := next((name for name, value in given.items() if value), None):
             parser.error(f"{unused}: set without --chunk. Add it, for example --chunk sentence")
         return None
+    if options.chunk == "token" and (unused := next((name for name in SENTENCE_OPTIONS if given[name]), None)):
+        parser.error(f"{unused}: not supported with --chunk token, which splits sentences. Remove it")
     if target_format == "npy":
         parser.error("--chunk: not supported for NumPy files. Use .parquet or .jsonl")
     if options.reject_truncated:
