@@ -112,8 +112,13 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChun
 
 
 def is_too_large(error: AttendantError) -> bool:
-    """Return whether splitting the request may help: the response is too large or contains too many chunks."""
-    return error.reason == "RESPONSE_TOO_LARGE" or (error.reason == "TOO_MANY" and error.field == "chunks")
+    """Return whether splitting the request may help: it is too large, or its response is.
+
+    Requests are within the limits of `/v1/model`, but the server may have been restarted with lower ones.
+    """
+    if error.reason == "TOO_MANY":
+        return error.field in ("inputs", "chunks")
+    return error.reason in ("REQUEST_TOO_LARGE", "RESPONSE_TOO_LARGE")
 
 
 def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:

@@ -1,6 +1,7 @@
 """Errors in requests that attendant-client has split."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ def test_error_in_a_part_counts_inputs_of_nested_fields(client: Client) -> None:
         client.encode(inputs, outputs=["spans"])
     assert raised.value.field == "inputs[300].spans[2]"
     assert raised.value.message.startswith("inputs[300].spans[2]: ")
+
+
+def test_limits_may_change_while_a_client_is_open(client: Client) -> None:
+    opened: Any = client._client if isinstance(client, SyncCaller) else client
+    info = client.model()
+    opened._model = replace(info, limits=replace(info.limits, max_inputs=2**20))
+    assert len(client.tokenize(["a"] * 600).results) == 600
 
 
 def test_parts_after_an_error_are_not_sent(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
