@@ -1,5 +1,6 @@
 """Transports over REST and gRPC, synchronous and asynchronous: one request, one response."""
 
+import asyncio
 import itertools
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -20,6 +21,9 @@ from attendant_client.connections import (
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
+
+MAX_CONNECTIONS = 100
+"""Connections of an HTTP client, the default of httpx."""
 
 
 class Transport(Protocol):
@@ -95,12 +99,15 @@ class AsyncHttpTransport:
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._client = httpx.AsyncClient(**address.http_options(api_key))
+        # Queueing requests in httpx's pool would take quadratic time.
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         request = http_request(self._client, operation, body, timeout_s)
         try:
-            response = await self._client.send(request)
-        except httpx.TimeoutException:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + SLACK_S), self._connections:
+                response = await self._client.send(request)
+        except (TimeoutError, httpx.TimeoutException):
             raise timed_out(timeout_s) from None
         except httpx.RequestError as error:
             raise unreachable(f"{request.url}: {error}") from None

@@ -19,9 +19,9 @@ from attendant_client import (
     Occurrence,
     required,
 )
-from attendant_client.connections import Address
+from attendant_client.connections import SLACK_S, Address
 from attendant_client.requests import CALLS
-from attendant_client.transports import HttpTransport, http_response
+from attendant_client.transports import MAX_CONNECTIONS, AsyncHttpTransport, HttpTransport, http_response
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
@@ -268,6 +268,28 @@ def test_damaged_response_is_an_error() -> None:
     transport._client = httpx.Client(base_url="http://a", transport=httpx.MockTransport(respond))
     with pytest.raises(AttendantError, match=r"^UNAVAILABLE: http://a/v1/model: "):
         transport.call("model", {}, None)
+
+
+def test_requests_wait_for_a_connection_of_the_pool() -> None:
+    active = most = 0
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        nonlocal active, most
+        active += 1
+        most = max(active, most)
+        await asyncio.sleep(0.01)
+        active -= 1
+        return httpx.Response(200, json={})
+
+    async def call() -> None:
+        transport = AsyncHttpTransport(Address.parse("http://a"), None)
+        transport._client = httpx.AsyncClient(base_url="http://a", transport=httpx.MockTransport(respond))
+        await asyncio.gather(*(transport.call("model", {}, None) for _ in range(250)))
+        with pytest.raises(AttendantError, match="DEADLINE_EXCEEDED"):
+            await transport.call("model", {}, -SLACK_S)
+
+    asyncio.run(call())
+    assert most == MAX_CONNECTIONS
 
 
 def test_required_returns_a_value_and_raises_for_none() -> None:
