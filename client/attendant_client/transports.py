@@ -18,6 +18,7 @@ from attendant_client.connections import (
     timed_out,
     unreachable,
 )
+from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
@@ -132,6 +133,11 @@ class AsyncGrpcTransport:
             messages = [item async for item in call] if operation == "attend" else [await call]
         except grpc.RpcError as error:
             raise grpc_error(error) from None
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # gRPC cancels the calls of a channel that is closed, but not the tasks that wait for them.
+            raise AttendantError("CANCELLED", "CANCELLED", "The client was closed.") from None
         return decode_messages(operation, messages)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """attendant-client errors for invalid values name the same fields over gRPC and HTTP."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -25,6 +25,7 @@ from attendant_client.transports import MAX_CONNECTIONS, AsyncHttpTransport, Htt
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
+from tests.conftest import HANG_TIMEOUT_S
 from tests.serving import ServiceThread
 
 Call = Callable[[Any], Any]
@@ -218,13 +219,12 @@ def test_message_of_the_server_has_enum_values_that_the_client_accepts(client: C
     assert catch_error(client, call).message.endswith(f" {remedy}")
 
 
-def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
-    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(grpc.StatusCode.CANCELLED)
+def call_grpc(respond: Any, call: Callable[[AsyncClient], Awaitable[object]]) -> AttendantError:
+    """Return the error of a call to a gRPC server whose GetModel is `respond`."""
 
-    async def call() -> None:
+    async def serve() -> None:
         server = grpc.aio.server()
-        method = grpc.unary_unary_rpc_method_handler(cancel)
+        method = grpc.unary_unary_rpc_method_handler(respond)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE.full_name, {"GetModel": method}),)
         )
@@ -232,13 +232,39 @@ def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
         await server.start()
         try:
             async with AsyncClient(f"grpc://127.0.0.1:{port}", retries=NO_RETRIES) as client:
-                await client.model()
+                await call(client)
         finally:
             await server.stop(0)
 
     with pytest.raises(AttendantError) as raised:
-        asyncio.run(call())
-    assert (raised.value.code, raised.value.retryable) == ("CANCELLED", True)
+        asyncio.run(serve())
+    return raised.value
+
+
+def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
+    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.CANCELLED)
+
+    error = call_grpc(cancel, AsyncClient.model)
+    assert (error.code, error.retryable) == ("CANCELLED", True)
+
+
+def test_call_of_a_client_that_is_closed_is_an_error() -> None:
+    """The task that waits for the call is not cancelled."""
+    began = asyncio.Event()
+
+    async def wait(request: bytes, context: grpc.aio.ServicerContext) -> None:
+        began.set()
+        await asyncio.sleep(HANG_TIMEOUT_S)
+
+    async def close(client: AsyncClient) -> None:
+        task = asyncio.create_task(client.model())
+        await began.wait()
+        await client.close()
+        await task
+
+    error = call_grpc(wait, close)
+    assert (error.code, error.retryable) == ("CANCELLED", False)
 
 
 @pytest.mark.parametrize(
