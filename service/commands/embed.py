@@ -747,10 +747,10 @@ def _parser() -> Parser:
     add("-o", "--output", type=output_path, metavar="OUT", required=True, help="file of embeddings")
     add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
-    add("--field", metavar="NAME", help="key or column of the text (default: text)")
-    add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
-    add("--title-field", metavar="NAME", help="key or column of a title, which precedes the text and each of its "
-        "chunks in the model's input; takes a request per row")  # fmt: skip
+    add("--field", type=_name, metavar="NAME", help="key or column of the text (default: text)")
+    add("--id-field", type=_name, metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--title-field", type=_name, metavar="NAME", help="key or column of a title, which precedes the text and each "
+        "of its chunks in the model's input; takes a request per row")  # fmt: skip
     add("--keep", type=_names, default=(), metavar="NAME,...", help="keys or columns to copy to the output")
     add("--delimiter", type=_delimiter, metavar="C", help="character between the columns of CSV (default: a comma)")
     add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
@@ -773,7 +773,16 @@ def _parser() -> Parser:
     return parser
 
 
+def _name(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # arguments that are not UTF-8 have surrogates
+        raise argparse.ArgumentTypeError("not UTF-8. Convert it to UTF-8") from None
+    return value
+
+
 def _names(value: str) -> tuple[str, ...]:
+    _name(value)
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     if not names:
         raise argparse.ArgumentTypeError("names no column")

@@ -148,6 +148,8 @@ def test_column_that_cannot_be_copied_is_an_error(
         ("in.txt", ["-o", "out.jsonl", "--keep", "title"], "--keep: lines of text have one column. Use --keep text"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "row"], "--keep: row is a column of OUT already. Rename it in IN"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "a,a"], "--keep: a is listed twice. Remove one"),
+        ("in.jsonl", ["-o", "out.jsonl", "--keep", "\udcff"], "--keep: not UTF-8. Convert it to UTF-8"),
+        ("in.jsonl", ["-o", "out.jsonl", "--field", "\udcff"], "--field: not UTF-8. Convert it to UTF-8"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", ","], "--keep: names no column"),
         ("in.jsonl", ["-o", "out.jsonl", "--delimiter", ";"], "--delimiter: set for a file that is not CSV."),
         ("in.csv", ["-o", "out.jsonl", "--delimiter", ";;"], "--delimiter: must be one character"),
