@@ -1,6 +1,7 @@
 """The asynchronous client."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -24,6 +25,7 @@ from attendant_client.requests import (
     Body,
     InputChunk,
     Inputs,
+    check_embed_options,
     halves,
     is_too_large,
     make_body,
@@ -77,7 +79,7 @@ class AsyncClient:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
             timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
-                limit applies.
+                limit applies, as with math.inf.
             retries: Retry policy.
             tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
             channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
@@ -102,6 +104,7 @@ class AsyncClient:
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
+        check_embed_options(options)
         options["outputs"] = ["pooled"]
         response = await self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])
@@ -201,8 +204,15 @@ class AsyncClient:
         info = self._model or await self.model(timeout_s=timeout_s)
         max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
         slots = asyncio.Semaphore(CONCURRENT_PARTS)
-        parts = [self._call_part(operation, part, deadline, slots) for part in split_body(body, info.limits, max_bytes)]
-        return [response for responses in await asyncio.gather(*parts) for response in responses]
+        tasks = [
+            asyncio.create_task(self._call_part(operation, part, deadline, slots))
+            for part in split_body(body, info.limits, max_bytes)
+        ]
+        try:
+            return [response for responses in await asyncio.gather(*tasks) for response in responses]
+        finally:
+            for task in tasks:  # after an error, the other parts are not sent
+                task.cancel()
 
     async def _call_part(
         self, operation: str, part: InputChunk, deadline: float | None, slots: asyncio.Semaphore
@@ -232,4 +242,4 @@ class AsyncClient:
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s

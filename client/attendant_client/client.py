@@ -1,5 +1,6 @@
 """The synchronous client."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -22,6 +23,7 @@ from attendant_client.options import (
 from attendant_client.requests import (
     Body,
     Inputs,
+    check_embed_options,
     halves,
     is_too_large,
     make_body,
@@ -73,7 +75,7 @@ class Client:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
             timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
-                limit applies.
+                limit applies, as with math.inf.
             retries: Retry policy.
             tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
             channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
@@ -96,6 +98,7 @@ class Client:
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
+        check_embed_options(options)
         options["outputs"] = ["pooled"]
         response = self.encode(texts, timeout_s=timeout_s, **options)
         return np.stack([result.pooled for result in response.results if result.pooled is not None])
@@ -220,4 +223,4 @@ class Client:
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s

@@ -109,13 +109,19 @@ class Address:
 
         Also raises ValueError for `tls` with an unencrypted URL, and for `channels` with REST.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in (*HTTP_SCHEMES, *GRPC_SCHEMES) or not parts.netloc:
+        try:
+            parts = urlsplit(url)
+            is_url = parts.scheme in (*HTTP_SCHEMES, *GRPC_SCHEMES) and parts.hostname and parts.port != 0
+        except ValueError:  # an invalid IPv6 address or port
+            is_url = False
+        if not is_url:
             raise ValueError(f"{url!r} is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081")
         is_secure = parts.scheme in ("https", "grpcs")
         if tls is not None and not is_secure:
             raise ValueError(f"tls: {parts.scheme}:// is not encrypted. Use https:// or grpcs://, or remove tls.")
         is_grpc = parts.scheme in GRPC_SCHEMES
+        if is_grpc and parts.path.strip("/"):
+            raise ValueError(f"{url!r}: gRPC URLs have no path ({parts.path}). Remove it.")
         if channels < 1 or (channels > 1 and not is_grpc):
             raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
         target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in OpenAI's base URL

@@ -41,6 +41,13 @@ def make_body(inputs: Inputs, **options: Any) -> Body:
     return {"inputs": bodies, **{name: _option_body(value) for name, value in present(options).items()}}
 
 
+def check_embed_options(options: Mapping[str, Any]) -> None:
+    """Raise `AttendantError` for chunks, which have several vectors per text."""
+    if options.get("chunks") is not None:
+        raise invalid("CONFLICTING_FIELDS", "chunks", "not supported by embed, which returns one vector per text",
+                      "Use encode.")  # fmt: skip
+
+
 def make_comparison(occurrences: Iterable[Occurrence], **options: Any) -> Body:
     """Return the body of a comparison, leaving out options that are None."""
     items = []
@@ -77,6 +84,8 @@ def make_model_query(name: str | None) -> Body:
         return {}
     if not isinstance(name, str):
         raise wrong_type("model", name, "Send a string.")
+    if not name:  # REST would list all models, and gRPC would return the default one
+        raise invalid("EMPTY", "model", "empty", "Send a name, or None for the default model.")
     return {"model": name}
 
 
@@ -103,8 +112,13 @@ def split_body(body: Body, limits: Limits, max_bytes: int) -> Iterator[InputChun
 
 
 def is_too_large(error: AttendantError) -> bool:
-    """Return whether splitting the request may help: the response is too large or contains too many chunks."""
-    return error.reason == "RESPONSE_TOO_LARGE" or (error.reason == "TOO_MANY" and error.field == "chunks")
+    """Return whether splitting the request may help: it is too large, or its response is.
+
+    Requests are within the limits of `/v1/model`, but the server may have been restarted with lower ones.
+    """
+    if error.reason == "TOO_MANY":
+        return error.field in ("inputs", "chunks")
+    return error.reason in ("REQUEST_TOO_LARGE", "RESPONSE_TOO_LARGE")
 
 
 def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
@@ -117,10 +131,10 @@ def halves(part: InputChunk) -> tuple[InputChunk, InputChunk]:
 
 
 def to_list(value: Any, path: str) -> list[Any]:
-    """Convert items to a list. Raises `AttendantError` for a string or a value that is not iterable."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()  # type: ignore[no-any-return]  # of one axis or more
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    """Convert items to a list. Raises `AttendantError` for a string, a mapping or a value that is not iterable."""
+    if isinstance(value, np.ndarray) and value.ndim > 0:
+        return value.tolist()  # type: ignore[no-any-return]
+    if isinstance(value, str | Mapping | np.ndarray) or not isinstance(value, Iterable):
         raise wrong_type(path, value, "Send a list.")
     return list(value)
 

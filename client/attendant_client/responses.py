@@ -92,17 +92,18 @@ def merge(responses: Sequence[MergeableT]) -> MergeableT:
 
 def http_error(status: int, document: Any, retry_after: str | None) -> AttendantError:
     """Return the error for a response; `document` is None if the body is not the server's JSON."""
-    error = document.get("error") if isinstance(document, dict) else None
-    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
-    if not isinstance(error, dict) or not {"reason", "param"} & error.keys():
-        code = CODES.get(status, "UNKNOWN")
-        reason = "UNAVAILABLE" if status in (502, 503, 504) else code  # from a proxy, which sends no reason
-        return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
-    if "reason" not in error:  # /v1/models returns OpenAI's errors
-        code, reason = CODES.get(status, "UNKNOWN"), error["code"].upper()
-        return AttendantError(code, reason, error["message"], field=error["param"], retry_after_s=retry_after_s)
-    details = {name: error.get(name) for name in ("field", "minimum", "maximum", "actual", "request_id")}
-    return AttendantError(error["code"], error["reason"], error["message"], retry_after_s=retry_after_s, **details)
+    error: Any = document.get("error") if isinstance(document, dict) else None
+    retry_after_s = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    code = CODES.get(status, "UNKNOWN")
+    match error:
+        case {"code": str(name), "reason": str(reason), "message": str(message)}:
+            details = {name: error.get(name) for name in ("field", "minimum", "maximum", "actual", "request_id")}
+            return AttendantError(name, reason, message, retry_after_s=retry_after_s, **details)
+        case {"code": str(name), "param": field, "message": str(message)}:  # /v1/models returns OpenAI's errors
+            return AttendantError(code, name.upper(), message, field=field, retry_after_s=retry_after_s)
+    # Of another server, or of a proxy, which sends no reason.
+    reason = "UNAVAILABLE" if status in (502, 503, 504) else code
+    return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
 
 
 def grpc_error(error: grpc.RpcError) -> AttendantError:

@@ -1,5 +1,6 @@
 """Transports over REST and gRPC, synchronous and asynchronous: one request, one response."""
 
+import asyncio
 import itertools
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -17,9 +18,13 @@ from attendant_client.connections import (
     timed_out,
     unreachable,
 )
+from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
+
+MAX_CONNECTIONS = 100
+"""Connections of an HTTP client, the default of httpx."""
 
 
 class Transport(Protocol):
@@ -44,7 +49,7 @@ class HttpTransport:
             response = self._client.send(request)
         except httpx.TimeoutException:
             raise timed_out(timeout_s) from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(f"{request.url}: {error}") from None
         return http_response(operation, response)
 
@@ -95,14 +100,17 @@ class AsyncHttpTransport:
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._client = httpx.AsyncClient(**address.http_options(api_key))
+        # Queueing requests in httpx's pool would take quadratic time.
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         request = http_request(self._client, operation, body, timeout_s)
         try:
-            response = await self._client.send(request)
-        except httpx.TimeoutException:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + SLACK_S), self._connections:
+                response = await self._client.send(request)
+        except (TimeoutError, httpx.TimeoutException):
             raise timed_out(timeout_s) from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise unreachable(f"{request.url}: {error}") from None
         return http_response(operation, response)
 
@@ -125,6 +133,11 @@ class AsyncGrpcTransport:
             messages = [item async for item in call] if operation == "attend" else [await call]
         except grpc.RpcError as error:
             raise grpc_error(error) from None
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # gRPC cancels the calls of a channel that is closed, but not the tasks that wait for them.
+            raise AttendantError("CANCELLED", "CANCELLED", "The client was closed.") from None
         return decode_messages(operation, messages)
 
     async def close(self) -> None:
@@ -187,6 +200,6 @@ def http_response(operation: str, response: httpx.Response) -> Any:
         document = response.json()
     except ValueError:
         document = None
-    if not response.is_success or document is None:
+    if not response.is_success or not isinstance(document, dict):
         raise http_error(response.status_code, document, response.headers.get("retry-after"))
     return decode_json(operation, document)

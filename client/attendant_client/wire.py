@@ -547,9 +547,9 @@ def _enum_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Conver
 
 
 def present(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are set, with tuples and ranges as lists."""
+    """Return the options that are set. Tuples, ranges and iterators, which can be read only once, become lists."""
     return {
-        name: list(value) if isinstance(value, (range, tuple)) else value
+        name: list(value) if isinstance(value, range | tuple | Iterator) else value
         for name, value in options.items()
         if value is not None
     }

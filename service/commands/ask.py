@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from model.artifact.console import EX_DATAERR
 from service.commands.arguments import CommandError, Parser, import_extra, integer
-from service.commands.labeled_texts import LabeledText, TextFile
+from service.commands.labeled_texts import LabeledText, TextFile, label_argument
 from service.commands.measures import Floats, Vectors, normalize, top_neighbors
 from service.commands.sources import SourceError, VectorOptions, VectorSource, open_source
 
@@ -243,7 +243,8 @@ async def _embed(source: VectorSource, texts: Sequence[LabeledText]) -> Floats:
 
 def _read_texts(options: argparse.Namespace) -> tuple[list[LabeledText], str]:
     """Return labeled texts to compare with, and a note if some lines were not read."""
-    texts = [(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
+    label_argument("TEXT", options.text)
+    texts = [label_argument(f"text {number}", text) for number, text in enumerate(options.others, start=1)]
     if options.among is None:
         return texts, ""
     file = TextFile.read(options.among, MAX_LINES)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_NEGATIVE, EX_OK
+from model.artifact.console import EX_CANTCREAT, EX_DATAERR, EX_NEGATIVE, EX_OK, Subcommand
 from service.commands.arguments import CommandError, Parser
 from service.config import Settings, load_settings
 from service.model_cache import CachedArtifact, cache_directory, cached_artifacts, remove_artifact
@@ -55,20 +55,26 @@ def _file_errors(cache: Path) -> Iterator[None]:
 
 def _parser() -> Parser:
     parser = Parser("attendant cache", DESCRIPTION, EPILOG)
-    actions = parser.add_subparsers(dest="action", metavar="COMMAND", parser_class=argparse.ArgumentParser)
-    listing = actions.add_parser("list", help="list the artifacts (the default)")
-    show = actions.add_parser("show", help="describe one artifact")
+    actions = parser.add_subparsers(dest="action", metavar="COMMAND", parser_class=Subcommand)
+    listing, show, remove = (
+        actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="")
+        for name, text in (
+            ("list", "list the artifacts (the default)"),
+            ("show", "describe one artifact"),
+            ("remove", "remove artifacts"),
+        )
+    )
     show.add_argument("name", metavar="NAME")
-    remove = actions.add_parser("remove", help="remove artifacts")
     remove.add_argument("names", metavar="NAME", nargs="*")
     remove.add_argument("--all", action="store_true", help="remove every artifact")
     remove.add_argument("--unusable", action="store_true", help="remove damaged artifacts and those of other versions")
     for each in (listing, show):
         each.add_argument("--json", action="store_true", help="print JSON")
-    for each in (parser, listing, show, remove):
-        default = None if each is parser else argparse.SUPPRESS  # the option may come before or after the command
+    command: argparse.ArgumentParser
+    for command in (parser, listing, show, remove):
+        default = None if command is parser else argparse.SUPPRESS  # the option may come before or after the command
         text = "directory of the cache (default: ATTENDANT_CACHE_DIR)"
-        each.add_argument("--cache-dir", type=Path, metavar="DIR", default=default, help=text)
+        command.add_argument("--cache-dir", type=Path, metavar="DIR", default=default, help=text)
     parser.set_defaults(json=False)
     return parser
 

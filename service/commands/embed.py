@@ -33,7 +33,7 @@ from model.artifact.console import (
 )
 from service.commands import sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
-from service.commands.labeled_texts import LabeledText, read_lines
+from service.commands.labeled_texts import LabeledText, label_argument, read_lines
 from service.commands.row_files import (
     COMPRESSED_SUFFIXES,
     INPUT_FORMATS,
@@ -510,6 +510,7 @@ def _run_key(job: EmbedFile, info: ModelInfo) -> dict[str, Any]:
     return run | {name.replace("_", "-"): value for name, value in asdict(job.vectors).items() if name != "model"}
 
 
+SENTENCE_OPTIONS = ("--one-per-chunk", "--chunk-language")
 CHUNK_OPTIONS = {
     "chunks.max_tokens": "--chunk-tokens", "chunks.overlap_tokens": "--chunk-overlap", "chunks.mode": "--late",
 }  # fmt: skip
@@ -542,7 +543,7 @@ def run(arguments: list[str]) -> int:
         return _run_file(arguments)
     if arguments:
         _check_texts(arguments)
-    texts: Iterable[LabeledText] = ((f"text {number}", text) for number, text in enumerate(arguments, start=1))
+    texts: Iterable[LabeledText] = [label_argument(f"text {number}", text) for number, text in enumerate(arguments, 1)]
     if not arguments:
         texts = ((f"line {number}", text) for number, text in read_lines(sys.stdin.buffer))
     return asyncio.run(_embed_texts(load_settings(), texts))
@@ -659,7 +660,7 @@ def _job(parser: Parser, options: argparse.Namespace) -> EmbedFile:
         RowFile(
             options.input,
             source_format,
-            options.field,
+            options.field or "text",
             options.id_field,
             options.keep,
             options.title_field,
@@ -690,6 +691,8 @@ def _chunk_options(parser: Parser, options: argparse.Namespace, target_format: O
         if unused := next((name for name, value in given.items() if value), None):
             parser.error(f"{unused}: set without --chunk. Add it, for example --chunk sentence")
         return None
+    if options.chunk == "token" and (unused := next((name for name in SENTENCE_OPTIONS if given[name]), None)):
+        parser.error(f"{unused}: not supported with --chunk token, which splits sentences. Remove it")
     if target_format == "npy":
         parser.error("--chunk: not supported for NumPy files. Use .parquet or .jsonl")
     if options.reject_truncated:
@@ -705,6 +708,8 @@ def _check_keep(
 ) -> None:
     """Exit with an error if a column cannot be copied or read: IN lacks it, or OUT has another of this name."""
     keep: tuple[str, ...] = options.keep
+    if options.field is not None and source_format == "text":
+        parser.error("--field: not supported for lines of text. Remove it, or set --input-format")
     if options.title_field is not None and source_format == "text":
         parser.error("--title-field: not supported for lines of text. Use .jsonl or .csv")
     if keep and target_format == "npy":
@@ -722,6 +727,9 @@ def _check_keep(
 
 def _check_output(source: Path, target: Path) -> None:
     """Raise `CommandError` if the output cannot be a file, or if it would overwrite the input."""
+    with _write_errors(target):  # such as a name that is too long, also with the suffixes of the other outputs
+        for path in (target, rejected_path(target), partial_path(target)):
+            path.exists()
     if target.is_dir():
         raise CommandError(f"{target}: is a directory. Set -o to a file.", EX_CANTCREAT)
     if not target.parent.is_dir():
@@ -739,10 +747,10 @@ def _parser() -> Parser:
     add("-o", "--output", type=output_path, metavar="OUT", required=True, help="file of embeddings")
     add("--input-format", choices=INPUT_FORMATS, help="format of IN (default: by its suffix)")
     add("--output-format", choices=OUTPUT_FORMATS, help="format of OUT (default: by its suffix)")
-    add("--field", default="text", metavar="NAME", help="key or column of the text (default: text)")
-    add("--id-field", metavar="NAME", help="key or column to copy to the output: strings or integers")
-    add("--title-field", metavar="NAME", help="key or column of a title, which precedes the text and each of its "
-        "chunks in the model's input; takes a request per row")  # fmt: skip
+    add("--field", type=_name, metavar="NAME", help="key or column of the text (default: text)")
+    add("--id-field", type=_name, metavar="NAME", help="key or column to copy to the output: strings or integers")
+    add("--title-field", type=_name, metavar="NAME", help="key or column of a title, which precedes the text and each "
+        "of its chunks in the model's input; takes a request per row")  # fmt: skip
     add("--keep", type=_names, default=(), metavar="NAME,...", help="keys or columns to copy to the output")
     add("--delimiter", type=_delimiter, metavar="C", help="character between the columns of CSV (default: a comma)")
     add("--dimensions", type=integer(1, 2**20), metavar="N", help="dimensions to keep (default: all)")
@@ -765,7 +773,16 @@ def _parser() -> Parser:
     return parser
 
 
+def _name(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # arguments that are not UTF-8 have surrogates
+        raise argparse.ArgumentTypeError("not UTF-8. Convert it to UTF-8") from None
+    return value
+
+
 def _names(value: str) -> tuple[str, ...]:
+    _name(value)
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     if not names:
         raise argparse.ArgumentTypeError("names no column")

@@ -64,12 +64,21 @@ class TextFile(ReadFile):
 
 
 def read_lines(file: BinaryIO) -> Iterator[NumberedLine]:
-    """Yield numbered lines, from 1, without line breaks. Raises `MalformedRequest` if one is not UTF-8."""
+    """Yield lines, numbered from 1, without line breaks and byte order mark. Raises `MalformedRequest` unless UTF-8."""
     for number, line in enumerate(file, start=1):
         try:
-            yield number, line.decode().rstrip("\r\n")
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise MalformedRequest("not UTF-8", "Send text in UTF-8.", field=f"line {number}") from None
+
+
+def label_argument(label: str, text: str) -> LabeledText:
+    """Return the labeled text. Raises `TextError` if it has surrogates: in arguments, they stand for invalid UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TextError(f"{label}: not UTF-8. Send text in UTF-8.") from None
+    return label, text
 
 
 def read_file(path: Path, limit: int) -> tuple[ReadFile, list[NumberedLine]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, Literal, Self, TextIO, get_args
 
 import orjson
 
@@ -31,7 +31,9 @@ READ_ROWS = 1024
 """Rows per Parquet batch."""
 BUFFER_BYTES = 2**20
 """Bytes per Parquet read. Without a buffer, each row group would be read as a whole."""
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+LINE_ENDS = ("\n", "\r")
+GZIP, ZSTD = b"\x1f\x8b", (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")
+"""Magic numbers. The second one of Zstandard starts a frame to skip, which pzstd writes first."""
 OTHER_FILES = {
     codecs.BOM_UTF16_LE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
     codecs.BOM_UTF16_BE: "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8.",
@@ -182,7 +184,7 @@ def _open_text(source: RowFile, file: io.BufferedReader, files: ExitStack) -> Ro
 
 def _decompress(file: io.BufferedReader) -> io.BufferedReader:
     """Return a reader of a file's content, which may be compressed with gzip or Zstandard."""
-    start = file.read(len(ZSTD))
+    start = file.read(4)
     file.seek(0)
     if start.startswith(GZIP):
         return io.BufferedReader(gzip.GzipFile(fileobj=file))  # implements RawIOBase
@@ -235,10 +237,33 @@ def _csv_rows(source: RowFile, file: TextIO) -> Iterator[Row]:
     records = _csv_records(source, file)
     header = next(records, None)
     if not isinstance(header, list):
-        problem = "empty" if header is None else f"header: not CSV ({header})"
-        raise source.error(f"{problem}. Start with a line of column names.")
+        problem = "empty." if header is None else f"header: {header}"
+        raise source.error(f"{problem} Start with a line of column names.")
     source.check_columns(header)
     return (_csv_row(source, header, number, record) for number, record in enumerate(records, start=1))
+
+
+class _CsvLines:
+    """The lines of a CSV file. For a line that is too long, `next` raises `csv.Error`, and then continues after it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.number = 0
+        """Number of the last line."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) <= MAX_LINE_BYTES or line.endswith(LINE_ENDS):
+            return line
+        while line and not line.endswith(LINE_ENDS):
+            line = self._file.readline(MAX_LINE_BYTES)
+        raise csv.Error("line too long")
 
 
 def _csv_records(source: RowFile, file: TextIO) -> Iterator[list[str] | str]:
@@ -246,17 +271,24 @@ def _csv_records(source: RowFile, file: TextIO) -> Iterator[list[str] | str]:
 
     Raises `CommandError` for an unclosed quote, which turns all following lines into one field.
     """
-    reader = csv.reader(file, strict=True, delimiter=source.delimiter or SEPARATORS[source.format])
+    lines = _CsvLines(file)
+    reader = csv.reader(lines, strict=True, delimiter=source.delimiter or SEPARATORS[source.format])
     while True:
-        first = reader.line_num + 1
+        first = lines.number + 1
         try:
             record = next(reader, None)
         except csv.Error as error:
-            if str(error) == "unexpected end of data":
+            problem, is_one_line = str(error), lines.number <= first
+            is_long = problem == "line too long" or problem.startswith("field larger than")
+            if problem == "unexpected end of data" or (is_long and not is_one_line):
+                within = f" within {MAX_LINE_BYTES} characters" if is_long else ""
                 remedy = "Close it, or write two quotes for one inside a field."
-                raise source.error(f"line {first}: quote is not closed. {remedy}") from None
-            lines = "" if reader.line_num == first else f", lines {first} to {reader.line_num}"
-            yield f"{error}{lines}"
+                raise source.error(f"line {first}: quote is not closed{within}. {remedy}") from None
+            if is_long:
+                yield f"Line too long (limit {MAX_LINE_BYTES} characters). Shorten it."
+            else:
+                numbers = "" if is_one_line else f", lines {first} to {lines.number}"
+                yield f"Not CSV ({problem}{numbers}). Quote the fields."
             continue
         if record is None:
             return
@@ -266,7 +298,7 @@ def _csv_records(source: RowFile, file: TextIO) -> Iterator[list[str] | str]:
 
 def _csv_row(source: RowFile, header: list[str], number: int, record: list[str] | str) -> Row:
     if isinstance(record, str):
-        return Row(number, None, error=f"Not CSV ({record}). Quote the fields.")
+        return Row(number, None, error=record)
     if len(record) != len(header):
         separator = SEPARATOR_NAMES[source.format] if source.delimiter is None else "the delimiter"
         problem = f"Wrong number of columns ({len(record)}, header {len(header)})"

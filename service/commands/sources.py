@@ -404,8 +404,11 @@ def _server_error(error: "AttendantError", url: str) -> SourceError:
             return SourceError(f"--server: certificate of {url} not trusted. Set --ca-file.", EX_CONFIG)
         remedy = "Check the URL, --ca-file and --cert-file" if url.startswith(TLS_SCHEMES) else "Check the URL"
         return SourceError(f"--server: cannot connect to {url} ({reason}). {remedy}.", EX_UNAVAILABLE)
-    if error.reason == "ROUTE_NOT_FOUND":
-        return SourceError(f"--server: no Attendant server at {url}. Remove the path of the URL.", EX_CONFIG)
+    if error.reason in ("ROUTE_NOT_FOUND", "NOT_FOUND"):
+        return SourceError(f"--server: no Attendant server at {url}. Check the port, and remove the path.", EX_CONFIG)
+    if error.reason == "UNKNOWN":  # of another server or a proxy
+        return SourceError(f"--server: no response of Attendant at {url} ({error.message.rstrip('.')}). Check the URL.",
+                           EX_UNAVAILABLE)  # fmt: skip
     status = EX_CONFIG if error.code in PERMANENT_CODES else EX_UNAVAILABLE
     return SourceError(error.message, status, error.field)
 

@@ -1,5 +1,6 @@
 """attendant-client against a running service: sync and async, over gRPC and HTTP."""
 
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -156,6 +157,10 @@ def test_timeout_is_an_error(client: Client) -> None:
     assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
+def test_infinite_timeout_is_none(client: Client) -> None:
+    assert client.encode(CASHED, timeout_s=math.inf).results
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_unreachable_server_is_retried(name: str) -> None:
     kind, protocol = KINDS[name]
@@ -166,10 +171,18 @@ def test_unreachable_server_is_retried(name: str) -> None:
     assert (raised.value.code, raised.value.retryable) == ("UNAVAILABLE", True)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://a", "http://"])
-def test_invalid_url_is_rejected(url: str) -> None:
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8080", "ftp://a", "http://", "http://:80", "http://[::1", "http://a:b", "http://a:70000"]
+)
+def test_invalid_url_is_rejected(kind: Any, url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL of http, https, grpc or grpcs"):
-        Client(url)
+        kind(url)
+
+
+def test_grpc_url_with_a_path_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"gRPC URLs have no path \(/v1\)\. Remove it\."):
+        Client("grpc://127.0.0.1:8081/v1")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

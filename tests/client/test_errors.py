@@ -1,18 +1,31 @@
 """attendant-client errors for invalid values name the same fields over gRPC and HTTP."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
-from attendant_client import AsyncClient, AttendantError, Client, EncodeResult, Input, Occurrence, required
+from attendant_client import (
+    AsyncClient,
+    AttendantError,
+    ChunkOptions,
+    Client,
+    EncodeResult,
+    Input,
+    Occurrence,
+    required,
+)
+from attendant_client.connections import SLACK_S, Address
 from attendant_client.requests import CALLS
+from attendant_client.transports import MAX_CONNECTIONS, AsyncHttpTransport, HttpTransport, http_response
 
 from service.rpc.servicer import SERVICE
 from tests.client.clients import KINDS, NO_RETRIES, service_url
+from tests.conftest import HANG_TIMEOUT_S
 from tests.serving import ServiceThread
 
 Call = Callable[[Any], Any]
@@ -74,6 +87,9 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (encode("a", 5), "inputs[1]"),
         (encode("a", {"text": "a"}), "inputs[1]"),
         (lambda client: client.encode(5), "inputs"),
+        (lambda client: client.embed("a. b.", chunks=ChunkOptions()), "chunks"),
+        (lambda client: client.encode({"text": "a"}), "inputs"),
+        (lambda client: client.encode(np.array("a bank")), "inputs"),
         (encode(Input(5)), "inputs[0].text"),  # type: ignore[arg-type]
         (encode("a", Input(token_ids=[HUGE])), "inputs[1].token_ids"),
         (encode(Input(token_ids=[5, "a"])), "inputs[0].token_ids[1]"),  # type: ignore[list-item]
@@ -110,6 +126,7 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (rerank(top_n=-HUGE), "top_n"),
         (rerank(effect="occlusion", explain_top="1"), "explain_top"),
         (lambda client: client.classify("a", top_k="1"), "top_k"),
+        (lambda client: client.model(""), "model"),
     ],
 )
 def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
@@ -126,7 +143,7 @@ def test_number_over_32_bits_is_an_error_with_actual_and_limit(grpc_client: Clie
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_numpy_and_sets_are_values(service: ServiceThread, kind: str) -> None:
+def test_numbers_of_numpy_sets_and_iterators_are_values(service: ServiceThread, kind: str) -> None:
     client_type, protocol = KINDS[kind]
     with client_type(service_url(service, protocol), retries=NO_RETRIES) as client:
         expected = client.encode(Input("a bank", spans=[(2, 6)]), outputs=["pooled", "spans"], dimensions=4)
@@ -139,6 +156,9 @@ def test_numbers_of_numpy_and_sets_are_values(service: ServiceThread, kind: str)
         ids: Any = np.array([2924])
         assert client.encode(Input(token_ids=ids)).results[0].token_count == 3
         assert client.attend("a bank", layers=list(np.arange(1, 3)), top_p=Decimal("0.5")).results
+        names: Any = iter(["static"])
+        results = client.encode(["a bank"] * 300, outputs=names).results  # in two parts
+        assert all(result.static_vectors is not None for result in results)
         error = catch_error(client, attend(top_p=float("nan")))
         assert (error.reason, error.field) == ("OUT_OF_RANGE", "top_p")
 
@@ -199,13 +219,12 @@ def test_message_of_the_server_has_enum_values_that_the_client_accepts(client: C
     assert catch_error(client, call).message.endswith(f" {remedy}")
 
 
-def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
-    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(grpc.StatusCode.CANCELLED)
+def call_grpc(respond: Any, call: Callable[[AsyncClient], Awaitable[object]]) -> AttendantError:
+    """Return the error of a call to a gRPC server whose GetModel is `respond`."""
 
-    async def call() -> None:
+    async def serve() -> None:
         server = grpc.aio.server()
-        method = grpc.unary_unary_rpc_method_handler(cancel)
+        method = grpc.unary_unary_rpc_method_handler(respond)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE.full_name, {"GetModel": method}),)
         )
@@ -213,13 +232,90 @@ def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
         await server.start()
         try:
             async with AsyncClient(f"grpc://127.0.0.1:{port}", retries=NO_RETRIES) as client:
-                await client.model()
+                await call(client)
         finally:
             await server.stop(0)
 
     with pytest.raises(AttendantError) as raised:
-        asyncio.run(call())
-    assert (raised.value.code, raised.value.retryable) == ("CANCELLED", True)
+        asyncio.run(serve())
+    return raised.value
+
+
+def test_call_cancelled_by_a_stopping_server_is_retryable() -> None:
+    async def cancel(request: bytes, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.CANCELLED)
+
+    error = call_grpc(cancel, AsyncClient.model)
+    assert (error.code, error.retryable) == ("CANCELLED", True)
+
+
+def test_call_of_a_client_that_is_closed_is_an_error() -> None:
+    """The task that waits for the call is not cancelled."""
+    began = asyncio.Event()
+
+    async def wait(request: bytes, context: grpc.aio.ServicerContext) -> None:
+        began.set()
+        await asyncio.sleep(HANG_TIMEOUT_S)
+
+    async def close(client: AsyncClient) -> None:
+        task = asyncio.create_task(client.model())
+        await began.wait()
+        await client.close()
+        await task
+
+    error = call_grpc(wait, close)
+    assert (error.code, error.retryable) == ("CANCELLED", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, "<html>"),
+        (200, "[]"),
+        (404, '{"detail": "Not Found"}'),
+        (404, '{"error": "a"}'),
+        (404, '{"error": {"message": "a", "param": null, "code": null}}'),
+        (503, '{"error": {"message": "a", "param": null, "code": 503}}'),
+    ],
+)
+def test_response_of_another_server_is_an_error(status: int, content: str) -> None:
+    response = httpx.Response(status, headers=[(b"retry-after", b"\xb2")], text=content)
+    with pytest.raises(AttendantError) as raised:
+        http_response("model", response)
+    reason = {200: "UNKNOWN", 404: "NOT_FOUND", 503: "UNAVAILABLE"}[status]
+    assert (raised.value.reason, raised.value.message) == (reason, f"HTTP status {status}.")
+
+
+def test_damaged_response_is_an_error() -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
+
+    transport = HttpTransport(Address.parse("http://a"), None)
+    transport._client = httpx.Client(base_url="http://a", transport=httpx.MockTransport(respond))
+    with pytest.raises(AttendantError, match=r"^UNAVAILABLE: http://a/v1/model: "):
+        transport.call("model", {}, None)
+
+
+def test_requests_wait_for_a_connection_of_the_pool() -> None:
+    active = most = 0
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        nonlocal active, most
+        active += 1
+        most = max(active, most)
+        await asyncio.sleep(0.01)
+        active -= 1
+        return httpx.Response(200, json={})
+
+    async def call() -> None:
+        transport = AsyncHttpTransport(Address.parse("http://a"), None)
+        transport._client = httpx.AsyncClient(base_url="http://a", transport=httpx.MockTransport(respond))
+        await asyncio.gather(*(transport.call("model", {}, None) for _ in range(250)))
+        with pytest.raises(AttendantError, match="DEADLINE_EXCEEDED"):
+            await transport.call("model", {}, -SLACK_S)
+
+    asyncio.run(call())
+    assert most == MAX_CONNECTIONS
 
 
 def test_required_returns_a_value_and_raises_for_none() -> None:

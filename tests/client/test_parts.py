@@ -1,11 +1,14 @@
 """Errors in requests that attendant-client has split."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from attendant_client import AttendantError, Client, Input
+from attendant_client import AsyncClient, AttendantError, Client, Input
 
 from tests.client.clients import SyncCaller
+from tests.serving import ServiceThread
 
 CASHED = "He cashed a check at the bank."
 
@@ -30,6 +33,33 @@ def test_error_in_a_part_counts_inputs_of_nested_fields(client: Client) -> None:
         client.encode(inputs, outputs=["spans"])
     assert raised.value.field == "inputs[300].spans[2]"
     assert raised.value.message.startswith("inputs[300].spans[2]: ")
+
+
+def test_limits_may_change_while_a_client_is_open(client: Client) -> None:
+    opened: Any = client._client if isinstance(client, SyncCaller) else client
+    info = client.model()
+    opened._model = replace(info, limits=replace(info.limits, max_inputs=2**20))
+    assert len(client.tokenize(["a"] * 600).results) == 600
+
+
+def test_parts_after_an_error_are_not_sent(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    async def call() -> None:
+        async with AsyncClient(service.rest) as client:
+            send = client._call
+
+            async def count(operation: str, body: Any, deadline: float | None) -> Any:
+                sent.append(operation)
+                return await send(operation, body, deadline)
+
+            monkeypatch.setattr(client, "_call", count)
+            with pytest.raises(AttendantError):
+                await client.tokenize([" ", *["a"] * 10_000])
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    asyncio.run(call())
+    assert len(sent) < 20  # of 40 parts
 
 
 @pytest.mark.parametrize("field", [None, "dtype", "inputs"])

@@ -187,6 +187,8 @@ def test_embed_writes_a_row_per_chunk(tmp_path: Path, run_embed: RunEmbed, servi
     ("options", "message"),
     [
         (["--late"], "--late: set without --chunk"),
+        (["--chunk", "token", "--one-per-chunk"], "--one-per-chunk: not supported with --chunk token"),
+        (["--chunk", "token", "--chunk-language", "de"], "--chunk-language: not supported with --chunk token"),
         (["--chunk", "sentence", "-o", "x.npy"], "--chunk: not supported for NumPy files"),
         (["--chunk", "sentence", "--keep", "text"], "--keep: text is a column of the chunks"),
         (["--chunk", "sentence", "--reject-truncated"], "--reject-truncated: not supported with --chunk"),

@@ -97,6 +97,8 @@ def test_ask_reads_a_limited_number_of_lines(run_ask: Ask, tmp_path: Path, monke
     [
         ([""], 65, "TEXT: empty or blank. Send text."),
         (["a", "b", " "], 65, "text 2: empty or blank. Send text."),
+        (["a\udcff"], 65, "TEXT: not UTF-8. Send text in UTF-8."),
+        (["a", "\udcff"], 65, "text 1: not UTF-8. Send text in UTF-8."),
         (["a", "--among", "/none"], 65, "/none: cannot be read (No such file or directory). Check the path."),
         (["a", "--layer", "7"], 78, "--layer: out of range (7). Use 1 to 6, or -6 to -1 from the end."),
         (["a", "--layer", "x"], 2,

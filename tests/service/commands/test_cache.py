@@ -53,6 +53,24 @@ def test_remove(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, out) == (0, f"{cache}: no artifacts\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["show"],
+            "attendant cache show: the following arguments are required: NAME. See: attendant cache show --help",
+        ),
+        (["remove", "--al"], "attendant cache remove: unknown option --al (did you mean --all?)."),
+    ],
+)
+def test_usage_errors_are_one_line(
+    cache: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    status, _, err = run_command(capsys, "cache", *arguments)
+    assert (status, err.count("\n"), err.startswith(problem)) == (2, 1, True), err
+    assert (cache / "tiny-1").exists()
+
+
 @pytest.mark.parametrize("arguments", [["remove"], ["remove", "tiny-1", "--all"], ["remove", "--all", "--unusable"]])
 def test_remove_needs_one_choice(cache: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     status, _, err = run_command(capsys, "cache", *arguments)

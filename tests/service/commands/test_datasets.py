@@ -41,6 +41,11 @@ def test_pairs_keep_numbers_and_ignore_further_fields(tmp_path: Path) -> None:
     assert read_similarity(file, 4).file.is_complete
 
 
+def test_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    file = write(tmp_path, b"\xef\xbb\xbf" + json.dumps(DECIDED).encode())
+    assert read_attribution(file, 1).lines[0].text == "a b c"
+
+
 def test_queries_and_documents_are_distinct(tmp_path: Path) -> None:
     """Lines with the same query are merged."""
     file = write(

@@ -55,6 +55,11 @@ def test_embed_error_names_the_line(embed: Embed) -> None:
     assert err == "attendant embed: line 41: empty or blank. Send text.\n"
 
 
+def test_embed_error_names_the_argument_that_is_not_utf8(embed: Embed) -> None:
+    error = "attendant embed: text 2: not UTF-8. Send text in UTF-8.\n"
+    assert embed("a", "b\udcff") == (65, [], error)
+
+
 def test_embed_truncates_long_lines_with_a_warning(embed: Embed) -> None:
     status, lines, err = embed("word " * 300, "short")
     assert (status, len(lines)) == (0, 2)

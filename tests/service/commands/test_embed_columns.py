@@ -25,7 +25,9 @@ VALUES = st.one_of(st.none(), st.integers(-5, 5), st.booleans(), WORDS, st.lists
 def compress(data: bytes, suffix: str) -> bytes:
     if suffix == ".gz":
         return gzip.compress(data)
-    return pa.compress(data, codec="zstd", asbytes=True) if suffix == ".zst" else data
+    if suffix == ".zst":  # with a frame to skip, like pzstd's
+        return b"\x50\x2a\x4d\x18\x04\0\0\0skip" + pa.compress(data, codec="zstd", asbytes=True)
+    return data
 
 
 def write(path: Path, rows: list[dict[str, Any]], kind: str, compression: str, delimiter: str | None) -> Path:
@@ -142,9 +144,12 @@ def test_column_that_cannot_be_copied_is_an_error(
     ("name", "options", "message"),
     [
         ("in.jsonl", ["-o", "out.npy", "--keep", "title"], "--keep: not supported for NumPy files."),
+        ("in.txt", ["-o", "out.jsonl", "--field", "title"], "--field: not supported for lines of text."),
         ("in.txt", ["-o", "out.jsonl", "--keep", "title"], "--keep: lines of text have one column. Use --keep text"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "row"], "--keep: row is a column of OUT already. Rename it in IN"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", "a,a"], "--keep: a is listed twice. Remove one"),
+        ("in.jsonl", ["-o", "out.jsonl", "--keep", "\udcff"], "--keep: not UTF-8. Convert it to UTF-8"),
+        ("in.jsonl", ["-o", "out.jsonl", "--field", "\udcff"], "--field: not UTF-8. Convert it to UTF-8"),
         ("in.jsonl", ["-o", "out.jsonl", "--keep", ","], "--keep: names no column"),
         ("in.jsonl", ["-o", "out.jsonl", "--delimiter", ";"], "--delimiter: set for a file that is not CSV."),
         ("in.csv", ["-o", "out.jsonl", "--delimiter", ";;"], "--delimiter: must be one character"),

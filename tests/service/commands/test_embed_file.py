@@ -164,6 +164,8 @@ def test_parquet_column_of_another_type_is_an_error(tmp_path: Path, run_embed: R
             2: "text: not UTF-8. Convert it to UTF-8.",
             3: "Wrong number of columns (1, header 2). Quote fields that contain commas.",
             4: "Not CSV (',' expected after '\"'). Quote the fields."}),
+        ("in.csv", b"text,b\na,1\n" + b"x" * 50 + b",1\nb,1\n",
+         {2: "Line too long (limit 40 characters). Shorten it."}),
     ],
 )  # fmt: skip
 def test_unusable_rows_are_rejected_and_others_written(
@@ -190,14 +192,19 @@ def test_unusable_rows_are_rejected_and_others_written(
         ("in.txt", "money bank\nriver".encode("utf-16"), "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8."),
         ("in.csv", codecs.BOM_UTF16_BE + "text".encode("utf-16-be"), "UTF-16. Convert it: iconv -f UTF-16 -t UTF-8."),
         ("in.jsonl", bz2.compress(b'{"text": "a"}'), "compressed. Decompress it: bzip2 -d."),
-        ("in.csv", b'text,b\na,1\n"open,2\n' + b"c,3\n" * 50,
+        ("in.csv", b'text,b\na,1\n"open,2\n' + b"c,3\n" * 5,
          "line 3: quote is not closed. Close it, or write two quotes for one inside a field."),
+        ("in.csv", b'text,b\na,1\n"open,2\n' + b"c,3\n" * 50 + b'"d",4\n',
+         "line 3: quote is not closed within 40 characters. Close it, or write two quotes for one inside a field."),
+        ("in.csv", b'text,b\na,1\n"open,2\n' + b"c" * 50 + b'\nd",4\n',
+         "line 3: quote is not closed within 40 characters. Close it, or write two quotes for one inside a field."),
         ("in.csv", b"te\x00xt\na\n", "text: no such column (columns: te?xt). Set --field."),
     ],
 )  # fmt: skip
 def test_unreadable_file_is_an_error(
-    tmp_path: Path, run_embed: RunEmbed, name: str, content: bytes, problem: str
+    tmp_path: Path, run_embed: RunEmbed, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, problem: str
 ) -> None:
+    monkeypatch.setattr("service.commands.row_files.MAX_LINE_BYTES", 40)
     path, out = tmp_path / name, tmp_path / "out.jsonl"
     path.write_bytes(content)
     assert run_embed(path, "-o", out) == (65, f"attendant embed: {path}: {problem}\n")
@@ -224,9 +231,13 @@ def test_output_is_checked_before_rows_are_read(tmp_path: Path, run_embed: RunEm
         (directory, f"{directory}: is a directory. Set -o to a file."),
         (tmp_path / "no" / "out.npy", f"{tmp_path / 'no'}: no such directory. Create it."),
         (tmp_path / "complete.npy", f"{tmp_path / 'complete.npy'}: exists. Remove it or set --overwrite."),
+        (
+            long := tmp_path / ("x" * 240 + ".npy"),
+            f"{long}: cannot be written (File name too long). Check the path and the free space.",
+        ),
     ):
         assert run_embed(path, "-o", target) == (73, f"attendant embed: {problem}\n")
-        assert not partial_path(target).exists()
+        assert not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.parametrize("row_id", [None, True, 1.5, [1]])

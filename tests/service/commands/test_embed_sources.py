@@ -134,10 +134,10 @@ def test_run_continues_on_another_server_when_one_goes_away(
     assert (status, read_vectors(out)[0]) == (0, list(range(1, 1001))), err
 
 
-def test_url_with_a_path_is_an_error(tmp_path: Path, run_embed: RunEmbed, server: RunningServer) -> None:
-    path = write_rows(tmp_path / "in.txt", [{"text": "a"}])
-    url = f"{server.rest}/other"
-    problem = f"--server: no Attendant server at {url}. Remove the path of the URL."
+@pytest.mark.parametrize("prefix", ["other", "v2"])
+def test_url_with_a_path_is_an_error(tmp_path: Path, run_embed: RunEmbed, server: RunningServer, prefix: str) -> None:
+    path, url = write_rows(tmp_path / "in.txt", [{"text": "a"}]), f"{server.rest}/{prefix}"
+    problem = f"--server: no Attendant server at {url}. Check the port, and remove the path."
     assert run_embed(path, "-o", tmp_path / "out.npy", "--server", url) == (78, f"attendant embed: {problem}\n")
 
 
