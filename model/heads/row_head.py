@@ -18,7 +18,8 @@ HEAD_ACTIVATIONS = ACTIVATIONS | {"tanh": torch.tanh}
 class HeadLayout:
     """The checkpoint names of a head's modules: `output(norm(activation(dense(x))))`.
 
-    None means no module. Without `dense`, there is no activation. Modules in `unbiased` have no bias.
+    None means no module. Without `dense`, there is no activation. Modules in `unbiased` have no bias, even if the
+    checkpoint contains one.
     """
 
     output: str | None = None
@@ -35,6 +36,8 @@ class RowHead(nn.Module):
     def __init__(self, layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int) -> None:
         """Read the weights of the modules in `layout`. Raises CheckpointError."""
         super().__init__()
+        ignored = {f"{name}.bias" for name in layout.unbiased}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
         self.dense: nn.Module = nn.Identity()
         self.norm: nn.Module = nn.Identity()
         self.in_features = size = hidden_size

@@ -1,6 +1,7 @@
 """Classifiers of every architecture, compared with transformers and with sentence-transformers' CrossEncoder."""
 
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from torch import Tensor
@@ -17,11 +20,12 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.families import FAMILIES
 from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
+from tests.model.changed_configs import changed_keys
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
 from tests.model.family_cases import FamilyCase, load_oracle
 from tests.model.known_encoders import WITHOUT_CLASSIFIER
 from tests.model.logit_score_cases import CAUSAL_FAMILIES, publish_logit_score
-from tests.model.model_files import change_json
+from tests.model.model_files import change_json, read_json
 from tests.model.sequences import FIRST_ORDINARY_ID, random_ids, run
 
 Publish = Callable[[str], Path]
@@ -84,6 +88,36 @@ def test_classifiers_load_as_transformers_saves_them(
 ) -> None:
     case.publish(tmp_path, definitions[case.tokenizer])
     compare_logits(tmp_path, 9)
+
+
+def test_bias_that_config_json_excludes_is_ignored(publish_classifier: Publish, tmp_path: Path) -> None:
+    directory = shutil.copytree(publish_classifier("modernbert, biases"), tmp_path / "model")
+    change_json(directory / "config.json", classifier_bias=False)
+    compare_logits(directory, 9)
+
+
+@given(data=st.data())
+def test_changed_key_is_applied_or_rejected(publish_classifier: Publish, data: st.DataObject) -> None:
+    """Where transformers rejects a value, anything else may happen."""
+    kind = data.draw(st.sampled_from([kind for kind, case in CLASSIFIER_CASES.items() if case.rename is None]))
+    changes = data.draw(changed_keys(read_json(publish_classifier(kind) / "config.json")))
+    with tempfile.TemporaryDirectory() as root:
+        directory = shutil.copytree(publish_classifier(kind), Path(root) / "model")
+        change_json(directory / "config.json", **changes)
+        try:
+            checkpoint = load_checkpoint(directory)
+            assert checkpoint.classifier is not None
+        except CheckpointError:
+            return
+        input_ids = random_ids(checkpoint, 17)
+        try:
+            oracle = load_oracle(directory, transformers.AutoModelForSequenceClassification)
+            with torch.inference_mode():
+                expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
+        except Exception:  # noqa: BLE001  # transformers raises exceptions of many types
+            return
+        difference = classify(checkpoint, input_ids) - expected
+    assert float(difference.abs().max()) < 1e-4 * max(1.0, float(expected.abs().max()))
 
 
 def test_last_token_is_the_last_one_that_is_not_padding(publish_classifier: Publish) -> None:

@@ -1,10 +1,8 @@
 """Checkpoints of every model family, as transformers writes them and as published, compared with transformers."""
 
-import copy
-import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from model.encoder.attention import MAX_DENSE_TOKENS
 from model.export.parity import measure_parity
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
+from tests.model.changed_configs import changed_keys
 from tests.model.conftest import mark_slow
 from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.model.model_files import change_json, read_json
@@ -74,14 +73,6 @@ BERT_KINDS = (
 
 UNRENAMED = (*(kind for kind, case in FAMILY_CASES.items() if case.rename is None), *BERT_KINDS)
 """Models whose config.json transformers can read, too."""
-OF_LOADING = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype")
-"""Keys that say how transformers loads a model."""
-NAMES = (
-    "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh", "gated-gelu", "gated-silu", "absolute",
-    "relative_key", "rotary", "alibi", "mean", "cls", "full_attention", "sliding_attention", "default", "linear",
-    "dynamic", "llama3", "yarn", "c2p", "p2c|c2p", "none",
-)  # fmt: skip
-"""Values of keys with a name."""
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -163,43 +154,16 @@ def test_changed_config_equals_transformers(
     assert_equal_to_transformers(directory, scaled=True)
 
 
-def _key_paths(values: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for key, value in values.items():
-        yield (*parents, key)
-        if isinstance(value, dict):
-            yield from _key_paths(value, (*parents, key))
-
-
-def _other_values(value: Any) -> list[Any]:
-    """Return other values of a key: of the same type, of another one, and null."""
-    if isinstance(value, bool):
-        return [not value, None]
-    if isinstance(value, int):
-        return [value + 1, value - 1, value * 2, 0, None]
-    if isinstance(value, float):
-        return [value * 3 + 0.1, value / 5, 0.0, None]
-    if isinstance(value, list):
-        return [value[::-1], value[:1] * len(value), [], None]
-    return [name for name in NAMES if name != value] + [True, 1, 8, 0.5, [], None]
-
-
 @given(data=st.data())
 def test_changed_key_is_applied_or_rejected(publish: Publish, data: st.DataObject) -> None:
     """Also for keys that only transformers writes. Where transformers rejects a value, anything else may happen."""
     kind = data.draw(st.sampled_from(UNRENAMED))
     config = read_json(publish(kind) / "config.json")
-    defaults = json.loads(transformers.AutoConfig.for_model(config["model_type"]).to_json_string(use_diff=False))
-    values = defaults | config
-    first, *rest = data.draw(st.sampled_from([path for path in _key_paths(values) if path[0] not in OF_LOADING]))
-    changed = {first: copy.deepcopy(values[first])}
-    last, parent = first, changed
-    for key in rest:
-        last, parent = key, parent[last]
-    parent[last] = data.draw(st.sampled_from(_other_values(parent[last])))
+    changes = data.draw(changed_keys(config))
     with tempfile.TemporaryDirectory() as root:
         directory = Path(root) / "model"
         shutil.copytree(publish(kind), directory)
-        change_json(directory / "config.json", **changed)
+        change_json(directory / "config.json", **changes)
         try:
             encoder = load_checkpoint(directory).encoder
         except CheckpointError:
