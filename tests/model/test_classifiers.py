@@ -52,7 +52,8 @@ def classify(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
     assert classifier is not None
     hidden = run(checkpoint, input_ids)
     with torch.inference_mode():
-        kept = input_ids[0] != classifier.record.skipped_token_id
+        skipped = classifier.record.skipped_token_id
+        kept = input_ids[0] != (-1 if skipped is None else skipped)
         rows = {"cls": hidden[:1], "last": hidden[kept][-1:], "mean": hidden.mean(dim=0)[None], "mean_logits": hidden}
         logits: Tensor = classifier.head(rows[classifier.record.pooling])
         return logits.mean(dim=0)
