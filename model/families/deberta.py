@@ -5,6 +5,7 @@ from model.families.bert import NAMES as BERT_NAMES
 from model.families.family import UNUSED, ConfigReader, Family, make_config, read_bert_head
 from model.heads.classifiers import ClassifierLayout
 from model.heads.row_head import HeadLayout
+from model.heads.vocabulary import VocabularyLayout
 from model.source.published import CheckpointError, unsupported
 
 NAMES = BERT_NAMES | {
@@ -71,6 +72,18 @@ def read_classifier(config: ConfigReader) -> ClassifierLayout:
     return ClassifierLayout(HeadLayout("classifier", "pooler.dense", activation))
 
 
+HEAD = "lm_predictions.lm_head"
+
+
+def read_masked_lm(config: ConfigReader) -> VocabularyLayout:
+    """Return the masked-LM head: with `legacy` false the published one, which uses the embedding table, else BERT's."""
+    if config.flag("legacy", True):
+        return read_bert_head(config)
+    activation, eps = config.activation("hidden_act", "gelu"), config.number("layer_norm_eps", 1e-7)
+    layers = HeadLayout(None, f"{HEAD}.dense", activation, f"{HEAD}.LayerNorm", eps)
+    return VocabularyLayout(layers, HEAD, tied=True)
+
+
 FAMILIES = (
     Family(
         "deberta-v2",
@@ -79,6 +92,6 @@ FAMILIES = (
         ("", "deberta."),
         unused=rf"{UNUSED}|^(lm_predictions|mask_predictions)\.",
         classifier=read_classifier,
-        masked_lm=read_bert_head,
+        masked_lm=read_masked_lm,
     ),
 )

@@ -17,9 +17,9 @@ SPARSE_BIAS = 7.2
 """Makes the sparse weights of some tokens positive. With a random bias near 0, all of them are negative."""
 
 
-def masked_lm(kind: str) -> FamilyCase:
+def masked_lm(kind: str, **options: Any) -> FamilyCase:
     """Return a case of `FAMILY_CASES` with a masked-LM head."""
-    case = FAMILY_CASES[kind]
+    case = replace(FAMILY_CASES[kind], options={**FAMILY_CASES[kind].options, **options})
     architecture = case.architecture.removesuffix("Model").removesuffix("ForMaskedLM") + "ForMaskedLM"
     return replace(case, architecture=architecture, pooling=None)
 
@@ -36,6 +36,7 @@ SPLADE_CASES: dict[str, FamilyCase] = {
     "distilbert": FamilyCase("DistilBertForMaskedLM", "DistilBertConfig", DISTILBERT),
     "ernie": masked_lm("ernie"),
     "deberta-v2": masked_lm("deberta-v2"),
+    "deberta-v2, published head": masked_lm("deberta-v2", legacy=False),
     "mpnet": masked_lm("mpnet"),
     "modernbert": masked_lm("modernbert"),
     "modernbert, biases": masked_lm("modernbert, biases"),
@@ -47,6 +48,7 @@ SPLADE_CASES: dict[str, FamilyCase] = {
 UNTIED_CASES = {
     f"{kind}, untied": replace(case, options={**case.options, "tie_word_embeddings": False})
     for kind, case in SPLADE_CASES.items()
+    if case.options.get("legacy", True)  # otherwise, DeBERTa's projection is always tied
 }
 """The same, but with an untied projection and bias, which differ from the tensors that they could share."""
 
