@@ -8,10 +8,10 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 LIMITS = {
-    "REST /v1/encode": (24, 330),
-    "REST /v1/rerank": (28, 460),
-    "REST /v1/attend": (30, 950),
-    "gRPC Encode": (25, 330),
+    "REST /v1/encode": (23, 290),
+    "REST /v1/rerank": (26, 400),
+    "REST /v1/attend": (30, 880),
+    "gRPC Encode": (24, 300),
 }
 """Files without metrics, logs and types, and calls."""
 
