@@ -68,8 +68,8 @@ class ConfigReader:
         return float(found)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean, which some published files contain as a string."""
-        found = self.value(key, default)
+        """Return a boolean, which some published files contain as a string. As in transformers, null is false."""
+        found = self.value(key, default and not self.is_null(key))
         if isinstance(found, str) and found.lower() in ("true", "false"):
             return found.lower() == "true"
         if type(found) is not bool:
