@@ -230,7 +230,7 @@ class App:
                 on_rejected=requests.reject_connection,
                 on_closed=functools.partial(requests.close_connection, "rest"),
             ),
-            LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins)),
+            LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins), settings.root_path),
             self._tls.context if self._tls else None,
         )
         if self._slot is not None:

@@ -9,7 +9,9 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from urllib.parse import unquote
 
+import httptools
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -179,6 +181,17 @@ def normalize(path: str, root_path: str) -> str:
         single = re.sub("/{2,}", "/", path).removesuffix("/")
         if single in ROUTE_PATHS:
             return single
+    return path
+
+
+def route_path(target: bytes, root_path: str) -> str:
+    """Return the normalized path of a request target, which may be a whole URL; "" for an invalid target."""
+    path = target.decode("latin-1")
+    if path not in ROUTE_PATHS:  # the usual case needs no parsing
+        try:
+            path = normalize(unquote((httptools.parse_url(target).path or b"").decode("latin-1")), root_path)
+        except httptools.HttpParserError:
+            return ""
     return path
 
 

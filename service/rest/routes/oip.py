@@ -6,7 +6,6 @@ With the binary data extension, tensors are either JSON or little-endian bytes a
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote
 
 from attendant_client.types import ModelInfo
 from fastapi import Request, Response
@@ -496,7 +495,7 @@ def parse_infer_path(path: str) -> tuple[str, str]:
     if match is None:
         return "", ""
     version = "/versions/{version}" if match["version"] else ""
-    return f"/v2/models/{{name}}{version}{INFER}", unquote(match["name"])
+    return f"/v2/models/{{name}}{version}{INFER}", match["name"]
 
 
 def is_for_fast_lane(body: bytes) -> bool:

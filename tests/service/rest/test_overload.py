@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 
 import pytest
 from starlette.responses import Response
@@ -36,8 +37,8 @@ def rejection_of(rejection: Rejection | None) -> Response | None:
 
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
     """In each API, both must have the same status, headers and body, and count the rejection once."""
-    async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+    async with open_harness(model, max_queue_tokens=FULL, root_path="/prefix") as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None, root_path="/prefix")
         with fast_lane(harness).reserve([FULL]):
             assert shedder.near_capacity
             for api, path, body in (
@@ -57,6 +58,8 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("vllm", "/pooling", b'{"input": "money bank grows", "task": "token_embed"}'),
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
                 ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
+                ("openai", "/openai/deployments/all-MiniLM-L6-v2/embeddings", b'{"input": "money bank"}'),
+                ("openai", "/prefix//embeddings/?api-version=1", b'{"input": "money bank"}'),
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
                 expected = await harness.client.post(path, content=body, headers=list(headers.items()))
@@ -73,12 +76,10 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 # The messages differ, because the engine estimates tokens from characters, and the load shedder from
                 # bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
-                endpoint = path
-                if api == "oip":
-                    version = "/versions/{version}" if "versions" in path else ""
-                    endpoint = f"/v2/models/{{name}}{version}/infer"
+                endpoint = re.sub("all(-|%2D)MiniLM-L6-v2", "{name}", path).replace("versions/1", "versions/{version}")
+                endpoint = "/embeddings" if "?" in path else endpoint
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 32
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 36
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
