@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import orjson
+
 from service.auth import ApiKeys
 from service.errors import ServiceError
 from service.lifecycle import Lifecycle
@@ -18,9 +20,9 @@ from service.rest.apis import ROUTES
 from service.rest.connections import Rejection
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record, route_path
-from service.rest.routes import infinity, native, oip, openai, tei
+from service.rest.routes import infinity, native, oip, ollama, openai, tei
 
-MODEL_FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]*)"')
+MODEL_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")?')
 """In valid JSON, quotes within strings are escaped, so this matches only fields."""
 LAYERS_FIELD = b'"layers"'
 
@@ -102,7 +104,16 @@ class LoadShedder:
         if path in native.RERANK_PATHS:
             fields = {field for field in native.API_NAMES if f'"{field}"'.encode() in body}
             name = native.API_NAMES[native.rerank_field(native.RERANK_PATHS[path], fields)]
-        return Target(path, None if name == tei.NAME else _model_of(body), name)
+        if name == tei.NAME:
+            return Target(path, None, name)
+        try:
+            model = _find_model(body)
+        except ValueError:
+            return None
+        names = self._lifecycle.models.names
+        if model is not None and name == ollama.NAME:
+            model = ollama.served_name(model, names)
+        return Target(path, model, name) if model is None or model in names else None
 
     def _find_target_in_path(self, path: str, headers: Mapping[bytes, bytes], body: bytes) -> Target | None:
         """Return the target of a POST request whose path contains the name of a served model."""
@@ -115,8 +126,13 @@ class LoadShedder:
         return Target(endpoint, name, api) if is_fast and name in self._lifecycle.models.names else None
 
 
-def _model_of(body: bytes) -> str | None:
-    """Return the model named in a JSON body, without parsing it; None if there is none."""
-    match = MODEL_FIELD.search(body)
-    name = None if match is None else match[1].decode(errors="replace")
+def _find_model(body: bytes) -> str | None:
+    """Return the model named in a JSON body, without parsing the body; None if there is none.
+
+    Raises `ValueError` if several fields have this name, as in documents with other fields, or for invalid JSON.
+    """
+    fields = MODEL_FIELD.findall(body)
+    if len(fields) > 1:
+        raise ValueError
+    name: str | None = orjson.loads(fields[0]) if fields and fields[0] else None
     return None if name == infinity.UNSPECIFIED else name

@@ -59,6 +59,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
                 ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
                 ("openai", "/openai/deployments/all-MiniLM-L6-v2/embeddings", b'{"input": "money bank"}'),
+                ("ollama", "/api/embed", b'{"input": "money bank", "model": "all-MiniLM-L6-v2:latest"}'),
                 ("openai", "/prefix//embeddings/?api-version=1", b'{"input": "money bank"}'),
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
@@ -79,7 +80,7 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 endpoint = re.sub("all(-|%2D)MiniLM-L6-v2", "{name}", path).replace("versions/1", "versions/{version}")
                 endpoint = "/embeddings" if "?" in path else endpoint
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 36
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 38
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
@@ -234,7 +235,8 @@ async def test_rejection_has_the_cors_headers_of_the_application(
 async def test_load_shedder_rejects_requests_of_the_full_model_only(model: LoadedModel) -> None:
     """Flooding one model must not affect requests for another."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        settings = Settings(models="full=unused,idle=unused", max_queue_tokens=FULL)
+        aliases = "a/full=full,a/idle=idle"
+        settings = Settings(models="full=unused,idle=unused", model_aliases=aliases, max_queue_tokens=FULL)
         entries = configured_models(settings)
         models = ModelRepository(settings, harness.metrics).start([(entry, model) for entry in entries])
         lifecycle = Lifecycle(harness.metrics)
@@ -247,8 +249,17 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()
                 response = rejection_of(shedder.try_reject(b"POST", b"/v1/encode", JSON, body))
                 statuses[name] = None if response is None else response.status_code
+            for body in (
+                rb'{"input": "bank", "model": "a\/idle"}',
+                b'{"query": "a", "documents": [{"text": "b", "model": "T"}]}',
+                b'{"query": "a", "documents": [{"text": "b", "model": "full"}], "model": "idle"}',
+            ):
+                path = b"/v1/embeddings" if b"input" in body else b"/v1/rerank"
+                assert shedder.try_reject(b"POST", path, JSON, body) is None
+            escaped = shedder.try_reject(b"POST", b"/v1/embeddings", JSON, rb'{"input": "bank", "model": "a\/full"}')
             unnamed = rejection_of(shedder.try_reject(b"POST", b"/embed", JSON, b'{"inputs": "bank"}'))
-        assert statuses == {"full": 429, "idle": None, "nobody": 404}
+        assert statuses == {"full": 429, "idle": None, "nobody": None}
+        assert escaped is not None
         assert unnamed is not None
-        assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 2
+        assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 3
         await models.close()
