@@ -6,12 +6,9 @@ the call (matching, dependencies, three layers of middleware) takes longer than 
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from urllib.parse import unquote
 
-import httptools
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -39,7 +36,7 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of
+from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of, normalize
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
@@ -86,7 +83,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return
         if scope["path"] not in ROUTE_PATHS:
-            scope["path"] = normalize(scope["path"], self._root_path)
+            scope["path"] = normalize(scope["path"], self._root_path, scope["method"])
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
@@ -168,31 +165,6 @@ class RequestMiddleware:
             await error_response(record, reason_of_cancellation(scope))(scope, receive, send)
         except Exception:  # noqa: BLE001  # log_exception logs it
             log_exception(record)
-
-
-def normalize(path: str, root_path: str) -> str:
-    """Strip the prefix that a proxy did not remove, and extra slashes before a route.
-
-    Pages and probes are not normalized: URLs in pages are relative, and probes need no key.
-    """
-    if root_path and path.startswith(f"{root_path}/") and path not in ROUTE_PATHS:
-        path = path[len(root_path) :]
-    if "//" in path or path.endswith("/"):
-        single = re.sub("/{2,}", "/", path).removesuffix("/")
-        if single in ROUTE_PATHS:
-            return single
-    return path
-
-
-def route_path(target: bytes, root_path: str) -> str:
-    """Return the normalized path of a request target, which may be a whole URL; "" for an invalid target."""
-    path = target.decode("latin-1")
-    if path not in ROUTE_PATHS:  # the usual case needs no parsing
-        try:
-            path = normalize(unquote((httptools.parse_url(target).path or b"").decode("latin-1")), root_path)
-        except httptools.HttpParserError:
-            return ""
-    return path
 
 
 class ResponseSender:

@@ -16,10 +16,10 @@ from service.errors import ServiceError
 from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
-from service.rest.apis import ROUTES
+from service.rest.apis import ROUTES, route_path
 from service.rest.connections import Rejection
 from service.rest.cors import Cors
-from service.rest.middleware import error_response, finish_request, make_record, route_path
+from service.rest.middleware import error_response, finish_request, make_record
 from service.rest.routes import infinity, native, oip, ollama, openai, tei
 
 MODEL_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")?')

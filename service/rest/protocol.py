@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, request_id
-from service.rest.apis import BY_NAME, api_of
+from service.rest.apis import BY_NAME, api_of, route_path
 from service.rest.bodies import JSON
 from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel_request
@@ -353,8 +353,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _rejection(self, error: ServiceError) -> Response:
         """Return the response to a request that no route handles, in the error format of the path's API."""
         new_request_id = request_id("")
-        path = self.url.partition(b"?")[0].decode("latin-1")
-        api = BY_NAME.get(api_of(self.parser.get_method().decode("latin-1"), path), native.API)
+        method = self.parser.get_method().decode("latin-1")
+        path = route_path(self.url, self.limits.root_path, method)
+        api = BY_NAME.get(api_of(method, path), native.API)
         self.limits.on_rejected(error, new_request_id, self.address)
         headers = {"connection": "close", HEADER: new_request_id}
         if error.retry_after_s is not None:

@@ -1,6 +1,7 @@
 """The HTTP protocol: limits, request head checks, and response order."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 import orjson
@@ -76,6 +77,16 @@ async def test_connect_is_rejected() -> None:
     async with serving(echo) as (reader, writer):
         writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
         assert (await read_response(reader))[0] == 501
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/embeddings", "//v1/embeddings/", "/prefix/v1/embeddings?a=b", "http://localhost/v1/embeddings"]
+)
+async def test_invalid_head_gets_an_error_of_the_api_of_its_path(target: str) -> None:
+    async with serving(echo, root_path="/prefix") as (reader, writer):
+        writer.write(POST.replace(b"/x", target.encode()) + b"API-Key: a\r\nAPI-Key: b\r\nContent-Length: 0\r\n\r\n")
+        status, _, body = await read_response(reader)
+    assert (status, json.loads(body)["error"]["type"]) == (400, "invalid_request_error")
 
 
 HEADS = {
