@@ -119,7 +119,8 @@ class RequestMiddleware:
             record.caller = self._keys.check(headers)
             if scope["method"] == "POST" and record.caller.quota is not None:
                 record.caller.quota.check()
-        record.is_known = record.api != health.NAME and not (self._keys is not None and is_public)
+        needs_no_key = is_public or needs_admin
+        record.is_known = record.api != health.NAME and not (self._keys is not None and needs_no_key)
         if record.response is not None:
             record.response.holder = record.holder
             record.response.grow(0)  # raises while the caller's unread responses use up its share

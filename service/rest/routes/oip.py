@@ -435,6 +435,7 @@ async def unload(exchange: Exchange, body: None) -> Any:
 async def _check_admin(exchange: Exchange, operation: str, parameters: Sequence[str] = ()) -> str:
     """Return the name of the admin who sent the request; the body is read after that."""
     admin = exchange.services.access.check_admin(dict(exchange.request.scope["headers"]), operation)
+    exchange.record.is_known = True
     body = await exchange.services.reader.read_optional(exchange.request, LoadBody)
     check_parameters(body.parameters or {}, parameters)
     return admin

@@ -337,18 +337,26 @@ async def test_connection_of_a_caller_is_kept_for_longer(model: LoadedModel, mon
     async with open_harness(model, make_keys("secret")) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("secret")))
         async with serving(app) as (known, writer):
-            unknown, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
-            for key, source, sink in (("secret", known, writer), ("wrong", unknown, other)):
+            address, load = writer.get_extra_info("peername"), "/v2/repository/models/b/load"
+            unknown, other = await asyncio.open_connection(*address)
+            no_admin, third = await asyncio.open_connection(*address)
+            for key, path, source, sink in (
+                ("secret", "/v1/encode", known, writer),
+                ("wrong", "/v1/encode", unknown, other),
+                ("wrong", load, no_admin, third),
+            ):
                 sink.write(
-                    POST.replace(b"/x", b"/v1/encode")
+                    POST.replace(b"/x", path.encode())
                     + f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n".encode()
                     + b"Content-Length: %d\r\n\r\n" % len(body)
                     + body
                 )
                 await read_response(source)
             assert await asyncio.wait_for(unknown.read(), 20) == b""
+            assert await asyncio.wait_for(no_admin.read(), 20) == b""
             assert not known.at_eof()
             other.close()
+            third.close()
 
 
 async def test_rejected_connection_is_counted_as_a_request() -> None:
