@@ -437,6 +437,7 @@ async def _check_admin(exchange: Exchange, operation: str, parameters: Sequence[
     admin = exchange.services.access.check_admin(dict(exchange.request.scope["headers"]), operation)
     exchange.record.is_known = True
     body = await exchange.services.reader.read_optional(exchange.request, LoadBody)
+    exchange.ignore(unknown_fields(body), LoadBody)
     check_parameters(body.parameters or {}, parameters)
     return admin
 
