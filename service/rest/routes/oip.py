@@ -44,9 +44,8 @@ from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.operations.inputs import Wire, item_limits
 from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
 from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, unknown_fields
-from service.rest.compression import accepted
 from service.rest.requests import parse_json
-from service.rest.responses import PART_BYTES, encoded_response, json_response, render
+from service.rest.responses import PART_BYTES, accepted_codings, encoded_response, json_response, render
 
 PREFIX = "/v2"
 MODEL_PATH = "/v2/models/{name:path}"
@@ -368,7 +367,7 @@ async def infer_response(
         parts += [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
     # Floats shrink by only a tenth, and compression takes longer than inference. HTTP libraries accept several codings
     # by default; a client that names a single coding asks for compression.
-    asked = len(accepted(request.headers.get("accept-encoding", ""))) == 1
+    asked = len(accepted_codings(request)) == 1
     return await encoded_response(request, parts, BINARY, headers, compress=asked)
 
 
