@@ -29,8 +29,10 @@ class Shedder(Protocol):
     def near_capacity(self) -> bool:
         """Whether every request must pass `try_reject`."""
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
-        """Return a rejection; None to handle the request normally."""
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
+        """Return a rejection; None to handle the request normally. `address` is the client's."""
 
 
 class NoLoadShedding:
@@ -38,7 +40,9 @@ class NoLoadShedding:
 
     near_capacity = False
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         return None
 
 

@@ -58,7 +58,9 @@ class LoadShedder:
         """Whether every request must pass `try_reject`."""
         return self._lifecycle.near_capacity
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         """Return a rejection if the queue has no capacity for the request, else None."""
         if self._lifecycle.rejecting:  # may have begun after the request head was read
             return None
@@ -67,7 +69,7 @@ class LoadShedder:
         if target is None:
             return None
         record = make_record("POST", route, headers)
-        record.endpoint, record.lane, record.api = target.endpoint, FAST_LANE, target.api
+        record.endpoint, record.lane, record.api, record.peer = target.endpoint, FAST_LANE, target.api, address
         try:
             if self._keys is not None:
                 record.caller = self._keys.check(headers)

@@ -237,7 +237,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._buffered is not None:
             body, self._buffered = bytes(self._buffered), None
             self._stop_header_timer()
-            rejection = self.load_shedder.try_reject(self.parser.get_method(), self.url, dict(self.headers), body)
+            method, headers = self.parser.get_method(), dict(self.headers)
+            rejection = self.load_shedder.try_reject(method, self.url, headers, body, self.address)
             if rejection is not None:
                 if rejection.is_known:
                     self._set_known()

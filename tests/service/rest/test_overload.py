@@ -201,6 +201,22 @@ async def test_server_under_load_that_stops_responds_with_503(
             second[1].close()
 
 
+async def test_log_line_of_a_rejection_contains_the_address(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        async with serving(app, load_shedder=shedder) as (reader, writer):
+            with fast_lane(harness).reserve([FULL]):
+                writer.write(
+                    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n" + b'{"inputs": "a"}'
+                )
+                assert (await read_response(reader))[0] == 429
+    lines = [record.__dict__["fields"] for record in caplog.records if record.name == "attendant.access"]
+    assert [line["peer"] for line in lines] == ["127.0.0.1"]
+
+
 async def test_load_shedder_closes_connections_during_the_drain_delay(model: LoadedModel) -> None:
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)

@@ -225,7 +225,9 @@ class RejectAllShedder:
 
     near_capacity = True
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         return Rejection(PlainTextResponse("overloaded", 429))
 
 

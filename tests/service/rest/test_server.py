@@ -298,7 +298,9 @@ class RejectingShedder:
         self.pause_s = pause_s
         self.requests: list[tuple[bytes, bytes]] = []
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         self.requests.append((path, body))
         if b"no" not in body:
             return None
