@@ -16,6 +16,7 @@ from service.lifecycle import Lifecycle
 from service.operations.inputs import Call, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
+from service.request_log import current_record
 from service.rpc.codec import Message, check_count
 from service.rpc.context import Context, add_models, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
@@ -276,10 +277,18 @@ class TeiServicer:
 
         def respond_all(request_iterator: Requests, context: Context) -> AsyncGenerator[Message, None]:
             _ = self._lifecycle.models  # raises `Unavailable` before the first request
+            record = current_record()
+            assert record is not None
 
             async def respond(request: Message | Rejected) -> Message:
                 reject_malformed(request)
-                return await work(self._lifecycle.models.find(), request, Call(deadline_of(context), "binary"))
+                engine = self._lifecycle.models.find()
+                engine.acquire()
+                record.release()  # a later message may use another engine, and an idle stream uses none
+                try:
+                    return await work(engine, request, Call(deadline_of(context), "binary"))
+                finally:
+                    engine.release()
 
             return respond_in_order(request_iterator, respond)
 
