@@ -275,10 +275,11 @@ class TeiServicer:
     def _stream(self, work: Work) -> Callable[[Requests, Context], AsyncGenerator[Message, None]]:
         """Return the method that yields the responses in the order of the requests, up to the first error."""
 
-        def respond_all(request_iterator: Requests, context: Context) -> AsyncGenerator[Message, None]:
+        async def respond_all(request_iterator: Requests, context: Context) -> AsyncGenerator[Message, None]:
             _ = self._lifecycle.models  # raises `Unavailable` before the first request
             record = current_record()
             assert record is not None
+            used: dict[str, None] = {}  # in order of first use
 
             async def respond(request: Message | Rejected) -> Message:
                 reject_malformed(request)
@@ -286,11 +287,18 @@ class TeiServicer:
                 engine.acquire()
                 record.release()  # a later message may use another engine, and an idle stream uses none
                 try:
-                    return await work(engine, request, Call(deadline_of(context), "binary"))
+                    response = await work(engine, request, Call(deadline_of(context), "binary"))
                 finally:
                     engine.release()
+                if hasattr(response, "metadata"):
+                    used[identity_of(engine.info)] = None
+                return response
 
-            return respond_in_order(request_iterator, respond)
+            responses = respond_in_order(request_iterator, respond)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+            add_models(context, *used)
 
         return respond_all
 

@@ -89,6 +89,13 @@ async def test_errors_have_details(embed: Any, request_fields: dict[str, Any], f
     assert (info.reason, info.metadata["field"], violations.field_violations[0].field) == (reason, field, field)
 
 
+async def test_stream_names_the_model(embed: Any, rest_client: httpx.AsyncClient) -> None:
+    call = embed.EmbedStream([pb.EmbedRequest(inputs=TEXT)] * 2)
+    assert len([response async for response in call]) == 2
+    expected = (await rest_client.post("/embed", json={"inputs": TEXT})).headers["x-attendant-model"]
+    assert dict(await call.trailing_metadata())["x-attendant-model"] == expected
+
+
 async def test_first_error_ends_a_stream_after_the_earlier_responses(embed: Any) -> None:
     async def requests() -> AsyncIterator[pb.EmbedRequest]:
         for text in [*[TEXT] * 20, "", TEXT]:
