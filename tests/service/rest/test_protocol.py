@@ -83,10 +83,13 @@ async def test_connect_is_rejected() -> None:
     "target", ["/v1/embeddings", "//v1/embeddings/", "/prefix/v1/embeddings?a=b", "http://localhost/v1/embeddings"]
 )
 async def test_invalid_head_gets_an_error_of_the_api_of_its_path(target: str) -> None:
+    trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    head = b"API-Key: a\r\nAPI-Key: b\r\nX-Request-ID: one\r\ntraceparent: %s\r\nContent-Length: 0\r\n\r\n" % trace
     async with serving(echo, root_path="/prefix") as (reader, writer):
-        writer.write(POST.replace(b"/x", target.encode()) + b"API-Key: a\r\nAPI-Key: b\r\nContent-Length: 0\r\n\r\n")
-        status, _, body = await read_response(reader)
+        writer.write(POST.replace(b"/x", target.encode()) + head)
+        status, headers, body = await read_response(reader)
     assert (status, json.loads(body)["error"]["type"]) == (400, "invalid_request_error")
+    assert (headers[b"x-request-id"], headers[b"traceparent"]) == (b"one", trace)
 
 
 HEADS = {
