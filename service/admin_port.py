@@ -29,6 +29,7 @@ MAX_CONNECTIONS = 256
 COPY_BYTES = 64 * 1024
 REASONS = {200: "OK", 503: "Service Unavailable"}
 """Reason phrases of the supervisor's responses."""
+END_OF_HEAD = b"\r\n\r\n"
 HOP_HEADERS = (b"connection", b"keep-alive")
 CALLERS = "/admin/callers"
 CALLER_TERMS = ("name", "weight", "tokens_per_second", "retry_after_s")
@@ -103,7 +104,7 @@ class AdminPort:
         while True:
             self._idle[writer] = None
             async with asyncio.timeout(timeout_s):
-                head = await reader.readuntil(b"\r\n\r\n")
+                head = await reader.readuntil(END_OF_HEAD)
             self._idle.pop(writer, None)
             timeout_s = KEEP_ALIVE_S
             line, *fields = head[:-4].decode("latin-1").split("\r\n")
@@ -112,7 +113,8 @@ class AdminPort:
                 name.strip().lower(): value.strip() for name, _, value in (item.partition(":") for item in fields)
             }
             path = target.partition("?")[0]
-            is_own = method == "GET" and (path in PROBES or path == METRICS) and self._is_allowed(headers.get("host"))
+            is_read = method in ("GET", "HEAD") and (path in PROBES or path == METRICS)
+            is_own = is_read and self._is_allowed(headers.get("host"))
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             if method == "GET" and path == CALLERS and not has_body:
                 writer.write(await self._describe_callers(head))
@@ -123,7 +125,8 @@ class AdminPort:
                 return
             options = [option.strip() for option in headers.get("connection", "").lower().split(",")]
             closes = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
-            writer.write(await self._respond(path, headers, closes))
+            response = await self._respond(path, headers, closes)
+            writer.write(response if method == "GET" else response[: response.index(END_OF_HEAD) + len(END_OF_HEAD)])
             await writer.drain()
             if closes:
                 return

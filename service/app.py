@@ -229,8 +229,9 @@ class App:
                 limits,
                 on_rejected=requests.reject_connection,
                 on_closed=functools.partial(requests.close_connection, "rest"),
+                root_path=settings.root_path,
             ),
-            LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins)),
+            LoadShedder(lifecycle, requests, access.keys, Cors(settings.cors_origins), settings.root_path),
             self._tls.context if self._tls else None,
         )
         if self._slot is not None:

@@ -29,7 +29,7 @@ NAMED = re.compile(
 API_KEY_HEADER = "x-api-key"
 """Alternative header for the key."""
 AZURE_KEY_HEADER = "api-key"
-"""The header of Azure OpenAI's clients, over REST only."""
+"""The header of Azure OpenAI's clients."""
 FORMAT = "name:sha256[:weight[:tokens_per_second]]"
 
 log = logging.getLogger("attendant.auth")

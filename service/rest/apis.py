@@ -1,5 +1,10 @@
 """The list of all REST APIs, which determines routing, metrics, load shedding and OpenAPI."""
 
+import re
+from urllib.parse import unquote
+
+import httptools
+
 from service.rest.api import Api, Route
 from service.rest.routes import cohere, health, huggingface, infinity, native, oip, ollama, openai, tei, vllm
 
@@ -29,3 +34,34 @@ def api_of(method: str, path: str) -> str:
     if path == "/":  # the page, or a route of TEI
         return tei.NAME if method == "POST" else native.API.name
     return next((name for prefixes, name in _PREFIXES if path.startswith(prefixes)), native.API.name)
+
+
+def normalize(path: str, root_path: str, method: str = "POST") -> str:
+    """Strip the prefix that a proxy did not remove, and extra slashes before a route.
+
+    Pages and probes are not normalized: URLs in pages are relative, and probes need no key.
+    """
+    if path == root_path and method == "POST":
+        return "/"
+    if path not in ROUTE_PATHS:
+        path = _strip_prefix(path, root_path)
+    if "//" in path or path.endswith("/"):
+        single = _strip_prefix(re.sub("/{2,}", "/", path).removesuffix("/"), root_path)
+        if single in ROUTE_PATHS:
+            return single
+    return path
+
+
+def _strip_prefix(path: str, root_path: str) -> str:
+    return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else path
+
+
+def route_path(target: bytes, root_path: str, method: str = "POST") -> str:
+    """Return the normalized path of a request target, which may be a whole URL; "" for an invalid target."""
+    path = target.decode("latin-1")
+    if path not in ROUTE_PATHS:  # the usual case needs no parsing
+        try:
+            path = normalize(unquote((httptools.parse_url(target).path or b"").decode("latin-1")), root_path, method)
+        except httptools.HttpParserError:
+            return ""
+    return path

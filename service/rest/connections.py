@@ -29,8 +29,10 @@ class Shedder(Protocol):
     def near_capacity(self) -> bool:
         """Whether every request must pass `try_reject`."""
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
-        """Return a rejection; None to handle the request normally."""
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
+        """Return a rejection; None to handle the request normally. `address` is the client's."""
 
 
 class NoLoadShedding:
@@ -38,7 +40,9 @@ class NoLoadShedding:
 
     near_capacity = False
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         return None
 
 
@@ -48,7 +52,8 @@ class ConnectionLimits:
 
     `max_connections`: None means no limit. `per_address`: the limit for one address, except for `proxies`.
     `on_rejected`: called with the error, request ID and address of each request rejected before it reaches the
-    application. `on_closed`: called with the reason and the address when the server closes a connection.
+    application. `on_closed`: called with the reason and the address when the server closes a connection. `root_path`:
+    the prefix of the paths behind a proxy.
     """
 
     header_timeout_s: float
@@ -58,3 +63,4 @@ class ConnectionLimits:
     stall_timeout_s: float = 30.0
     on_rejected: Callable[[ServiceError, str, str], None] = lambda error, request_id, address: None
     on_closed: Callable[[str, str], None] = lambda reason, address: None
+    root_path: str = ""

@@ -6,14 +6,14 @@ the call (matching, dependencies, three layers of middleware) takes longer than 
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.auth import ApiKeys
 from service.errors import (
@@ -36,7 +36,7 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of
+from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of, normalize
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
@@ -83,7 +83,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return
         if scope["path"] not in ROUTE_PATHS:
-            scope["path"] = normalize(scope["path"], self._root_path)
+            scope["path"] = normalize(scope["path"], self._root_path, scope["method"])
         allow_cancellation(scope)
         headers = dict(scope["headers"])
         record = make_record(scope["method"], scope["path"], headers)
@@ -91,14 +91,14 @@ class RequestMiddleware:
         sender = ResponseSender(scope, send, record, self._lifecycle)
         scope = {**scope, "record": record, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         if self._requests is None or record.api == health.NAME:
-            await self._respond(scope, receive, sender.send, record, headers)
+            await self._respond(scope, receive, sender, headers)
             return
         record.response = self._requests.reservation()
         set_current(record)
         metrics = self._requests.metrics
         metrics.in_flight.inc()
         try:
-            await self._respond(scope, receive, sender.send, record, headers)
+            await self._respond(scope, receive, sender, headers)
             if (drained := scope.get(DRAINED)) is not None:
                 await drained()
         finally:
@@ -119,24 +119,25 @@ class RequestMiddleware:
             record.caller = self._keys.check(headers)
             if scope["method"] == "POST" and record.caller.quota is not None:
                 record.caller.quota.check()
-        record.is_known = record.api != health.NAME and not (self._keys is not None and is_public)
+        needs_no_key = is_public or needs_admin
+        record.is_known = record.api != health.NAME and not (self._keys is not None and needs_no_key)
         if record.response is not None:
             record.response.holder = record.holder
             record.response.grow(0)  # raises while the caller's unread responses use up its share
 
     async def _respond(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord, headers: dict[bytes, bytes]
+        self, scope: Scope, receive: Receive, sender: "ResponseSender", headers: dict[bytes, bytes]
     ) -> None:
         """Send the route's response, or the response for the error it raises."""
-        request = Request(scope, receive)
-        response: Response | FastAPI
+        request, record = Request(scope, receive), scope["record"]
+        response: ASGIApp
         try:
             endpoints = self._endpoints.get(scope["path"])
             if endpoints is not None:
                 record.endpoint = scope["path"]
             self._check_access(scope, headers, record)
             if endpoints is None:
-                response = self._app
+                response = partial(self._run_app, sender)
             else:
                 endpoint = endpoints.get(scope["method"])
                 response = await endpoint(request) if endpoint else method_response(request, endpoints)
@@ -148,29 +149,23 @@ class RequestMiddleware:
             log_exception(record)
             response = error_response(record, Internal())
         try:
-            await response(scope, receive, send)
+            await response(scope, receive, sender.send)
         except asyncio.CancelledError:
             if not was_disconnected(scope):
                 raise
             record.fail(Cancelled())
-        except Exception:
-            if response is not self._app:
+
+    async def _run_app(self, sender: "ResponseSender", scope: Scope, receive: Receive, send: Send) -> None:
+        """Run FastAPI, which responds to an unexpected error and re-raises it."""
+        record = scope["record"]
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if sender.status:
                 raise
-            log_exception(record)  # FastAPI has responded, and re-raises the error
-
-
-def normalize(path: str, root_path: str) -> str:
-    """Strip the prefix that a proxy did not remove, and extra slashes before a route.
-
-    Pages and probes are not normalized: URLs in pages are relative, and probes need no key.
-    """
-    if root_path and path.startswith(f"{root_path}/") and path not in ROUTE_PATHS:
-        path = path[len(root_path) :]
-    if "//" in path or path.endswith("/"):
-        single = re.sub("/{2,}", "/", path).removesuffix("/")
-        if single in ROUTE_PATHS:
-            return single
-    return path
+            await error_response(record, reason_of_cancellation(scope))(scope, receive, send)
+        except Exception:  # noqa: BLE001  # log_exception logs it
+            log_exception(record)
 
 
 class ResponseSender:

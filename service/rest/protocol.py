@@ -6,6 +6,7 @@ Responses are sent in request order: a rejection never precedes the response to 
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import httptools
@@ -15,8 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
-from service.request_log import HEADER, request_id
-from service.rest.apis import BY_NAME, api_of
+from service.request_log import HEADER, TRACE_HEADER, request_id, traceparent
+from service.rest.apis import BY_NAME, api_of, route_path
 from service.rest.bodies import JSON
 from service.rest.connections import ConnectionLimits, Shedder
 from service.rest.requests import BODY_COMPLETE, DRAINED, KNOWN, PAUSE_S, cancel_request
@@ -237,7 +238,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._buffered is not None:
             body, self._buffered = bytes(self._buffered), None
             self._stop_header_timer()
-            rejection = self.load_shedder.try_reject(self.parser.get_method(), self.url, dict(self.headers), body)
+            method, headers = self.parser.get_method(), dict(self.headers)
+            rejection = self.load_shedder.try_reject(method, self.url, headers, body, self.address)
             if rejection is not None:
                 if rejection.is_known:
                     self._set_known()
@@ -261,7 +263,7 @@ class HttpProtocol(HttpToolsProtocol):
             error = MalformedRequest("Path * is supported for OPTIONS only", "Send a path.")
         if len(self.url) > MAX_HEADER_BYTES:
             self.url = b"/"  # uvicorn could not parse it
-        return self._rejection(error)
+        return self._rejection(error, dict(self.headers))
 
     def _head_error(self) -> ServiceError | None:
         """Return the error in a request's headers, if any."""
@@ -350,13 +352,19 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
-    def _rejection(self, error: ServiceError) -> Response:
-        """Return the response to a request that no route handles, in the error format of the path's API."""
-        new_request_id = request_id("")
-        path = self.url.partition(b"?")[0].decode("latin-1")
-        api = BY_NAME.get(api_of(self.parser.get_method().decode("latin-1"), path), native.API)
+    def _rejection(self, error: ServiceError, head: Mapping[bytes, bytes] = {}) -> Response:
+        """Return the response to a request that no route handles, in the error format of the path's API.
+
+        `head`: the request's headers, if it has a complete head.
+        """
+        new_request_id = request_id(head.get(HEADER.encode(), b"").decode("latin-1"))
+        method = self.parser.get_method().decode("latin-1")
+        path = route_path(self.url, self.limits.root_path, method)
+        api = BY_NAME.get(api_of(method, path), native.API)
         self.limits.on_rejected(error, new_request_id, self.address)
         headers = {"connection": "close", HEADER: new_request_id}
+        if trace := traceparent(head.get(TRACE_HEADER.encode(), b"").decode("latin-1")):
+            headers[TRACE_HEADER] = trace
         if error.retry_after_s is not None:
             headers["retry-after"] = str(round(error.retry_after_s))
         body, status = api.render_error(error, new_request_id)

@@ -72,7 +72,7 @@ class RequestReader:
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
         ):
             raise UnsupportedMedia(f"not {JSON} in UTF-8", f"Send {JSON}.", field="Content-Type")
-        if request.headers.get(ENCODING_HEADER, IDENTITY) != IDENTITY:
+        if request.headers.get(ENCODING_HEADER, IDENTITY).strip().lower() != IDENTITY:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
         return parse_json(body, model, self._limits | limits if limits else self._limits)

@@ -163,7 +163,7 @@ async def encoded_response(
     """Return a response with these parts; compressed if `compress`, if large, and if the client accepts that."""
     headers = {**(headers or {}), "vary": "accept-encoding"}
     if compress and (len(parts) > 1 or len(parts[0]) > GZIP_FROM_BYTES):
-        codings = accepted(request.headers.get("accept-encoding", ""))
+        codings = accepted_codings(request)
         coding = next((coding for coding in CODINGS if coding in codings), None)
         if coding is not None:
             parts = await compress_parts(parts, coding)
@@ -171,6 +171,11 @@ async def encoded_response(
     if len(parts) == 1:
         return Response(parts[0], media_type=media_type, headers=headers)
     return PartsResponse(parts, headers, media_type)
+
+
+def accepted_codings(request: Request) -> list[str]:
+    """Return the content codings that the client accepts. It may send the header several times."""
+    return accepted(", ".join(request.headers.getlist("accept-encoding")))
 
 
 async def render(document: Any) -> list[bytes]:

@@ -115,6 +115,7 @@ class InferenceServicer:
         call = current_record()
         assert call is not None
         _ = self._lifecycle.models  # raises `Unavailable` before the first request
+        used: dict[str, None] = {}  # in order of first use
         stream = StreamWork()
 
         async def respond(message: pb.ModelInferRequest | Rejected) -> pb.ModelStreamInferResponse:
@@ -122,6 +123,7 @@ class InferenceServicer:
                 reject_malformed(message)
                 assert isinstance(message, pb.ModelInferRequest)
                 engine = find_model(self._lifecycle.models, message.model_name, message.model_version)
+                used[identity_of(engine.info)] = None
                 return _infer_response(message, await infer(engine, _infer_request(message, deadline_of(context))))
 
             result = await run_in_stream(run, call, self._requests, stream)
@@ -137,6 +139,7 @@ class InferenceServicer:
         async with contextlib.aclosing(responses):
             async for response in responses:
                 yield response
+        add_models(context, *used)
 
 
 def _infer_request(request: pb.ModelInferRequest, deadline: float | None) -> InferRequest:

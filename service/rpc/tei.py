@@ -16,6 +16,7 @@ from service.lifecycle import Lifecycle
 from service.operations.inputs import Call, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
+from service.request_log import current_record
 from service.rpc.codec import Message, check_count
 from service.rpc.context import Context, add_models, deadline_of, identity_of
 from service.rpc.messages import Rejected, reject_malformed
@@ -274,14 +275,30 @@ class TeiServicer:
     def _stream(self, work: Work) -> Callable[[Requests, Context], AsyncGenerator[Message, None]]:
         """Return the method that yields the responses in the order of the requests, up to the first error."""
 
-        def respond_all(request_iterator: Requests, context: Context) -> AsyncGenerator[Message, None]:
+        async def respond_all(request_iterator: Requests, context: Context) -> AsyncGenerator[Message, None]:
             _ = self._lifecycle.models  # raises `Unavailable` before the first request
+            record = current_record()
+            assert record is not None
+            used: dict[str, None] = {}  # in order of first use
 
             async def respond(request: Message | Rejected) -> Message:
                 reject_malformed(request)
-                return await work(self._lifecycle.models.find(), request, Call(deadline_of(context), "binary"))
+                engine = self._lifecycle.models.find()
+                engine.acquire()
+                record.release()  # a later message may use another engine, and an idle stream uses none
+                try:
+                    response = await work(engine, request, Call(deadline_of(context), "binary"))
+                finally:
+                    engine.release()
+                if hasattr(response, "metadata"):
+                    used[identity_of(engine.info)] = None
+                return response
 
-            return respond_in_order(request_iterator, respond)
+            responses = respond_in_order(request_iterator, respond)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+            add_models(context, *used)
 
         return respond_all
 

@@ -6,7 +6,6 @@ With the binary data extension, tensors are either JSON or little-endian bytes a
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote
 
 from attendant_client.types import ModelInfo
 from fastapi import Request, Response
@@ -45,9 +44,8 @@ from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.operations.inputs import Wire, item_limits
 from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
 from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, unknown_fields
-from service.rest.compression import accepted
 from service.rest.requests import parse_json
-from service.rest.responses import PART_BYTES, encoded_response, json_response, render
+from service.rest.responses import PART_BYTES, accepted_codings, encoded_response, json_response, render
 
 PREFIX = "/v2"
 MODEL_PATH = "/v2/models/{name:path}"
@@ -369,7 +367,7 @@ async def infer_response(
         parts += [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
     # Floats shrink by only a tenth, and compression takes longer than inference. HTTP libraries accept several codings
     # by default; a client that names a single coding asks for compression.
-    asked = len(accepted(request.headers.get("accept-encoding", ""))) == 1
+    asked = len(accepted_codings(request)) == 1
     return await encoded_response(request, parts, BINARY, headers, compress=asked)
 
 
@@ -436,7 +434,9 @@ async def unload(exchange: Exchange, body: None) -> Any:
 async def _check_admin(exchange: Exchange, operation: str, parameters: Sequence[str] = ()) -> str:
     """Return the name of the admin who sent the request; the body is read after that."""
     admin = exchange.services.access.check_admin(dict(exchange.request.scope["headers"]), operation)
+    exchange.record.is_known = True
     body = await exchange.services.reader.read_optional(exchange.request, LoadBody)
+    exchange.ignore(unknown_fields(body), LoadBody)
     check_parameters(body.parameters or {}, parameters)
     return admin
 
@@ -496,7 +496,7 @@ def parse_infer_path(path: str) -> tuple[str, str]:
     if match is None:
         return "", ""
     version = "/versions/{version}" if match["version"] else ""
-    return f"/v2/models/{{name}}{version}{INFER}", unquote(match["name"])
+    return f"/v2/models/{{name}}{version}{INFER}", match["name"]
 
 
 def is_for_fast_lane(body: bytes) -> bool:

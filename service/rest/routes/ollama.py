@@ -1,6 +1,7 @@
 """Ollama's API for embeddings: /api/embed, /api/embeddings, /api/tags and /api/version."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from attendant_client.types import EncodeRequest, Input, ModelInfo, Truncation
@@ -94,9 +95,13 @@ class OllamaVersionBody(BaseModel):
     version: str = Field(description="Version of the server.")
 
 
+def served_name(name: str, names: Sequence[str]) -> str:
+    """Return the name of a served model, without the tag that Ollama's clients add; `names` are the served names."""
+    return name if name in names else name.removesuffix(TAG)
+
+
 async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: Truncation, **options: Any) -> Any:
-    names = exchange.lifecycle.models.names
-    engine = exchange.find(name if name in names else name.removesuffix(TAG))
+    engine = exchange.find(served_name(name, exchange.lifecycle.models.names))
     inputs = tuple(Input(cut(text, truncation, engine.info)) for text in texts)
     request = EncodeRequest(inputs, truncation=truncation, **options)
     return await exchange.run("encode", engine, request, max_inputs=MAX_LISTED_INPUTS)

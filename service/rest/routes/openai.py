@@ -43,6 +43,8 @@ from service.spelling import Spelling
 
 NAME = "openai"
 MODELS_PATH = "/v1/models"
+DEPLOYMENT = "/openai/deployments/{name}/embeddings"
+DEPLOYMENT_PATH = re.compile(r"/openai/deployments/(?P<name>.+)/embeddings")
 ROLES: dict[RetrievalRole, Role] = {"query": "query", "document": "document", "passage": "document"}
 TASKS: dict[str, RetrievalRole] = {"retrieval.query": "query", "retrieval.passage": "passage"}
 """Prompt roles by Jina task."""
@@ -263,7 +265,7 @@ API = Api(
             limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
-            "/openai/deployments/{name:path}/embeddings", "create_deployment_embeddings", deployment_embeddings,
+            DEPLOYMENT.replace("}", ":path}"), "create_deployment_embeddings", deployment_embeddings,
             EmbeddingsResponse, (EmbeddingsBody,), summary="Create embeddings, for clients of Azure OpenAI",
             statuses=WITHOUT_422, limits={"inputs": MAX_LISTED_INPUTS}, shed="always", parameters=(NAME_PARAMETER,),
         ),

@@ -103,6 +103,12 @@ def test_compressed_body_is_rejected(client: httpx.Client, coding: str) -> None:
     error_message(response, 415, "INVALID_ARGUMENT", "UNSUPPORTED_MEDIA_TYPE")
 
 
+@pytest.mark.parametrize("coding", ["identity", "Identity"])
+def test_uncompressed_body_is_accepted(client: httpx.Client, coding: str) -> None:
+    response = client.post("/v1/encode", content=body(), headers={**JSON, "content-encoding": coding})
+    assert response.status_code == 200
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_body_is_rejected_when_over_the_limit(client: httpx.Client, declared: bool) -> None:
     content = body(inputs="a" * (2 * 2**20))
@@ -171,12 +177,20 @@ def test_edge_case_texts_are_encoded_without_special_tokens(client: httpx.Client
 
 @pytest.mark.parametrize(
     ("accepted", "coding"),
-    [("gzip", "gzip"), ("br, GZIP;q=0.5", "gzip"), ("gzip;q=0", None), ("identity", None), ("", None)],
+    [
+        ("gzip", "gzip"),
+        ("br, GZIP;q=0.5", "gzip"),
+        ("br|gzip", "gzip"),
+        ("gzip;q=0", None),
+        ("identity", None),
+        ("", None),
+    ],
 )
 def test_large_json_response_is_compressed_on_request(client: httpx.Client, accepted: str, coding: str | None) -> None:
-    """Small responses and base64 vectors are never compressed."""
+    """Small responses and base64 vectors are never compressed. "|" separates the values of two headers."""
     body = {"inputs": [GOLDEN] * 8}
-    response = client.post("/v1/encode", json=body, headers={"accept-encoding": accepted})
+    headers = [("accept-encoding", value) for value in accepted.split("|")]
+    response = client.post("/v1/encode", json=body, headers=headers)
     assert response.headers.get("content-encoding") == coding
     assert response.headers["vary"] == "accept-encoding"
     assert len(response.json()["results"][0]["pooled"]) == 384

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 
 import pytest
 from starlette.responses import Response
@@ -36,8 +37,8 @@ def rejection_of(rejection: Rejection | None) -> Response | None:
 
 async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedModel) -> None:
     """In each API, both must have the same status, headers and body, and count the rejection once."""
-    async with open_harness(model, max_queue_tokens=FULL) as harness:
-        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+    async with open_harness(model, max_queue_tokens=FULL, root_path="/prefix") as harness:
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None, root_path="/prefix")
         with fast_lane(harness).reserve([FULL]):
             assert shedder.near_capacity
             for api, path, body in (
@@ -57,6 +58,9 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 ("vllm", "/pooling", b'{"input": "money bank grows", "task": "token_embed"}'),
                 ("oip", "/v2/models/all-MiniLM-L6-v2/infer", INFER_BODY),
                 ("oip", "/v2/models/all%2DMiniLM-L6-v2/versions/1/infer", INFER_BODY),
+                ("openai", "/openai/deployments/all-MiniLM-L6-v2/embeddings", b'{"input": "money bank"}'),
+                ("ollama", "/api/embed", b'{"input": "money bank", "model": "all-MiniLM-L6-v2:latest"}'),
+                ("openai", "/prefix//embeddings/?api-version=1", b'{"input": "money bank"}'),
             ):
                 headers = {**JSON, b"x-request-id": b"one"}
                 expected = await harness.client.post(path, content=body, headers=list(headers.items()))
@@ -73,12 +77,10 @@ async def test_load_shedder_returns_the_rejection_of_the_engine(model: LoadedMod
                 # The messages differ, because the engine estimates tokens from characters, and the load shedder from
                 # bytes.
                 assert {**error, message: ""} == {**expected_error, message: ""}
-                endpoint = path
-                if api == "oip":
-                    version = "/versions/{version}" if "versions" in path else ""
-                    endpoint = f"/v2/models/{{name}}{version}/infer"
+                endpoint = re.sub("all(-|%2D)MiniLM-L6-v2", "{name}", path).replace("versions/1", "versions/{version}")
+                endpoint = "/embeddings" if "?" in path else endpoint
                 assert harness.sample("attendant_requests_total", api=api, endpoint=endpoint, code="429") == 2
-            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 32
+            assert harness.sample("attendant_rejected_requests_total", reason="queue_full") == 38
             assert harness.batches_run == 0
         assert not shedder.near_capacity
 
@@ -199,6 +201,22 @@ async def test_server_under_load_that_stops_responds_with_503(
             second[1].close()
 
 
+async def test_log_line_of_a_rejection_contains_the_address(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_harness(model, max_queue_tokens=FULL) as harness:
+        app = make_app(harness.lifecycle, harness.settings, harness.metrics)
+        shedder = LoadShedder(harness.lifecycle, harness.requests, None)
+        async with serving(app, load_shedder=shedder) as (reader, writer):
+            with fast_lane(harness).reserve([FULL]):
+                writer.write(
+                    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n" + b'{"inputs": "a"}'
+                )
+                assert (await read_response(reader))[0] == 429
+    lines = [record.__dict__["fields"] for record in caplog.records if record.name == "attendant.access"]
+    assert [line["peer"] for line in lines] == ["127.0.0.1"]
+
+
 async def test_load_shedder_closes_connections_during_the_drain_delay(model: LoadedModel) -> None:
     async with open_harness(model, max_queue_tokens=FULL) as harness:
         shedder = LoadShedder(harness.lifecycle, harness.requests, None)
@@ -233,7 +251,8 @@ async def test_rejection_has_the_cors_headers_of_the_application(
 async def test_load_shedder_rejects_requests_of_the_full_model_only(model: LoadedModel) -> None:
     """Flooding one model must not affect requests for another."""
     async with open_harness(model, max_queue_tokens=FULL) as harness:
-        settings = Settings(models="full=unused,idle=unused", max_queue_tokens=FULL)
+        aliases = "a/full=full,a/idle=idle"
+        settings = Settings(models="full=unused,idle=unused", model_aliases=aliases, max_queue_tokens=FULL)
         entries = configured_models(settings)
         models = ModelRepository(settings, harness.metrics).start([(entry, model) for entry in entries])
         lifecycle = Lifecycle(harness.metrics)
@@ -246,8 +265,17 @@ async def test_load_shedder_rejects_requests_of_the_full_model_only(model: Loade
                 body = json.dumps({"inputs": 'the "model": "x"', "model": name}).encode()
                 response = rejection_of(shedder.try_reject(b"POST", b"/v1/encode", JSON, body))
                 statuses[name] = None if response is None else response.status_code
+            for body in (
+                rb'{"input": "bank", "model": "a\/idle"}',
+                b'{"query": "a", "documents": [{"text": "b", "model": "T"}]}',
+                b'{"query": "a", "documents": [{"text": "b", "model": "full"}], "model": "idle"}',
+            ):
+                path = b"/v1/embeddings" if b"input" in body else b"/v1/rerank"
+                assert shedder.try_reject(b"POST", path, JSON, body) is None
+            escaped = shedder.try_reject(b"POST", b"/v1/embeddings", JSON, rb'{"input": "bank", "model": "a\/full"}')
             unnamed = rejection_of(shedder.try_reject(b"POST", b"/embed", JSON, b'{"inputs": "bank"}'))
-        assert statuses == {"full": 429, "idle": None, "nobody": 404}
+        assert statuses == {"full": 429, "idle": None, "nobody": None}
+        assert escaped is not None
         assert unnamed is not None
-        assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 2
+        assert harness.sample("attendant_rejected_requests_total", reason="queue_full", model="full") == 3
         await models.close()

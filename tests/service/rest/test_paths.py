@@ -9,7 +9,7 @@ import pytest
 
 from service import __version__
 from service.engine.model_loader import LoadedModel
-from service.rest.middleware import normalize
+from service.rest.apis import normalize
 from tests.serving import serve
 
 MODEL = "all-MiniLM-L6-v2"
@@ -54,6 +54,9 @@ def test_prefix_that_is_part_of_a_route_is_kept() -> None:
     assert normalize("/api/embed", "/api") == "/api/embed"
     assert normalize("/api/v1/encode", "/api") == "/v1/encode"
     assert normalize("/api/", "/api") == "/"
+    assert normalize("/api", "/api") == "/"
+    assert normalize("/api", "/api", "GET") == "/api"  # URLs in the page are relative
+    assert normalize("//api//v1/encode", "/api") == "/v1/encode"
     assert normalize("//livez", "") == "//livez"
 
 

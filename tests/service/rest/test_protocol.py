@@ -1,6 +1,7 @@
 """The HTTP protocol: limits, request head checks, and response order."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 import orjson
@@ -76,6 +77,19 @@ async def test_connect_is_rejected() -> None:
     async with serving(echo) as (reader, writer):
         writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
         assert (await read_response(reader))[0] == 501
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/embeddings", "//v1/embeddings/", "/prefix/v1/embeddings?a=b", "http://localhost/v1/embeddings"]
+)
+async def test_invalid_head_gets_an_error_of_the_api_of_its_path(target: str) -> None:
+    trace = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    head = b"API-Key: a\r\nAPI-Key: b\r\nX-Request-ID: one\r\ntraceparent: %s\r\nContent-Length: 0\r\n\r\n" % trace
+    async with serving(echo, root_path="/prefix") as (reader, writer):
+        writer.write(POST.replace(b"/x", target.encode()) + head)
+        status, headers, body = await read_response(reader)
+    assert (status, json.loads(body)["error"]["type"]) == (400, "invalid_request_error")
+    assert (headers[b"x-request-id"], headers[b"traceparent"]) == (b"one", trace)
 
 
 HEADS = {
@@ -214,7 +228,9 @@ class RejectAllShedder:
 
     near_capacity = True
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         return Rejection(PlainTextResponse("overloaded", 429))
 
 
@@ -326,18 +342,26 @@ async def test_connection_of_a_caller_is_kept_for_longer(model: LoadedModel, mon
     async with open_harness(model, make_keys("secret")) as harness:
         app = make_app(harness.lifecycle, harness.settings, harness.metrics, Access(make_keys("secret")))
         async with serving(app) as (known, writer):
-            unknown, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
-            for key, source, sink in (("secret", known, writer), ("wrong", unknown, other)):
+            address, load = writer.get_extra_info("peername"), "/v2/repository/models/b/load"
+            unknown, other = await asyncio.open_connection(*address)
+            no_admin, third = await asyncio.open_connection(*address)
+            for key, path, source, sink in (
+                ("secret", "/v1/encode", known, writer),
+                ("wrong", "/v1/encode", unknown, other),
+                ("wrong", load, no_admin, third),
+            ):
                 sink.write(
-                    POST.replace(b"/x", b"/v1/encode")
+                    POST.replace(b"/x", path.encode())
                     + f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n".encode()
                     + b"Content-Length: %d\r\n\r\n" % len(body)
                     + body
                 )
                 await read_response(source)
             assert await asyncio.wait_for(unknown.read(), 20) == b""
+            assert await asyncio.wait_for(no_admin.read(), 20) == b""
             assert not known.at_eof()
             other.close()
+            third.close()
 
 
 async def test_rejected_connection_is_counted_as_a_request() -> None:

@@ -1,6 +1,7 @@
 """The HTTP server: timeouts for slow clients, disconnects, load shedding, and memory."""
 
 import asyncio
+import json
 import socket
 import ssl
 import tempfile
@@ -236,6 +237,30 @@ async def test_work_is_cancelled_when_the_client_disconnects(
         assert harness.sample("attendant_requests_total", api=api, endpoint=path, code="499") == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/openai/deployments/all-MiniLM-L6-v2/embeddings"])
+async def test_request_that_does_not_end_before_the_server_stops_gets_an_error_of_its_api(
+    model: LoadedModel, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastAPI runs the routes with path parameters, and the middleware the others."""
+    protocols, started = record_protocols(monkeypatch), asyncio.Event()
+
+    async def never(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with open_harness(model) as harness:
+        monkeypatch.setitem(OPERATIONS, "encode", replace(OPERATIONS["encode"], run=never))
+        async with serving(make_app(harness.lifecycle, Settings(), harness.metrics)) as (reader, writer):
+            writer.write(post(b'{"input": "a"}', b"Content-Type: application/json").replace(b"/x", path.encode()))
+            await asyncio.wait_for(started.wait(), 20)
+            for task in protocols[0].tasks:  # as uvicorn does after the drain timeout
+                task.cancel()
+            status, body = await read_response(reader)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+        assert harness.sample("attendant_rejected_requests_total", reason="draining", api="openai") == 1
+
+
 async def test_running_request_is_cancelled_with_its_pipelined_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn marks only the last request of a connection as disconnected."""
     protocols, started, cancelled = record_protocols(monkeypatch), asyncio.Event(), asyncio.Event()
@@ -273,7 +298,9 @@ class RejectingShedder:
         self.pause_s = pause_s
         self.requests: list[tuple[bytes, bytes]] = []
 
-    def try_reject(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes) -> Rejection | None:
+    def try_reject(
+        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
+    ) -> Rejection | None:
         self.requests.append((path, body))
         if b"no" not in body:
             return None

@@ -37,7 +37,9 @@ async def test_stream_keeps_the_order_and_survives_errors(inference: GRPCInferen
     requests = [grpc_request(MODEL, [text(*["word"] * (1 + index % 3))], id=str(index)) for index in range(20)]
     requests[3].model_name = "other"
     requests[5].inputs[0].shape[0] = 9
-    responses = [response async for response in inference.ModelStreamInfer(send(*requests))]
+    call = inference.ModelStreamInfer(send(*requests))
+    responses = [response async for response in call]
+    assert dict(await call.trailing_metadata())["x-attendant-model"].startswith(f"{MODEL}@sha256:")
     assert [response.infer_response.id for response in responses] == [str(index) for index in range(20)]
     for index, response in enumerate(responses):
         assert bool(response.error_message) == (index in (3, 5))

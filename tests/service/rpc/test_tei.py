@@ -1,5 +1,7 @@
 """tei.v1: metadata, errors and streams. The results are compared in test_tei_products.py and test_tei_heads.py."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,12 +11,25 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from service import tei
+from service.engine.engine import Engine
+from service.engine.model_loader import LoadedModel
 from service.pb import tei_pb2 as pb
+from service.request_log import RequestRecord, set_current
+from service.rpc.tei import TeiServicer
 from tests.conftest import RunningServer
+from tests.service.conftest import open_harness
 from tests.service.rpc.conftest import call_error
 from tests.stubs import EmbedStub, InfoStub
 
 TEXT = "money bank grows"
+
+
+class NoDeadline:
+    """The context of a call without a deadline."""
+
+    def time_remaining(self) -> None:
+        return None
 
 
 @pytest.fixture
@@ -74,6 +89,13 @@ async def test_errors_have_details(embed: Any, request_fields: dict[str, Any], f
     assert (info.reason, info.metadata["field"], violations.field_violations[0].field) == (reason, field, field)
 
 
+async def test_stream_names_the_model(embed: Any, rest_client: httpx.AsyncClient) -> None:
+    call = embed.EmbedStream([pb.EmbedRequest(inputs=TEXT)] * 2)
+    assert len([response async for response in call]) == 2
+    expected = (await rest_client.post("/embed", json={"inputs": TEXT})).headers["x-attendant-model"]
+    assert dict(await call.trailing_metadata())["x-attendant-model"] == expected
+
+
 async def test_first_error_ends_a_stream_after_the_earlier_responses(embed: Any) -> None:
     async def requests() -> AsyncIterator[pb.EmbedRequest]:
         for text in [*[TEXT] * 20, "", TEXT]:
@@ -83,6 +105,28 @@ async def test_first_error_ends_a_stream_after_the_earlier_responses(embed: Any)
     for _ in range(20):
         assert isinstance(await call.read(), pb.EmbedResponse)
     assert "inputs: empty or blank" in ((await call_error(call.read())).details() or "")
+
+
+async def test_stream_uses_a_model_only_during_a_message(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle stream must not delay a change of the model, nor may the next message release the model of this one."""
+    record, uses, embed = RequestRecord("tei", "one"), [], tei.embed
+
+    async def observe(engine: Engine, *arguments: Any, **options: Any) -> Any:
+        record.release()  # as the next message would if it used another model
+        uses.append(not engine._unused.is_set())
+        return await embed(engine, *arguments, **options)
+
+    async def requests() -> AsyncIterator[pb.EmbedRequest]:
+        yield pb.EmbedRequest(inputs=TEXT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(tei, "embed", observe)
+    async with open_harness(model) as harness:
+        set_current(record)
+        responses = TeiServicer(harness.lifecycle).methods["EmbedStream"](requests(), NoDeadline())
+        async with contextlib.aclosing(responses):
+            await anext(responses)
+            assert (uses, harness.engine._unused.is_set()) == ([True], True)
 
 
 @pytest.mark.parametrize("method", ["Embed", "EmbedStream"])

@@ -226,6 +226,15 @@ async def test_unsupported_parameters_are_rejected(server: Server, action: str) 
     assert (response.status_code, response.json()["error"]) == (400, "parameters.config: not supported. Remove it.")
 
 
+@pytest.mark.parametrize("action", ["load", "unload"])
+async def test_unknown_fields_are_named(server: Server, action: str) -> None:
+    path, headers = f"/v2/repository/models/b/{action}", bearer(ADMIN)
+    strict = await server.rest.post(path, json={"source": "x"}, headers=headers | {"x-attendant-strict": "1"})
+    assert (strict.status_code, strict.json()["error"]) == (400, "source: unknown field. Remove it.")
+    response = await server.rest.post(path, json={"source": "x"}, headers=headers)
+    assert (response.status_code, response.headers["x-attendant-ignored"]) == (200, "source")
+
+
 async def test_callers_are_listed(server: Server) -> None:
     await server.rest.post("/v1/encode", json={"inputs": "money"}, headers=bearer(CALLER))
     (caller,) = (await server.send("GET", "/admin/callers", headers=bearer(ADMIN))).json()["callers"]
