@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,17 @@ def stub_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_embed(capsys: pytest.CaptureFixture[str]) -> RunEmbed:
-    """Run the command; return status and stderr."""
+def run_embed(capsys: pytest.CaptureFixture[str]) -> Iterator[RunEmbed]:
+    """Run the command; return status and stderr. The command changes the process's limit of CSV fields."""
 
     def run(*arguments: object) -> tuple[int, str]:
         status, out, err = run_command(capsys, "embed", *arguments)
         assert out == ""
         return status, err
 
-    return run
+    limit = csv.field_size_limit()
+    yield run
+    csv.field_size_limit(limit)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
