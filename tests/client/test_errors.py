@@ -298,12 +298,15 @@ def test_damaged_response_is_an_error() -> None:
 
 def test_requests_wait_for_a_connection_of_the_pool() -> None:
     active = most = 0
+    full = asyncio.Event()
 
     async def respond(request: httpx.Request) -> httpx.Response:
         nonlocal active, most
         active += 1
         most = max(active, most)
-        await asyncio.sleep(0.01)
+        if active == MAX_CONNECTIONS:
+            asyncio.get_running_loop().call_soon(full.set)  # after requests beyond the limit, if any are sent
+        await full.wait()
         active -= 1
         return httpx.Response(200, json={})
 
@@ -311,6 +314,7 @@ def test_requests_wait_for_a_connection_of_the_pool() -> None:
         transport = AsyncHttpTransport(Address.parse("http://a"), None)
         transport._client = httpx.AsyncClient(base_url="http://a", transport=httpx.MockTransport(respond))
         await asyncio.gather(*(transport.call("model", {}, None) for _ in range(250)))
+        full.clear()  # the next response never comes
         with pytest.raises(AttendantError, match="DEADLINE_EXCEEDED"):
             await transport.call("model", {}, -SLACK_S)
 

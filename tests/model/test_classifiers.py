@@ -99,7 +99,7 @@ def test_bias_that_config_json_excludes_is_ignored(publish_classifier: Publish, 
 
 @given(data=st.data())
 def test_changed_key_is_applied_or_rejected(publish_classifier: Publish, data: st.DataObject) -> None:
-    """Where transformers rejects a value, anything else may happen."""
+    """If transformers rejects a value, the result does not matter."""
     kind = data.draw(st.sampled_from([kind for kind, case in CLASSIFIER_CASES.items() if case.rename is None]))
     changes = data.draw(changed_keys(read_json(publish_classifier(kind) / "config.json")))
     with tempfile.TemporaryDirectory() as root:

@@ -156,7 +156,7 @@ def test_changed_config_equals_transformers(
 
 @given(data=st.data())
 def test_changed_key_is_applied_or_rejected(publish: Publish, data: st.DataObject) -> None:
-    """Also for keys that only transformers writes. Where transformers rejects a value, anything else may happen."""
+    """Also for keys that only transformers writes. If transformers rejects a value, the result does not matter."""
     kind = data.draw(st.sampled_from(UNRENAMED))
     config = read_json(publish(kind) / "config.json")
     changes = data.draw(changed_keys(config))
