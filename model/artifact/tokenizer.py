@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
 Offsets = tuple[int, int]
+Value = TypeVar("Value")
 Text = str | tuple[str, str]
 """A text or a pair, in the library's format."""
 
@@ -33,34 +36,87 @@ class Encoding(Protocol):
     def offsets(self) -> list[Offsets]: ...
 
 
-class ProcessedEncoding:
-    """The encoding of a text or pair whose texts were encoded separately before special tokens were added.
+class Layout(NamedTuple):
+    """The special tokens before, between and after the texts of an input, and all type ids."""
 
-    The library loses the sequence id of the first text of a pair, and trims offsets a second time.
+    special_ids: list[list[int]]
+    special_types: list[list[int]]
+    types: list[int]
+
+    @classmethod
+    def of(cls, processed: Encoding) -> "Layout":
+        """Return the layout of an encoding that has one token per text."""
+        places = [index for index, flag in enumerate(processed.special_tokens_mask) if not flag]
+        pieces = [slice(before + 1, after) for before, after in pairwise((-1, *places, len(processed.ids)))]
+        ids, types = processed.ids, processed.type_ids
+        return cls([ids[piece] for piece in pieces], [types[piece] for piece in pieces], [types[n] for n in places])
+
+
+class SeparateText:
+    """The tokens of a text that was encoded without special tokens."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.ids = encoding.ids
+        self._encoding = encoding
+
+    @cached_property
+    def offsets(self) -> list[Offsets]:
+        return self._encoding.offsets
+
+
+class JoinedEncoding:
+    """The encoding of one or two texts that were encoded separately.
+
+    Each access builds a list, so pairs with the same first text share its tokens. The library would copy them, lose the
+    sequence id of the first text, and trim offsets a second time.
     """
 
-    def __init__(self, processed: Encoding, *texts: Encoding) -> None:
-        self.ids = processed.ids
-        self._processed = processed
+    def __init__(self, layout: Layout, *texts: SeparateText) -> None:
+        self._layout = layout
         self._texts = texts
 
     @property
+    def ids(self) -> list[int]:
+        return _join(self._layout.special_ids, [text.ids for text in self._texts])
+
+    @property
     def type_ids(self) -> list[int]:
-        return self._processed.type_ids
+        texts = zip(self._layout.types, self._texts, strict=True)
+        return _join(self._layout.special_types, [[number] * len(text.ids) for number, text in texts])
 
     @property
     def special_tokens_mask(self) -> list[int]:
-        return self._processed.special_tokens_mask
+        return self._mark(1, [0, 0])
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        numbers = iter([number for number, text in enumerate(self._texts) for _ in text.ids])
-        return [None if special else next(numbers) for special in self.special_tokens_mask]
+        return self._mark(None, [0, 1])
 
     @property
     def offsets(self) -> list[Offsets]:
-        offsets = iter([offsets for text in self._texts for offsets in text.offsets])
-        return [(0, 0) if special else next(offsets) for special in self.special_tokens_mask]
+        special: list[list[Offsets]] = [[(0, 0)] * len(ids) for ids in self._layout.special_ids]
+        return _join(special, [text.offsets for text in self._texts])
+
+    @property
+    def segments(self) -> list[range]:
+        segments, start = [], 0
+        for special, text in zip(self._layout.special_ids, self._texts, strict=False):
+            start += len(special)
+            segments.append(range(start, start + len(text.ids)))
+            start += len(text.ids)
+        return segments
+
+    def _mark(self, special: Value, texts: Sequence[Value]) -> list[Value]:
+        marks = [[mark] * len(text.ids) for mark, text in zip(texts, self._texts, strict=False)]
+        return _join([[special] * len(ids) for ids in self._layout.special_ids], marks)
+
+
+def _join(special: Sequence[list[Value]], texts: Sequence[list[Value]]) -> list[Value]:
+    joined = [*special[0]]
+    for text, following in zip(texts, special[1:], strict=True):
+        joined += text
+        joined += following
+    return joined
 
 
 @dataclass(frozen=True)
@@ -78,19 +134,33 @@ class TemplateEncoding:
     """The encoding of a pair inserted into a template. The template's tokens count as special.
 
     A token that covers both template text and the start of the query or document belongs to the query or document.
+    Arrays take a tenth of the memory of the library's encoding.
     """
 
     def __init__(self, text: Encoding, template: PairTemplateRecord, query: str, document: str) -> None:
-        self._text = text
-        self._before, self._after = len(template.prefix_ids), len(template.suffix_ids)
-        start = len(template.head)
-        second = start + len(query) + len(template.middle)
-        self._ranges = ((start, start + len(query)), (second, second + len(document)))
-        self.ids = [*template.prefix_ids, *text.ids, *template.suffix_ids]
+        self._ids = np.array((*template.prefix_ids, *text.ids, *template.suffix_ids), np.int32)
+        before = len(template.prefix_ids)
+        starts, ends = np.array(text.offsets, np.int32).reshape(-1, 2).T
+        self._offsets = np.zeros((len(self._ids), 2), np.int32)
+        self.segments: list[range] = []
+        first, free = len(template.head), 0
+        for length in (len(query), len(document)):
+            places = np.flatnonzero((starts < first + length) & (ends > first))
+            start, end = (max(free, int(places[0])), int(places[-1]) + 1) if len(places) else (free, free)
+            own = slice(before + start, before + end)
+            self._offsets[own, 0] = np.maximum(starts[start:end] - first, 0)
+            self._offsets[own, 1] = np.minimum(ends[start:end] - first, length)
+            self.segments.append(range(own.start, own.stop))
+            first, free = first + length + len(template.middle), end
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = self._ids.tolist()
+        return ids
 
     @property
     def type_ids(self) -> list[int]:
-        return [0] * len(self.ids)
+        return [0] * len(self._ids)
 
     @property
     def special_tokens_mask(self) -> list[int]:
@@ -98,26 +168,17 @@ class TemplateEncoding:
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        return [None] * self._before + [self._segment(*span) for span in self._text.offsets] + [None] * self._after
+        numbers: list[int | None] = [None] * len(self._ids)
+        for number, segment in enumerate(self.segments):
+            numbers[segment.start : segment.stop] = [number] * len(segment)
+        return numbers
 
     @property
     def offsets(self) -> list[Offsets]:
-        own = [self._relative(*span) for span in self._text.offsets]
-        return [(0, 0)] * self._before + own + [(0, 0)] * self._after
-
-    def _segment(self, start: int, end: int) -> int | None:
-        return next((number for number, (first, last) in enumerate(self._ranges) if start < last and end > first), None)
-
-    def _relative(self, start: int, end: int) -> Offsets:
-        segment = self._segment(start, end)
-        if segment is None:
-            return 0, 0
-        first, last = self._ranges[segment]
-        return max(start, first) - first, min(end, last) - first
+        return [(start, end) for start, end in self._offsets.tolist()]
 
 
 Side = Literal["right", "left"]
-Value = TypeVar("Value")
 
 NO_SEGMENT = -1
 
@@ -249,22 +310,25 @@ class TokenizedInput:
         """
         if len(self) <= limit:
             return self
-        content: tuple[list[int], list[int]] = ([], [])
-        for index, number in enumerate(self._encoding.sequence_ids):
-            if number is not None:
-                content[number].append(index)
-        room = max(0, limit - (len(self) - len(content[0]) - len(content[1])))
+        texts = _segments(self._encoding)
+        room = max(0, limit - (len(self) - len(texts[0]) - len(texts[1])))
         prompt = self.prompt_range[1] - self.prompt_range[0]
-        first, second = _fit_longest_first(len(content[0]), len(content[1]), room)
+        first, second = _fit_longest_first(len(texts[0]), len(texts[1]), room)
         if first < prompt:
-            first, second = prompt, min(len(content[1]), max(0, room - prompt))
-        del content[0][:prompt]
+            first, second = prompt, min(len(texts[1]), max(0, room - prompt))
+        own = texts[0][prompt:]
         first -= prompt
         if side == "right":
-            dropped = (content[0][first:], content[1][second:])
+            dropped = (own[first:], texts[1][second:])
         else:
-            dropped = (content[0][: len(content[0]) - first], content[1][: len(content[1]) - second])
+            dropped = (own[: len(own) - first], texts[1][: len(texts[1]) - second])
         return TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
+
+    @property
+    def first_text_tokens(self) -> int:
+        """The number of tokens of the first text before truncation, without its prompt."""
+        first, last = self.prompt_range
+        return len(_segments(self._encoding)[0]) - (last - first)
 
     def _text_offsets(self) -> list[Offsets]:
         """Return the offsets in the text without the prompt, before whitespace is trimmed."""
@@ -281,14 +345,30 @@ class TokenizedInput:
         return list(values) if self._truncation is None else [values[index] for index in self._truncation.kept]
 
 
+def _segments(encoding: Encoding) -> Sequence[range]:
+    """Return the token indices of both texts. The second range is empty if there is no pair."""
+    if isinstance(encoding, JoinedEncoding | TemplateEncoding):
+        segments = encoding.segments
+    else:
+        numbers = encoding.sequence_ids
+        starts = [numbers.index(number) if number in numbers else 0 for number in (0, 1)]
+        segments = [range(start, start + numbers.count(number)) for number, start in enumerate(starts)]
+    return (*segments, range(0))[:2]
+
+
 class _Truncation:
     """The token indices that truncation dropped, per segment, and the indices that it kept."""
 
-    def __init__(self, side: Side, dropped: tuple[list[int], list[int]], size: int) -> None:
+    def __init__(self, side: Side, dropped: tuple[range, range], size: int) -> None:
         self.side = side
         self.dropped = dropped
-        excluded = {*dropped[0], *dropped[1]}
-        self.kept = [index for index in range(size) if index not in excluded]
+        self.kept: list[int] = []
+        start = 0
+        for segment in dropped:
+            if segment:
+                self.kept += range(start, segment.start)
+                start = segment.stop
+        self.kept += range(start, size)
 
 
 def _fit_longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -325,6 +405,9 @@ MAX_TOKEN_ID = 2**24
 
 PART_CHARACTERS = 8192
 """A long batch is split into parts of about this many characters: 3 ms of work, much longer than a hand-off."""
+GROUP_CHARACTERS = 2**20
+"""The library's encodings of pairs in a template exist for about this many characters of the query at a time."""
+ONE_TOKEN = tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
 
 
 class Tokenizer:
@@ -449,11 +532,10 @@ class Tokenizer:
             if source.token_ids is not None:
                 encoding = self._add_special_tokens(source.token_ids)
             elif source.prompt in self._prompts:
-                first, second = self._encode_with_prompt(source.prompt, source.text), None
+                texts = [self._encode_with_prompt(source.prompt, source.text)]
                 if source.pair is not None:
-                    (second,) = self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
-                texts = (first,) if second is None else (first, second)
-                encoding = ProcessedEncoding(self._tokenizer.post_process(first, second), *texts)
+                    texts += self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
+                encoding = JoinedEncoding(self._layout(len(texts)), *map(SeparateText, texts))
             else:
                 encoding = next(encodings)
             tokens = TokenizedInput(source, encoding)
@@ -501,35 +583,39 @@ class Tokenizer:
 
     def encode_pairs(
         self, text: str, pairs: Sequence[str], *, prompt: str = "", offsets: bool = True
-    ) -> list[TokenizedInput]:
-        """Return the untruncated tokens of a text paired with each of several others. The text is tokenized once.
+    ) -> Iterator[TokenizedInput]:
+        """Yield the untruncated tokens of a text paired with each of several others. The text is tokenized once.
 
-        `prompt` is prepended to the text. `offsets` is as in `encode`.
+        Truncate each pair before the next one: a long text with many others does not fit in memory. `prompt` is
+        prepended to the text. `offsets` is as in `encode`.
         """
         offsets = offsets or prompt != ""
         if prompt in self._prompts:
-            first = self._encode_with_prompt(prompt, text)
+            encoded = self._encode_with_prompt(prompt, text)
         else:
-            (first,) = self._encode_batch([prompt + text], offsets=offsets, add_special_tokens=False)
+            (encoded,) = self._encode_batch([prompt + text], offsets=offsets, add_special_tokens=False)
         others = self._encode_batch([*pairs], offsets=offsets, add_special_tokens=False)
-        return [
-            TokenizedInput(
-                TokenizerInput(text, pair, prompt=prompt),
-                ProcessedEncoding(self._tokenizer.post_process(first, other), first, other),
-            )
-            for pair, other in zip(pairs, others, strict=True)
-        ]
+        layout, first, prompt_range = self._layout(2), SeparateText(encoded), None
+        for pair, other in zip(pairs, others, strict=True):
+            encoding = JoinedEncoding(layout, first, SeparateText(other))
+            tokens = TokenizedInput(TokenizerInput(text, pair, prompt=prompt), encoding)
+            if prompt_range is not None:
+                tokens.prompt_range = prompt_range
+            prompt_range = tokens.prompt_range
+            yield tokens
 
     def encode_template(
         self, template: PairTemplateRecord, query: str, documents: Sequence[str]
-    ) -> list[TokenizedInput]:
-        """Return the untruncated tokens of a query with each of several documents, in a template."""
-        texts = [template.fill(query, document) for document in documents]
-        encodings = self._encode_batch(texts, add_special_tokens=False)
-        return [
-            TokenizedInput(TokenizerInput(query, document), TemplateEncoding(encoding, template, query, document))
-            for document, encoding in zip(documents, encodings, strict=True)
-        ]
+    ) -> Iterator[TokenizedInput]:
+        """Yield the untruncated tokens of a query with each of several documents, in a template; see `encode_pairs`."""
+        size = max(1, GROUP_CHARACTERS // (1 + len(query)))
+        for start in range(0, len(documents), size):
+            group = documents[start : start + size]
+            encodings = self._encode_batch([template.fill(query, text) for text in group], add_special_tokens=False)
+            for document, encoding in zip(group, encodings, strict=True):
+                yield TokenizedInput(
+                    TokenizerInput(query, document), TemplateEncoding(encoding, template, query, document)
+                )
 
     def token_texts(self, tokens: TokenizedInput) -> list[str]:
         """Return the text slice that each token covers, or the vocabulary entry for tokens without offsets."""
@@ -571,6 +657,13 @@ class Tokenizer:
         """Return the vocabulary entry of each id, or an empty text if there is none."""
         return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
 
+    def _layout(self, texts: int) -> Layout:
+        """Return the layout of one text or of a pair. Raises ValueError if the template of pairs lacks a text."""
+        layout = Layout.of(self._tokenizer.post_process(ONE_TOKEN, ONE_TOKEN if texts > 1 else None))
+        if len(layout.types) != texts:
+            raise ValueError("post_processor: the template of pairs does not contain each text once")
+        return layout
+
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
         before, after = len(self._prefix), len(self._suffix)
         size = before + len(token_ids) + after
@@ -602,7 +695,7 @@ def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def check_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise ValueError if a template uses a special token that it does not define, which makes the library panic."""
+    """Raise ValueError if a template repeats the text, or uses an undefined token, which makes the library panic."""
     processor = json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else {}
     for step in (processor, *processor.get("processors", ())):
         if step.get("type") == "TemplateProcessing":
@@ -610,6 +703,8 @@ def check_template(tokenizer: tokenizers.Tokenizer) -> None:
             missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
             if missing is not None:
                 raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
+            if sum("Sequence" in piece for piece in step["single"]) != 1:
+                raise ValueError("post_processor: the template of texts does not contain the text once")
 
 
 def _mark_as_text(definition: bytes, token_id: int) -> bytes:

@@ -142,7 +142,7 @@ class _Reference:
 
     def _pairs(self, head: ClassificationHead) -> list[TokenizedInput]:
         """Return each text and the next one as a pair."""
-        encoded = []
+        encoded: list[TokenizedInput] = []
         for first, second in zip(TEXTS, (*TEXTS[1:], TEXTS[0]), strict=True):
             if head.template is None:
                 encoded += self.tokenizer.encode_pairs(first, [second])

@@ -148,8 +148,8 @@ class _Check:
         assert classifier is not None
         pairs = [(texts[place], texts[(place + 1) % len(texts)]) for place in places]
         if classifier.template is None:
-            return [self.tokenizer.encode_pairs(first, [second], offsets=False)[0] for first, second in pairs]
-        return [self.tokenizer.encode_template(classifier.template, first, [second])[0] for first, second in pairs]
+            return [next(self.tokenizer.encode_pairs(first, [second], offsets=False)) for first, second in pairs]
+        return [next(self.tokenizer.encode_template(classifier.template, first, [second])) for first, second in pairs]
 
     def _run(self, tasks: dict[int, EncodeTask]) -> dict[int, TextVectors]:
         results: list[TextVectors] = []

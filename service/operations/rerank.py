@@ -1,6 +1,6 @@
 """Rerank: sorts documents by relevance to a query, and explains each word's contribution."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
+from service.errors import RequestTooLarge
 from service.operations.classify import effects, label_tasks, occlusion_tasks, to_scores
 from service.operations.inputs import (
     DESCRIBED_CHARACTER,
@@ -57,6 +58,8 @@ from service.operations.scoring import (
 )
 from service.spelling import Remedy
 
+JOINED_CHARACTERS = 32
+"""Characters of a query whose tokens are joined with those of a document in the time to tokenize one character."""
 EXPLAIN_TOP = 3
 """Default number of documents whose score is explained."""
 
@@ -78,10 +81,11 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
     deadline = call.start(engine)
     require_operation(engine, "rerank")
     check_rerank(request, engine.limits)
+    check_template(request, engine.manifest, engine.limits)
     prompts = await find_prompts(engine, request, deadline)
     lane, explained = engine.fast_lane, explained_count(request)
     sizes, reserved = estimate_sizes(request, prompts, engine.manifest, engine.limits)
-    cost = rerank_cost(request, prompts)
+    cost = rerank_cost(request, prompts, engine.manifest)
     explanations: Sequence[RankExplanation] = ()
     with lane.admit(sizes, deadline, cost, reserved) as admitted:
         ranker = await engine.run(cost, deadline, prepare, engine, request, call, prompts)
@@ -118,6 +122,19 @@ def check_rerank(request: RerankRequest, limits: Limits) -> None:
     check_at_least_one("top_n", request.top_n)
     check_at_least_one("explain_top", request.explain_top)
     check_effect_options(request.effect, {"unit": request.unit, "explain_top": request.explain_top})
+
+
+def check_template(request: RerankRequest, manifest: Manifest, limits: Limits) -> None:
+    """Raise `RequestTooLarge` if the query is too long to be tokenized with each document, as a template requires."""
+    if manifest.classification is None or manifest.classification.template is None:
+        return
+    characters = len(request.query) * len(request.documents)
+    if characters > limits.max_request_bytes:
+        raise RequestTooLarge(
+            "too long for this many documents, because this model reads it with each of them",
+            "Shorten it, or send fewer documents.",
+            field="query", actual=characters, maximum=limits.max_request_bytes, unit="characters",
+        )  # fmt: skip
 
 
 def explained_count(request: RerankRequest) -> int:
@@ -162,11 +179,14 @@ def estimate_sizes(
     return query + documents, occlusion_tokens(occluded, limits)
 
 
-def rerank_cost(request: RerankRequest, prompts: Prompts) -> int:
+def rerank_cost(request: RerankRequest, prompts: Prompts, manifest: Manifest) -> int:
     """Return the cost of preparing a request, in characters."""
     character = DESCRIBED_CHARACTER if explained_count(request) else 1
     prompt = 0 if prompts.document is None else len(prompts.document.text)
-    return sum(INPUT + character * (len(document) + prompt) for document in request.documents)
+    head, query = manifest.classification, len(request.query)
+    repeated = 0 if head is None else query // JOINED_CHARACTERS if head.template is None else query
+    documents = sum(INPUT + character * (len(document) + prompt + repeated) for document in request.documents)
+    return character * query + documents
 
 
 def prepare(engine: Engine, request: RerankRequest, call: Call, prompts: Prompts) -> "Ranker":
@@ -199,13 +219,13 @@ def prepare(engine: Engine, request: RerankRequest, call: Call, prompts: Prompts
 
 def pair_path(tokens: TokenizedInput, index: int, manifest: Manifest) -> str:
     """Return the field path for an error about a pair: `query` if the query alone reaches the token limit."""
-    is_long = len(tokens) > manifest.max_input_tokens
-    return "query" if is_long and list(tokens.segment).count(0) >= manifest.max_input_tokens else f"documents[{index}]"
+    limit = manifest.max_input_tokens
+    return "query" if len(tokens) > limit and tokens.first_text_tokens >= limit else f"documents[{index}]"
 
 
 def encode_pairs(
     engine: Engine, head: ClassificationHead, request: RerankRequest, prompt: str, *, offsets: bool
-) -> list[TokenizedInput]:
+) -> Iterator[TokenizedInput]:
     """Tokenize the query with each document. Without a template, the query is tokenized only once."""
     if head.template is None:
         return engine.tokenizer.encode_pairs(request.query, request.documents, prompt=prompt, offsets=offsets)

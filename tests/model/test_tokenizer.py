@@ -1,9 +1,10 @@
 """Tokenization: parity with transformers, offsets, special tokens and token ids."""
 
 import random
+import resource
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import tokenizers
 from sentence_transformers import SentenceTransformer
 
 from model.artifact.files import Artifact
-from model.artifact.tokenizer import NO_SEGMENT, Tokenizer, TokenizerInput
+from model.artifact.manifest import PairTemplateRecord
+from model.artifact.tokenizer import NO_SEGMENT, Side, Tokenizer, TokenizerInput
 from model.source.hub import locate
 from tests.model.tokenizer_inputs import ORDINARY, edge_case_texts, encode_one
 
@@ -189,8 +191,28 @@ def test_text_that_is_tokenized_once_gives_the_same_pairs(tokenizer: Tokenizer, 
     for text in texts:
         expected = tokenizer.encode([TokenizerInput(text, pair) for pair in texts], offsets=offsets)
         for own, other in zip(tokenizer.encode_pairs(text, texts, offsets=offsets), expected, strict=True):
-            for limit in (1000, 7, 5):
-                pair, reference = own.truncate(limit, "right"), other.truncate(limit, "right")
+            for limit, side in product((1000, 7, 5), SIDES):
+                pair, reference = own.truncate(limit, side), other.truncate(limit, side)
                 names = ["input_ids", "token_type_ids", "segment", "special_tokens_mask", "has_content"]
-                for name in [*names, "offsets"] if offsets else names:
-                    assert getattr(pair, name) == getattr(reference, name), (text, name, limit)
+                for name in [*names, "offsets", "kept_characters"] if offsets else names:
+                    assert getattr(pair, name) == getattr(reference, name), (text, name, limit, side)
+
+
+SIDES: tuple[Side, ...] = ("right", "left")
+TEMPLATE = PairTemplateRecord(prefix_ids=(1,), head="a", middle="b", tail="", suffix_ids=())
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_pairs_with_a_long_text_take_the_memory_of_their_kept_tokens(
+    tokenizer_by_kind: dict[str, Tokenizer], template: PairTemplateRecord | None
+) -> None:
+    tokenizer, text, others = tokenizer_by_kind["default"], "a " * 8192, ["b"] * 400
+    before = resident_bytes()
+    encoded = tokenizer.encode_template(template, text, others) if template else tokenizer.encode_pairs(text, others)
+    kept = [tokens.truncate(64, "right") for tokens in encoded]
+    assert [len(tokens) for tokens in kept] == [64] * len(others)
+    assert resident_bytes() - before < 2e8  # the untruncated pairs would take over 450 MB
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -81,6 +81,17 @@ async def test_truncation_keeps_the_template(reranker: ServiceHarness) -> None:
     assert whole["relevance_score"] == pytest.approx(shorter["relevance_score"], abs=1e-6)
 
 
+async def test_query_that_is_too_long_for_many_documents_is_rejected(reranker: ServiceHarness) -> None:
+    """The query is tokenized with each document, whatever truncation would keep."""
+    limits = reranker.engine.limits
+    documents = ["a"] * limits.max_documents
+    query = "a " * (limits.max_request_bytes // len(documents) // 2 + 1)
+    response = await reranker.post("/v1/rerank", {"query": query, "documents": documents, "truncation": "right"})
+    error = response.json()["error"]
+    assert (response.status_code, error["reason"], error["field"]) == (413, "REQUEST_TOO_LARGE", "query")
+    assert error["actual"] == len(query) * len(documents)
+
+
 @slow
 async def test_a_single_text_is_not_classified(reranker: ServiceHarness) -> None:
     error = (await reranker.post("/v1/classify", {"inputs": ["a"]})).json()["error"]
