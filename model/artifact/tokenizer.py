@@ -17,6 +17,7 @@ from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
 Offsets = tuple[int, int]
 Value = TypeVar("Value")
+Item = TypeVar("Item")
 Text = str | tuple[str, str]
 """A text or a pair, in the library's format."""
 
@@ -181,6 +182,10 @@ class TemplateEncoding:
 Side = Literal["right", "left"]
 
 NO_SEGMENT = -1
+RELEASE_FACTOR = 4
+"""Factor by which the tokens of a text exceed the limit beyond which only the kept ones stay in memory."""
+LISTS = ("token_type_ids", "special_tokens_mask", "segment", "offsets", "kept_characters", "has_content")
+"""The attributes of a `TokenizedInput` that are built on first access."""
 
 
 class TokenizerInput(NamedTuple):
@@ -322,7 +327,16 @@ class TokenizedInput:
             dropped = (own[first:], texts[1][second:])
         else:
             dropped = (own[: len(own) - first], texts[1][: len(texts[1]) - second])
-        return TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
+        truncated = TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
+        if len(self) > RELEASE_FACTOR * limit and not isinstance(self._encoding, JoinedEncoding):
+            truncated._release()
+        return truncated
+
+    def _release(self) -> None:
+        """Build all lists, and free those of the whole text."""
+        for name in LISTS:
+            getattr(self, name)
+        del self._encoding
 
     @property
     def first_text_tokens(self) -> int:
@@ -406,7 +420,7 @@ MAX_TOKEN_ID = 2**24
 PART_CHARACTERS = 8192
 """A long batch is split into parts of about this many characters: 3 ms of work, much longer than a hand-off."""
 GROUP_CHARACTERS = 2**20
-"""The library's encodings of pairs in a template exist for about this many characters of the query at a time."""
+"""The library's encodings exist for about this many characters of a request at a time."""
 ONE_TOKEN = tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
 
 
@@ -515,10 +529,19 @@ class Tokenizer:
             self._tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
 
     def encode(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> list[TokenizedInput]:
-        """Return the untruncated tokens of each input.
+        """Return the untruncated tokens of each input; see `encode_each`."""
+        return [*self.encode_each(sources, offsets=offsets)]
 
-        `offsets=False` is 20% faster, and sets all offsets to (0, 0) unless an input has a prompt.
+    def encode_each(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> Iterator[TokenizedInput]:
+        """Yield the untruncated tokens of each input.
+
+        Truncate each input before the next one, because long texts take up to 150 bytes per token. `offsets=False` is
+        20% faster, and sets all offsets to (0, 0) unless an input has a prompt.
         """
+        for group in _split(sources, [len(source.text) for source in sources], GROUP_CHARACTERS):
+            yield from self._encode_group(group, offsets=offsets)
+
+    def _encode_group(self, sources: Sequence[TokenizerInput], *, offsets: bool) -> list[TokenizedInput]:
         plain: list[Text] = []
         for source in sources:
             if source.token_ids is None and source.prompt not in self._prompts:
@@ -555,7 +578,11 @@ class Tokenizer:
         """
         library = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         encode: Callable[..., list[tokenizers.Encoding]] = partial(library, add_special_tokens=add_special_tokens)
-        if self.helpers is None or len(texts) == 1 or len(parts := [*_split(texts)]) == 1:
+        if self.helpers is None or len(texts) == 1:
+            return encode(texts)
+        lengths = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
+        parts = [*_split(texts, lengths, PART_CHARACTERS)]
+        if len(parts) == 1:
             return encode(texts)
         futures = [self.helpers.submit(encode, part) for part in parts]
         # Helpers take parts from the front, this thread from the back, so it never waits for a part that has not
@@ -608,9 +635,8 @@ class Tokenizer:
         self, template: PairTemplateRecord, query: str, documents: Sequence[str]
     ) -> Iterator[TokenizedInput]:
         """Yield the untruncated tokens of a query with each of several documents, in a template; see `encode_pairs`."""
-        size = max(1, GROUP_CHARACTERS // (1 + len(query)))
-        for start in range(0, len(documents), size):
-            group = documents[start : start + size]
+        lengths = [len(query) + len(document) for document in documents]
+        for group in _split(documents, lengths, GROUP_CHARACTERS):
             encodings = self._encode_batch([template.fill(query, text) for text in group], add_special_tokens=False)
             for document, encoding in zip(group, encodings, strict=True):
                 yield TokenizedInput(
@@ -676,12 +702,12 @@ class Tokenizer:
         )
 
 
-def _split(texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-    """Yield consecutive texts with at least `PART_CHARACTERS` characters in total, except for the last part."""
+def _split(texts: Sequence[Item], lengths: Sequence[int], size: int) -> Iterator[Sequence[Item]]:
+    """Yield consecutive texts with at least `size` characters in total, except for the last part."""
     start = characters = 0
-    for end, text in enumerate(texts, 1):
-        characters += len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
-        if characters >= PART_CHARACTERS or end == len(texts):
+    for end, length in enumerate(lengths, 1):
+        characters += length
+        if characters >= size or end == len(texts):
             yield texts[start:end]
             start, characters = end, 0
 

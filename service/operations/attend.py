@@ -211,7 +211,7 @@ def prepare(
     tasks: list[AttendTask] = []
     steps: list[LayerOutputsTask] = []
     options = replace(request, inputs=())
-    tokenized = engine.tokenizer.encode(tokenizer_inputs(request.inputs))
+    tokenized = engine.tokenizer.encode_each(tokenizer_inputs(request.inputs))
     for index, (item, tokens) in enumerate(zip(request.inputs, tokenized, strict=True)):
         path = f"inputs[{index}]"
         kept = check_length(tokens, engine.manifest, request.truncation, path)

@@ -113,7 +113,7 @@ def prepare(
     unit = effect_unit(request)
     texts = []
     sources = tokenizer_inputs(request.inputs, prompt)
-    tokenized = engine.tokenizer.encode(sources, offsets=unit is not None)
+    tokenized = engine.tokenizer.encode_each(sources, offsets=unit is not None)
     for index, tokens in enumerate(tokenized):
         kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
         texts.append(TokenizedText.of(kept, engine.tokenizer, engine.manifest, unit))

@@ -115,12 +115,15 @@ def prepare(
 ) -> "list[CompareTask]":
     """Tokenize the distinct texts and find the occurrences in them; return one task per text."""
     texts, tokenizer = [item.text or "" for item in inputs], engine.tokenizer
-    tokens = dict(zip(texts, tokenizer.encode(tokenizer_inputs(inputs)), strict=True))
+    places = {occurrence.text: index for index, occurrence in reversed([*enumerate(request.occurrences)])}
+    tokens = {
+        text: check_length(item, engine.manifest, None, f"occurrences[{places[text]}].text")
+        for text, item in zip(texts, tokenizer.encode_each(tokenizer_inputs(inputs)), strict=True)
+    }
     occurrences: dict[str, dict[int, OccurrenceTokens]] = {text: {} for text in texts}
     for index, occurrence in enumerate(request.occurrences):
-        path, text = f"occurrences[{index}]", occurrence.text
-        check_length(tokens[text], engine.manifest, None, f"{path}.text")
-        occurrences[text][index] = find_occurrence(occurrence, tokens[text], path)
+        text = occurrence.text
+        occurrences[text][index] = find_occurrence(occurrence, tokens[text], f"occurrences[{index}]")
     tasks = [
         CompareTask(
             tokens[text],

@@ -272,7 +272,7 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
     reads_roles = request.role is not None or side is not None
     limit = max_tokens(engine.manifest, side, request.role) if reads_roles else engine.manifest.max_input_tokens
     sources, pooled_only = tokenizer_inputs(request.inputs, prompt), request.outputs == POOLED
-    tokenized = engine.tokenizer.encode(sources, offsets=not pooled_only)
+    tokenized = engine.tokenizer.encode_each(sources, offsets=not pooled_only)
     for index, (item, kept) in enumerate(zip(request.inputs, tokenized, strict=True)):
         if len(kept.input_ids) > limit or not kept.has_content:
             may_split = pooled_only and item.text is not None and item.pair is None

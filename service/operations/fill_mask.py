@@ -139,7 +139,7 @@ def prepare(engine: Engine, request: FillMaskRequest, call: Call, layers: Sequen
     query = WordQuery((), count if targets is None else min(count, len(targets)), targets)
     prepared, filled = [], 0
     tokenizer = engine.mask_tokenizer or engine.tokenizer
-    for index, tokens in enumerate(tokenizer.encode(tokenizer_inputs(request.inputs))):
+    for index, tokens in enumerate(tokenizer.encode_each(tokenizer_inputs(request.inputs))):
         kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
         positions = find_positions(kept, request.position, engine, index)
         prepared.append(MaskedInput(kept, replace(query, positions=positions)))

@@ -209,9 +209,9 @@ def prepare(engine: Engine, request: RerankRequest, call: Call, prompts: Prompts
     else:
         sources = [TokenizerInput(request.query, prompt=_text(prompts.query))]
         sources += [TokenizerInput(document, prompt=_text(prompts.document)) for document in request.documents]
-        query, *documents = engine.tokenizer.encode(sources, offsets=explained > 0)
-        texts = [compare(query, "query", "query")]
-        texts += [compare(tokens, f"documents[{index}]", "document") for index, tokens in enumerate(documents)]
+        tokenized = engine.tokenizer.encode_each(sources, offsets=explained > 0)
+        texts = [compare(next(tokenized), "query", "query")]
+        texts += [compare(tokens, f"documents[{index}]", "document") for index, tokens in enumerate(tokenized)]
         ranker = SimilarityRanker(texts, own_similarity(engine))
     check_size(engine, request, call, ranker)
     return ranker

@@ -347,7 +347,7 @@ def tokenize(engine: Engine, request: SimilarityRequest, spec: SimilaritySpec) -
         side = role if spec.similarity == "maxsim" else None
         limit = max_tokens(manifest, side, role)
         prompt_text = "" if prompt is None else prompt.text
-        tokenized = engine.tokenizer.encode([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
+        tokenized = engine.tokenizer.encode_each([TokenizerInput(text, prompt=prompt_text) for text in side_texts])
         for index, tokens in enumerate(tokenized):
             kept = check_length(tokens, manifest, request.truncation, f"{name}[{index}]", f"{role}_prompt", limit)
             kept = add_side(kept, manifest, side, place)

@@ -80,7 +80,7 @@ def check_words(request: TokenClassifyRequest) -> None:
 def prepare(engine: Engine, request: TokenClassifyRequest, call: Call) -> list[tuple[TokenizedInput, list[Token]]]:
     """Tokenize the inputs and list their tokens."""
     prepared, size = [], 0
-    tokenized = engine.tokenizer.encode(tokenizer_inputs(request.inputs))
+    tokenized = engine.tokenizer.encode_each(tokenizer_inputs(request.inputs))
     for index, tokens in enumerate(tokenized):
         kept = check_length(tokens, engine.manifest, request.truncation, f"inputs[{index}]")
         described = describe_tokens(kept, engine.tokenizer.token_texts(kept), words_of(kept))

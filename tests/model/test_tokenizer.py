@@ -202,16 +202,18 @@ SIDES: tuple[Side, ...] = ("right", "left")
 TEMPLATE = PairTemplateRecord(prefix_ids=(1,), head="a", middle="b", tail="", suffix_ids=())
 
 
-@pytest.mark.parametrize("template", [None, TEMPLATE])
-def test_pairs_with_a_long_text_take_the_memory_of_their_kept_tokens(
-    tokenizer_by_kind: dict[str, Tokenizer], template: PairTemplateRecord | None
-) -> None:
+@pytest.mark.parametrize("kind", ["texts", "pairs", "template"])
+def test_long_inputs_take_the_memory_of_their_kept_tokens(tokenizer_by_kind: dict[str, Tokenizer], kind: str) -> None:
     tokenizer, text, others = tokenizer_by_kind["default"], "a " * 8192, ["b"] * 400
     before = resident_bytes()
-    encoded = tokenizer.encode_template(template, text, others) if template else tokenizer.encode_pairs(text, others)
+    encoded = {
+        "texts": tokenizer.encode_each([TokenizerInput(text)] * len(others)),
+        "pairs": tokenizer.encode_pairs(text, others),
+        "template": tokenizer.encode_template(TEMPLATE, text, others),
+    }[kind]  # generators
     kept = [tokens.truncate(64, "right") for tokens in encoded]
     assert [len(tokens) for tokens in kept] == [64] * len(others)
-    assert resident_bytes() - before < 2e8  # the untruncated pairs would take over 450 MB
+    assert resident_bytes() - before < 2e8  # untruncated, they would take over 450 MB
 
 
 def resident_bytes() -> int:
