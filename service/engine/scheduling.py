@@ -858,11 +858,7 @@ class Admission:
         remaining = remaining_s(deadline)
         own = self.own_s(cost, longest_us)
         if own > OVERESTIMATE * remaining and cost.us > self.quantum:  # smaller estimates are too imprecise
-            raise DeadlineExceeded(
-                f"Request too large for the deadline (estimated run time {own * 1000:.0f} ms, "
-                f"remaining {remaining * 1000:.0f} ms)",
-                "Increase the timeout, or send fewer or shorter inputs.",
-            )
+            raise too_large_for_deadline(own, remaining)
         queued = self.backlog.held
         if not (queued or blocked_s) and host_s <= min(self._max_wait_s, remaining):
             return
@@ -928,6 +924,15 @@ class TokenizerAdmission:
     async def drain(self) -> None:
         """Wait until no request is in tokenization."""
         await self._idle.wait()
+
+
+def too_large_for_deadline(run_s: float, remaining: float) -> DeadlineExceeded:
+    """Return the error for a request that needs far longer than the remaining time, both in seconds."""
+    return DeadlineExceeded(
+        f"Request too large for the deadline (estimated run time {run_s * 1000:.0f} ms, "
+        f"remaining {remaining * 1000:.0f} ms)",
+        "Increase the timeout, or send fewer or shorter inputs.",
+    )
 
 
 def remaining_s(deadline: float) -> float:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from model.artifact.manifest import ClassificationHead, Manifest, ScoreActivation
 from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
-from service.engine.sides import add_side, max_tokens
+from service.engine.sides import ROLES, add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
 from service.errors import RequestTooLarge
 from service.operations.classify import effects, label_tasks, occlusion_tasks, to_scores
@@ -55,6 +55,7 @@ from service.operations.scoring import (
     SparseSimilarity,
     TextSimilarity,
     TokenizedText,
+    maxsim_cost,
 )
 from service.spelling import Remedy
 
@@ -86,6 +87,8 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
     lane, explained = engine.fast_lane, explained_count(request)
     sizes, reserved = estimate_sizes(request, prompts, engine.manifest, engine.limits)
     cost = rerank_cost(request, prompts, engine.manifest)
+    if scored_by(engine.manifest) == "late_interaction":
+        cost += maxsim_cost(sizes[0] * sum(sizes[1:]), engine.manifest, deadline)
     explanations: Sequence[RankExplanation] = ()
     with lane.admit(sizes, deadline, cost, reserved) as admitted:
         ranker = await engine.run(cost, deadline, prepare, engine, request, call, prompts)
@@ -173,8 +176,9 @@ def estimate_sizes(
         own = 0 if template is None else len(template.prefix_ids) + len(template.suffix_ids) + len(template.head)
         sizes = estimate_tokens(lengths, longest, own + prompts.query_tokens)
         return sizes, occlusion_tokens(_largest(sizes, explained), limits)
-    query = estimate_tokens((len(request.query),), longest, prompts.query_tokens)
-    documents = estimate_tokens(map(len, request.documents), longest, prompts.document_tokens)
+    longest_query, longest_document = (max_tokens(manifest, role, role) for role in ROLES)
+    query = estimate_tokens((len(request.query),), longest_query, prompts.query_tokens)
+    documents = estimate_tokens(map(len, request.documents), longest_document, prompts.document_tokens)
     occluded = query + _largest(documents, explained) if explained else []
     return query + documents, occlusion_tokens(occluded, limits)
 

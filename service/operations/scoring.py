@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model.artifact.manifest import COMBINED, CombinedPooling, EmbeddingHead, Manifest, Similarity, split_pooling
 from model.artifact.tokenizer import TokenizedInput, Tokenizer
+from service.engine.scheduling import OVERESTIMATE, UNIT_S, remaining_s, too_large_for_deadline
 from service.engine.sides import SidedInput
 from service.engine.tasks import EncodeTask, ModelInput, OccludedSequence, SparseEntries, TextVectors
 from service.engine.vectors import DISTANCES, DenseLayers, compare_all, compare_rows, truncates
@@ -26,6 +27,10 @@ Floats = NDArray[Any]
 Scores = NDArray[np.float64]
 Vectors = NDArray[np.float64]
 
+NUMBERS_PER_CHARACTER = 6000
+"""How many numbers of token vectors are multiplied in the time it takes to prepare one character."""
+PRODUCT_NUMBERS = 64
+"""Finding the largest of several products takes as long as multiplying this many numbers per product."""
 SPECIAL, PROMPT = -1, -2
 """Values of `unit_of_token` for tokens without a unit. Tokens outside of words count as special tokens."""
 
@@ -274,6 +279,19 @@ class MaxSim:
     def score_alone(self, text: Floats) -> float:
         del text  # an empty sum
         return 0.0
+
+
+def maxsim_cost(products: int, manifest: Manifest, deadline: float) -> int:
+    """Return the cost, in characters, of this many products of token vectors.
+
+    Raises `DeadlineExceeded` if they would take far longer than the remaining time: they cannot be cancelled.
+    """
+    assert manifest.multi_vector is not None
+    cost = products * (manifest.multi_vector.dimensions + PRODUCT_NUMBERS) // NUMBERS_PER_CHARACTER
+    remaining = remaining_s(deadline)
+    if cost * UNIT_S > OVERESTIMATE * remaining:
+        raise too_large_for_deadline(cost * UNIT_S, remaining)
+    return cost
 
 
 def _sum_of_largest(products: Floats) -> float:

@@ -6,6 +6,7 @@ last pooling, there is one term, from the first or last token. Distances are not
 distance is one, but it also contains terms for pairs within each text.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -32,7 +33,7 @@ from model.artifact.manifest import COMBINED, ONE_TOKEN_POOLINGS, CombinedPoolin
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_info import HEAD_OF_SIMILARITY, outputs_of
-from service.engine.sides import add_side, max_tokens
+from service.engine.sides import ROLES, add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
 from service.engine.vectors import DISTANCES, compare_all, compare_rows, pool_batch, token_factors
 from service.errors import (
@@ -74,6 +75,7 @@ from service.operations.scoring import (
     TextSimilarity,
     TokenizedText,
     Vectors,
+    maxsim_cost,
     pool_without_units,
 )
 from service.operations.units import token_units
@@ -117,9 +119,9 @@ async def similarity(engine: Engine, request: SimilarityRequest, call: Call) -> 
     if document_prompt is not None:
         count = len(request.documents)
         prompt_tokens[1] = await count_prompt(engine, document_prompt, count, deadline, "document_prompt")
-    cost, sizes, explanation = similarity_cost(
-        request, spec, prompt_tokens, engine.limits, engine.manifest.longest_input_tokens
-    )
+    cost, sizes, explanation = similarity_cost(request, spec, prompt_tokens, engine.limits, engine.manifest)
+    if spec.similarity == "maxsim":
+        cost += maxsim_cost(token_products(request, sizes), engine.manifest, deadline)
     with lane.admit(sizes, deadline, cost, explanation) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, spec)
         usage = admitted.tokenized([text.tokens for text in prepared.texts])
@@ -269,7 +271,7 @@ def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
 
 
 def similarity_cost(
-    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, max_tokens: int
+    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, manifest: Manifest
 ) -> tuple[int, list[int], int]:
     """Return the preparation cost in characters, and the estimated tokens of each text and of the explanation.
 
@@ -279,12 +281,12 @@ def similarity_cost(
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
     texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]
     size = sum(INPUT + len(text) + prompts[side] for text, side in texts)
-    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side])[0] for text, side in texts]
+    longest = [max_tokens(manifest, role if spec.similarity == "maxsim" else None, role) for role in ROLES]
+    tokens = [estimate_tokens((len(text),), longest[side], prompt_tokens[side])[0] for text, side in texts]
     explanation = 0
     if request.explain:
         size += PAIR_CHARACTERS * request.pair_count
-        queries = len(request.queries)
-        products = sum(tokens[query] * tokens[queries + document] for query, document in request.index_pairs())
+        products = token_products(request, tokens)
         explanation += products // PRODUCTS_PER_TOKEN
         size += products // PRODUCTS_PER_CHARACTER
         if request.effect == "occlusion":
@@ -292,6 +294,14 @@ def similarity_cost(
             explanation += occluded
             size += occluded
     return size, tokens, min(explanation, limits.max_queue_tokens)
+
+
+def token_products(request: SimilarityRequest, sizes: Sequence[int]) -> int:
+    """Return the number of pairs of a query token and a document token; `sizes` are those of all texts."""
+    queries, documents = sizes[: len(request.queries)], sizes[len(request.queries) :]
+    if request.pairs == "zip":
+        return sum(map(operator.mul, queries, documents))
+    return sum(queries) * sum(documents)
 
 
 def prepare(

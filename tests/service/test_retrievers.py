@@ -17,6 +17,7 @@ from model.export.export import export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.engine.vectors import DISTANCES
+from service.operations import scoring
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
@@ -48,6 +49,22 @@ def to_dense(sparse: dict[str, Any], size: int) -> Any:
     dense = np.zeros(size)
     dense[sparse["token_ids"]] = sparse["weights"]
     return dense
+
+
+async def test_products_of_token_vectors_that_outlast_the_deadline_are_rejected(
+    bge: ServiceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BGE-M3 compares every token of a query of up to 8,192 with those of each document."""
+    monkeypatch.setattr(scoring, "NUMBERS_PER_CHARACTER", 1e-6)
+    bodies = {
+        "/v1/rerank": {"query": TEXTS[0], "documents": TEXTS},
+        "/v1/similarity": {"queries": TEXTS[0], "documents": TEXTS, "similarity": "maxsim"},
+    }
+    for path, body in bodies.items():
+        response = await bge.post(path, body)
+        assert response.status_code == 504, response.text
+        assert "Request too large for the deadline" in response.json()["error"]["message"]
+    assert (await bge.post("/v1/similarity", {**body, "similarity": "cosine"})).status_code == 200
 
 
 async def test_splade_equals_sentence_transformers(splade: ServiceHarness) -> None:
