@@ -721,16 +721,22 @@ def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def check_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise ValueError if a template repeats the text, or uses an undefined token, which makes the library panic."""
+    """Raise ValueError for a template that repeats the text.
+
+    Also for templates that make the library panic: several, or with an undefined special token.
+    """
     processor = json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else {}
-    for step in (processor, *processor.get("processors", ())):
-        if step.get("type") == "TemplateProcessing":
-            pieces = [piece["SpecialToken"]["id"] for piece in step["single"] + step["pair"] if "SpecialToken" in piece]
-            missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
-            if missing is not None:
-                raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
-            if sum("Sequence" in piece for piece in step["single"]) != 1:
-                raise ValueError("post_processor: the template of texts does not contain the text once")
+    steps = (processor, *processor.get("processors", ()))
+    templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
+    if len(templates) > 1:
+        raise ValueError(f"post_processor: too many templates ({len(templates)}, limit 1)")
+    for step in templates:
+        pieces = [piece["SpecialToken"]["id"] for piece in step["single"] + step["pair"] if "SpecialToken" in piece]
+        missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
+        if missing is not None:
+            raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
+        if sum("Sequence" in piece for piece in step["single"]) != 1:
+            raise ValueError("post_processor: the template of texts does not contain the text once")
 
 
 def _mark_as_text(definition: bytes, token_id: int) -> bytes:

@@ -114,10 +114,12 @@ def _read_published_nomic(config: ConfigReader) -> EncoderConfig:
 
 
 def read_nomic_head(config: ConfigReader) -> VocabularyLayout:
-    key = "layer_norm_epsilon" if "n_embd" in config else "layer_norm_eps"
-    activation = "gelu" if "n_embd" in config else config.activation("hidden_act", "silu")
+    if "n_embd" in config:  # the published code uses SiLU beside "swiglu"
+        activation, eps = "silu", config.number("layer_norm_epsilon", 1e-5)
+    else:
+        activation, eps = config.activation("hidden_act", "silu"), config.number("layer_norm_eps", 1e-12)
     transform = "cls.predictions.transform"
-    layers = HeadLayout(None, f"{transform}.dense", activation, f"{transform}.layer_norm", config.number(key, 1e-12))
+    layers = HeadLayout(None, f"{transform}.dense", activation, f"{transform}.layer_norm", eps)
     tied = config.flag("tie_word_embeddings", True)
     return VocabularyLayout(layers, "cls.predictions.decoder", tied, tied_bias="cls.predictions.bias")
 
@@ -146,7 +148,8 @@ GTE_RENAMES = (
 )
 """Tensor names in the published checkpoints, also written by transformers."""
 GTE_FUSED = {"self_attn.qkv_proj": FUSED_QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")}
-GTE_BASE = 160_000.0
+GTE_DEFAULTS = {"gte": (160_000.0, 8192), "new": (10_000.0, 2048)}
+"""The rotary base and the number of positions in transformers, and in the published code."""
 
 
 def read_gte(config: ConfigReader) -> EncoderConfig:
@@ -156,10 +159,11 @@ def read_gte(config: ConfigReader) -> EncoderConfig:
     config.require("layer_norm_type", "layer_norm")
     for key in ("logn_attention_scale", "logn_attention_clip1"):
         config.require(key, False)
-    positions = config.size("max_position_embeddings", 8192)
+    base, positions = GTE_DEFAULTS[config.value("model_type", "gte")]
+    positions = config.size("max_position_embeddings", positions)
     return make_config(
         config,
-        rotary=_read_gte_rotary(config, positions),
+        rotary=_read_gte_rotary(config, base, positions),
         max_position_embeddings=positions,
         type_vocab_size=config.size("type_vocab_size", 1, least=0),
         gated=True,
@@ -167,7 +171,7 @@ def read_gte(config: ConfigReader) -> EncoderConfig:
     )
 
 
-def _read_gte_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
+def _read_gte_rotary(config: ConfigReader, base: float, positions: int) -> RotaryConfig:
     """Return the rotary position embeddings.
 
     In published files, `{"type": "ntk", "factor": s}` applies at every length: frequency k is `(s base) ** (-2k / d) *
@@ -175,10 +179,10 @@ def _read_gte_rotary(config: ConfigReader, positions: int) -> RotaryConfig:
     """
     scaling = config.value("rope_scaling", {})
     if scaling.get("type", scaling.get("rope_type")) != "ntk":
-        return read_rotary(config, GTE_BASE, positions)
+        return read_rotary(config, base, positions)
     if scaling.keys() - {"type", "rope_type", "factor", "mixed_b"} or scaling.get("mixed_b") is not None:
         raise CheckpointError(f"config.json: unsupported rope_scaling {scaling!r}. Supported: type and factor.")
-    factor, base = float(scaling["factor"]), config.number("rope_theta", GTE_BASE)
+    factor, base = float(scaling["factor"]), config.number("rope_theta", base)
     head_size = config.size("hidden_size") // config.size("num_attention_heads")
     return RotaryConfig(factor * base, divisor=factor ** (2 / head_size))
 
@@ -211,7 +215,10 @@ def read_jina(config: ConfigReader) -> EncoderConfig:
     """Return the configuration, from keys of transformers or of the published checkpoint."""
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rotary")
-    positions, base = config.size("max_position_embeddings", 8194), config.number("rotary_emb_base", 20_000.0)
+    positions = config.size("max_position_embeddings", 8194)
+    # The published code, whose model_type is that of XLM-RoBERTa, has another default than transformers.
+    default = 10_000.0 if config.value("model_type", "") == "xlm-roberta" else 20_000.0
+    base = config.number("rotary_emb_base", default)
     return make_config(
         config,
         rotary=read_rotary(config, base, positions),

@@ -116,7 +116,7 @@ def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], label
     names: dict[str, ScoreActivation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
     if labels > 1:
         names["Softmax"] = "softmax"
-    if named is not None and named not in names:
+    if path is not None and (named not in names or not path.startswith("torch.")):
         raise CheckpointError(f"activation_fn: unsupported function {path!r}. Supported: {', '.join(names)}.")
     if named is not None and (labels == 1 or named != "Identity"):
         return names[named]

@@ -144,18 +144,14 @@ def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[st
         for role in ("query", "document"):
             if f"{role}_prefix" in config:
                 prefix = config[f"{role}_prefix"] or ""
+                if not isinstance(prefix, str):
+                    raise CheckpointError(f"{config.name}: {role}_prefix is not a string ({prefix!r}). Correct it.")
                 prompts[role] = prefix + (prompts.get(role) or "").removeprefix(prefix)
     transformer = files.transformer_config
     options.transformer |= {key: transformer[key] for key in TRANSFORMER_KEYS if key in transformer}
-    options.prompts = {name: prompt for name, prompt in prompts.items() if prompt}
+    options.prompts = {name: prompt or "" for name, prompt in prompts.items()}
     options.mean = config.get("similarity_fn_name") == "meanmaxsim"
-    words = config.get("skiplist_words")
-    if config.get("model_type") == PYLATE:
-        options.skipped_words = list(string.punctuation) if words is None else words
-    elif config.get("model_type") is None and options.markers_are_words:
-        # PyLate 1 also uses punctuation for an empty list, and skips unknown tokens for unknown words.
-        options.skipped_words = words or list(string.punctuation)
-        options.skips_unknown = True
+    _read_skiplist(config, options)
     dense: list[DenseLayer] = []
     for module in files.modules:
         if module.kind == "Dense":
@@ -164,8 +160,26 @@ def _read_modules(files: Published, hidden_size: int) -> tuple[_Options, dict[st
         elif module.kind == "MultiVectorMask":
             options.skipped_words = _read_mask(files.module_config(module))
         elif module.kind == "Normalize":
-            check_features(files.module_config(module), "token_embeddings")
+            _check_normalize(files.module_config(module))
     return options, _compose(dense)
+
+
+def _read_skiplist(config: ConfigFile, options: _Options) -> None:
+    """Read PyLate's skiplist."""
+    words = _check_words(config)
+    if config.get("model_type") == PYLATE:
+        options.skipped_words = list(string.punctuation) if config.get("skiplist_words") is None else words
+    elif config.get("model_type") is None and options.markers_are_words:
+        # PyLate 1 also uses punctuation for an empty list, and skips unknown tokens for unknown words.
+        options.skipped_words = words or list(string.punctuation)
+        options.skips_unknown = True
+
+
+def _check_normalize(config: ConfigFile) -> None:
+    """Raise CheckpointError unless token vectors are normalized; by default, the library normalizes pooled vectors."""
+    if config.get("module_input_name") is None:
+        raise unsupported(f"{config.name}: module_input_name", None, ("token_embeddings",))
+    check_features(config, "token_embeddings")
 
 
 def _check_chain(files: Published) -> None:
@@ -206,12 +220,17 @@ def _read_stanford(files: Published) -> _Options:
 
 
 def _read_mask(values: ConfigFile) -> list[str]:
-    """Return the skiplist: words whose tokens get no vectors in documents."""
+    """Return the skiplist of the module MultiVectorMask."""
     if values.get("keep_only_token_ids") or values.get("skiplist_tasks", ["document"]) not in (
         "document",
         ["document"],
     ):
         raise CheckpointError(f"{values.name}: unsupported keep_only_token_ids or skiplist_tasks.")
+    return _check_words(values)
+
+
+def _check_words(values: ConfigFile) -> list[str]:
+    """Return the skiplist: words whose tokens get no vectors in documents. Raises CheckpointError."""
     words = values.get("skiplist_words") or []
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CheckpointError(f"{values.name}: skiplist_words is not a list of strings. Correct it.")
@@ -238,7 +257,7 @@ def _read_sides(
     for role, candidates in names.items():
         name = next((name for name in candidates if name in prompts), role)
         marker, text = _split_marker(prompts.pop(name, ""), vocabulary, words=options.markers_are_words)
-        if text:
+        if text or any(candidate in prompts for candidate in candidates):  # "" excludes the other names
             prompts[name] = text
         length = options.transformer.get(f"{role}_length")
         if length is not None and not (type(length) is int and length >= 1):

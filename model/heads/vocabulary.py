@@ -180,6 +180,6 @@ def read_splade(options: ConfigFile, head: VocabularyHead, query_weights: Tensor
     """
     reduce, activation = options.get("pooling_strategy", "max"), options.get("activation_function", "relu")
     activations: dict[str, SparseActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_log1p_relu"}
-    if reduce not in ("max", "sum") or activation not in activations:
+    if reduce not in ("max", "sum") or activation not in [*activations]:
         raise unsupported(f"{options.name}: pooling", f"{reduce}, {activation}", ("max", "sum", *activations))
-    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[activation], query_weights)
+    return Sparse(head.layers, head.decoder, head.bias, reduce, activations[str(activation)], query_weights)

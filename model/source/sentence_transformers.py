@@ -71,6 +71,8 @@ POOLING_FLAGS: dict[str, Pooling] = {
 POOLING_NAMES = POOLING_FLAGS | {name: pooling for pooling, name in POOLING_MODES.items()}
 SIMILARITIES: dict[str, Similarity] = {name: name for name in get_args(Similarity)}
 LATE_SIMILARITIES = ("maxsim", "meanmaxsim")
+MODEL_TYPES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder", "ColBERT")
+"""Kinds of models. With another name, sentence-transformers ignores modules and settings."""
 TASKS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "fill-mask": ("logits", "token_embeddings"),
@@ -241,6 +243,7 @@ def read_max_input_tokens(
 def read_embedding_config(files: Published, hidden_size: int, options: SettingOptions = FROM_FILES) -> EmbeddingConfig:
     """Return the configuration in sentence-transformers files, overridden by `options`. Raises CheckpointError."""
     config = files.sentence_transformers
+    config.require("model_type", *MODEL_TYPES)
     prompts, default_prompt_name = _read_prompts(config)
     embedding = EmbeddingConfig(
         prompts=prompts,
@@ -368,7 +371,7 @@ def _read_pooling(config: ConfigFile) -> tuple[CombinedPooling, bool]:
     flags.sort(key=lambda flag: [*POOLING_FLAGS, flag].index(flag))
     modes = config.get("pooling_mode", flags or ["mean"])
     modes = [POOLING_NAMES.get(str(mode), mode) for mode in (modes if isinstance(modes, list) else [modes])]
-    if not modes or not {*modes} <= {*POOLINGS}:
+    if not modes or not all(mode in POOLINGS for mode in modes):
         raise CheckpointError(f"{config.name}: unsupported pooling {modes}. Supported: {', '.join(POOLINGS)}.")
     include_prompt = config.get("include_prompt", True)
     if not isinstance(include_prompt, bool):

@@ -61,9 +61,7 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
     tokenizer = BertWordPieceTokenizer(  # as transformers builds from the same files
         _read_vocabulary(directory),
         **_special_tokens(config),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
-        lowercase=config.get("do_lower_case", True),
+        **_wordpiece_flags(options),
     )
     return str(tokenizer.to_str())
 
@@ -109,7 +107,9 @@ def _read_vocabulary(directory: Path) -> dict[str, int]:
         raise CheckpointError(f"{path}: not a vocabulary ({error}). {REDOWNLOAD}") from None
 
 
-WORDPIECE, BYTE_LEVEL, UNIGRAM, GENERIC = "wordpiece", "byte level", "unigram", "generic"
+WORDPIECE, BYTE_LEVEL, UNIGRAM, DEBERTA, GEMMA, LLAMA, GENERIC = (
+    "wordpiece", "byte level", "unigram", "deberta", "gemma", "llama", "generic"
+)  # fmt: skip
 STYLES = {
     "BertTokenizer": WORDPIECE,
     "DistilBertTokenizer": WORDPIECE,
@@ -121,25 +121,53 @@ STYLES = {
     "Qwen2Tokenizer": BYTE_LEVEL,
     "XLMRobertaTokenizer": UNIGRAM,
     "CamembertTokenizer": UNIGRAM,
+    "T5Tokenizer": UNIGRAM,
+    "DebertaV2Tokenizer": DEBERTA,
+    "GemmaTokenizer": GEMMA,
+    "LlamaTokenizer": LLAMA,
 }
 """The settings that each transformers tokenizer class reads. Other classes read the `GENERIC` settings."""
 USUAL_PARTS = {
     WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
     BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
     UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
+    DEBERTA: ({"Lowercase", "Replace", "NFC", "Strip"}, {"Punctuation", "Metaspace"}),
+    GEMMA: ({"Replace"}, {"Split"}),
+    LLAMA: (set(), {"Metaspace"}),
 }
 """Normalizers and pre-tokenizers that (nearly) match the classes of transformers 5."""
-ROLES = ("cls", "sep")
-CLS_AND_SEP = {
-    "BertTokenizer": ("[CLS]", "[SEP]"),
-    "DistilBertTokenizer": ("[CLS]", "[SEP]"),
-    "ElectraTokenizer": ("[CLS]", "[SEP]"),
-    "MPNetTokenizer": ("<s>", "</s>"),
-    "RobertaTokenizer": ("<s>", "</s>"),
-    "XLMRobertaTokenizer": ("<s>", "</s>"),
-    "CamembertTokenizer": ("<s>", "</s>"),
+REQUIRED_PARTS = {
+    WORDPIECE: {"BertNormalizer", "BertPreTokenizer"},
+    BYTE_LEVEL: {"ByteLevel"},
+    UNIGRAM: {"Metaspace"},
+    DEBERTA: {"NFC", "Metaspace"},
+    GEMMA: {"Replace", "Split"},
+    LLAMA: {"Metaspace"},
 }
-"""The tokens around a text, for transformers 5 classes that replace the post-processor."""
+"""The ones that these classes always use."""
+MERGES: dict[str, Any] = dict.fromkeys(
+    ("continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
+)
+USUAL_MODELS: dict[str, dict[str, Any]] = {
+    WORDPIECE: {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+    BYTE_LEVEL: MERGES,
+    **dict.fromkeys((GEMMA, LLAMA), MERGES | {"fuse_unk": True, "byte_fallback": True}),
+}
+"""Values in `model` that these classes always use; None for false and empty values."""
+UNKNOWN = {UNIGRAM: "<unk>", DEBERTA: "[UNK]"}
+BERT_FRAME, ROBERTA_FRAME = "[CLS] [SEP] [SEP]", "<s> </s> </s> </s>"
+FRAMES: dict[str, tuple[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"),
+        (BERT_FRAME, ("cls_token", "sep_token")),
+    ),
+    **dict.fromkeys(("MPNetTokenizer", "RobertaTokenizer"), (ROBERTA_FRAME, ("cls_token", "sep_token"))),
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), (ROBERTA_FRAME, ("bos_token", "eos_token"))),
+    "T5Tokenizer": ("</s> </s>", ("bos_token", "eos_token")),
+}
+"""The special tokens of a pair, and the keys that replace them, for transformers 5 classes that replace the
+post-processor.
+"""
 DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "camembert": "CamembertTokenizer",
@@ -152,6 +180,7 @@ DEFAULT_CLASSES = {
     "jina_embeddings_v3": "XLMRobertaTokenizer",
     "llama": "LlamaTokenizer",
     "mpnet": "MPNetTokenizer",
+    "mt5": "T5Tokenizer",
     "nomic_bert": "BertTokenizer",
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
@@ -179,6 +208,8 @@ class TokenizerSettings:
         named = self.get("tokenizer_class") or model_config.get("tokenizer_class")
         self.class_name = _select_class(named, str(model_config.get("model_type")))
         self.style = STYLES.get(self.class_name, GENERIC)
+        if self.style == LLAMA and model_config.get("model_type") == "mistral":  # as in transformers
+            self.style = GENERIC
         for key in ("add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars"):
             self.get(key)  # classes that do not use a setting ignore it
         if not isinstance(self.get("model_input_names", []), list):
@@ -280,15 +311,18 @@ def read_tokenizer(
         reject_pointer(path)
         definition = path.read_bytes()
         try:
-            values = json.loads(definition)
-            check_template(Tokenizer.from_str(definition.decode()))
-        except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+            tokenizer = Tokenizer.from_str(definition.decode())
+            check_template(tokenizer)
+            values = json.loads(write_definition(tokenizer))  # older files lack types of parts
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # a panic of the library is not an Exception
             raise CheckpointError(f"{TOKENIZER}: invalid ({error}). {REDOWNLOAD}") from None
     else:
         values = json.loads(convert_tokenizer(options, model_config))
     apply_settings(values, options)
     if settings.do_lower_case:
-        _add_lowercase(values)
+        _add_first(values, "normalizer", {"type": "Lowercase"})  # as in sentence-transformers
     side = options.get("truncation_side") or (values.get("truncation") or {}).get("direction") or "right"
     if str(side).lower() not in ("right", "left"):
         raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported truncation_side {side!r}. Supported: right or left.")
@@ -301,28 +335,45 @@ def read_tokenizer(
 def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Apply the settings to the corresponding parts of tokenizer.json."""
     _check_parts(values, options)
+    if values["model"].get("dropout"):
+        values["model"]["dropout"] = None
+        options.files.warn(f"{TOKENIZER}: model.dropout, which makes tokens random, is not applied.")
     if options.style == WORDPIECE:
-        flags = {  # as in transformers, defaults depend on the class
-            "lowercase": options.flag("do_lower_case", True),
-            "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
-            "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
-        }
+        flags = _wordpiece_flags(options)  # as in transformers, defaults depend on the class
         for part in _parts(values.get("normalizer"), "normalizers", "BertNormalizer"):
             part.update(flags)
-    elif options.style == BYTE_LEVEL:
-        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
-            part["add_prefix_space"] = options.flag("add_prefix_space", False)
-    elif options.style == UNIGRAM:
-        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "Metaspace"):
-            scheme = options.get("add_prefix_space")
-            if scheme is not None:
-                part["prepend_scheme"] = "always" if options.flag("add_prefix_space", True) else "never"
-    unknown = options.get("unk_token")
+    _apply_prefix(values, options)
+    if options.style == DEBERTA and options.flag("do_lower_case", False):
+        _add_first(values, "normalizer", {"type": "Lowercase"})
+    if options.style == DEBERTA and options.flag("split_by_punct", False):
+        _add_first(values, "pre_tokenizer", {"type": "Punctuation", "behavior": "Isolated"})
+    unknown = options.get("unk_token") if options.style != GENERIC else None
     if values["model"].get("unk_token") is not None and unknown and _content(unknown) in values["model"]["vocab"]:
         values["model"]["unk_token"] = _content(unknown)
     _add_ends(values, options)
     if not options.has_token_types:
         _drop_token_types(values)
+
+
+def _wordpiece_flags(options: TokenizerSettings) -> dict[str, Any]:
+    return {
+        "lowercase": options.flag("do_lower_case", True),
+        "strip_accents": None if options.get("strip_accents") is None else options.flag("strip_accents", False),
+        "handle_chinese_chars": options.flag("tokenize_chinese_chars", True),
+    }
+
+
+def _apply_prefix(values: dict[str, Any], options: TokenizerSettings) -> None:
+    """Apply `add_prefix_space`."""
+    if options.style == BYTE_LEVEL:
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
+            part["add_prefix_space"] = options.flag("add_prefix_space", False)
+    if options.get("add_prefix_space") is None or options.class_name == "T5Tokenizer":
+        return
+    if options.style in (UNIGRAM, DEBERTA):
+        other = "never" if options.style == UNIGRAM else "first"
+        for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "Metaspace"):
+            part["prepend_scheme"] = "always" if options.flag("add_prefix_space", True) else other
 
 
 def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
@@ -355,8 +406,7 @@ def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
         "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens.values()},
     }
     before = Tokenizer.from_str(json.dumps(values)).encode("").ids
-    kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
-    values["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
+    _set_template(values, template)
     if Tokenizer.from_str(json.dumps(values)).encode("").ids != before:
         places = {"bos_token": "before", "eos_token": "after"}
         ends = [f"{token} {places[key]}" for key, token in tokens.items()]
@@ -369,29 +419,20 @@ def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
 def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Warn if transformers 5 would replace parts of tokenizer.json with the defaults of the tokenizer class."""
     usual = USUAL_PARTS.get(options.style)
-    if usual is None:
+    is_byte_level = "ByteLevel" in _kinds(values.get("pre_tokenizer"), "pretokenizers")
+    if usual is None or (options.style == LLAMA and is_byte_level):  # transformers 5 also uses all parts
         return
-    normalizers, pre_tokenizers = usual
     differ = []
-    kinds = _kinds(values.get("normalizer"), "normalizers")
-    if not kinds <= normalizers or (options.style == WORDPIECE and not kinds):
+    for part, known in zip(("normalizer", "pre_tokenizer"), usual, strict=True):
+        kinds = _kinds(values.get(part), part.replace("_", "") + "s")
+        if not REQUIRED_PARTS[options.style] & known <= kinds <= known:
+            differ.append(part)
+    if (values.get("normalizer") or {}).get("clean_text") is False and "normalizer" not in differ:
         differ.append("normalizer")
-    if not _kinds(values.get("pre_tokenizer"), "pretokenizers") <= pre_tokenizers:
-        differ.append("pre_tokenizer")
-    if options.style == WORDPIECE:
-        model, normalizer = values["model"], values.get("normalizer") or {}
-        if model.get("continuing_subword_prefix") != "##" or model.get("max_input_chars_per_word") != 100:
-            differ.append("model")
-        if normalizer.get("clean_text") is False and "normalizer" not in differ:
-            differ.append("normalizer")
-    names = CLS_AND_SEP.get(options.class_name)
-    if names is not None and values["model"].get("vocab"):
-        cls, sep = (_content(options.get(f"{role}_token") or name) for role, name in zip(ROLES, names, strict=True))
-        tokenizer = Tokenizer.from_str(json.dumps(values))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        if tokenizer.encode("").ids != [tokenizer.token_to_id(cls), tokenizer.token_to_id(sep)]:
-            differ.append("post_processor")
+    if not _is_usual_model(values["model"], options):
+        differ.append("model")
+    if options.class_name in FRAMES and values["model"].get("vocab") and not _has_usual_frame(values, options):
+        differ.append("post_processor")
     if differ:
         options.files.warn(
             f"{TOKENIZER}: {', '.join(differ)} differ from those of {options.class_name} and are used, as in "
@@ -400,18 +441,45 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
         )
 
 
+def _is_usual_model(model: dict[str, Any], options: TokenizerSettings) -> bool:
+    """Return whether `model` has the values of `USUAL_MODELS`, and an unknown token with its name."""
+    if any((model.get(key) or None) != value for key, value in USUAL_MODELS.get(options.style, {}).items()):
+        return False
+    number, pieces = model.get("unk_id"), model.get("vocab")
+    if options.style not in UNKNOWN or not isinstance(pieces, list):
+        return True
+    return number is not None and pieces[number][0] == _content(options.get("unk_token") or UNKNOWN[options.style])
+
+
+def _has_usual_frame(values: dict[str, Any], options: TokenizerSettings) -> bool:
+    """Return whether the special tokens around a text and a pair are those of `FRAMES`."""
+    frame, keys = FRAMES[options.class_name]
+    names = list(dict.fromkeys(frame.split()))  # one or two
+    named = {name: _content(options.get(key) or name) for name, key in zip(names, keys[-len(names) :], strict=True)}
+    tokenizer = Tokenizer.from_str(json.dumps(values))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    pair = [tokenizer.token_to_id(named[name]) for name in frame.split()]
+    return tokenizer.encode("").ids == pair[: len(names)] and tokenizer.encode("", "").ids == pair
+
+
 def _kinds(component: dict[str, Any] | None, key: str) -> set[str]:
     """Return the types of the parts of a tokenizer.json component."""
     return {part["type"] for part in ((component or {}).get(key) or [component]) if part}
 
 
-def _add_lowercase(values: dict[str, Any]) -> None:
-    """Add lower-casing before the normalizer unless it already lower-cases, as in sentence-transformers."""
-    normalizer, lowercase = values.get("normalizer"), {"type": "Lowercase"}
-    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-    steps = [step for step in steps if step]
-    if lowercase not in steps:
-        values["normalizer"] = {"type": "Sequence", "normalizers": [lowercase, *steps]}
+def _add_first(values: dict[str, Any], component: str, step: dict[str, Any]) -> None:
+    """Add a step before a normalizer or pre-tokenizer unless it already contains the step."""
+    key, existing = component.replace("_", "") + "s", values.get(component)
+    steps = [part for part in (existing[key] if existing and existing["type"] == "Sequence" else [existing]) if part]
+    if step not in steps:
+        values[component] = {"type": "Sequence", key: [step, *steps]}
+
+
+def _set_template(values: dict[str, Any], template: dict[str, Any]) -> None:
+    """Replace the post-processor with a template; only the part that trims offsets is kept."""
+    kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
+    values["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
 
 
 def _add_tokens(definition: str, options: TokenizerSettings) -> str:
@@ -422,6 +490,10 @@ def _add_tokens(definition: str, options: TokenizerSettings) -> str:
 
 def _drop_token_types(values: dict[str, Any]) -> None:
     """Set all token types to 0."""
+    if _kinds(values.get("post_processor"), "processors") <= {"ByteLevel"}:  # the library marks the second text
+        texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+        template = {"type": "TemplateProcessing", "single": texts[:1], "pair": texts, "special_tokens": {}}
+        _set_template(values, template)
     for part in _parts(values.get("post_processor"), "processors", "TemplateProcessing"):
         for piece in (*part["single"], *part["pair"]):
             for item in piece.values():

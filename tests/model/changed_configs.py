@@ -1,12 +1,15 @@
-"""Changes of one key of config.json, drawn by hypothesis."""
+"""Changes of one key of a JSON file, drawn by hypothesis."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import transformers
 from hypothesis import strategies as st
 from orjson import loads
+
+from tests.model.model_files import read_json, write_json
 
 OF_LOADING = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype")
 """Keys that determine how transformers loads a model."""
@@ -32,15 +35,43 @@ def changed_keys(draw: st.DrawFn, config: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _paths(values: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for key, value in values.items():
+@st.composite
+def change_file(
+    draw: st.DrawFn,
+    directory: Path,
+    files: Sequence[str],
+    texts: Sequence[str],
+    is_drawn: Callable[[tuple[Any, ...]], bool] = lambda path: True,
+) -> tuple[str, tuple[Any, ...]]:
+    """Give a key, or an element of a list, another value, or remove it; return the file and the path of the key.
+
+    `texts` are values of keys that are texts.
+    """
+    name = draw(st.sampled_from(files))
+    values = read_json(directory / name)
+    path = draw(st.sampled_from([path for path in _paths(values, lists=True) if is_drawn(path)]))
+    *parents, last = path
+    parent = values
+    for key in parents:
+        parent = parent[key]
+    if draw(st.integers(0, 3)):
+        parent[last] = draw(st.sampled_from(_other_values(parent[last], texts)))
+    else:
+        del parent[last]
+    write_json(directory / name, values)
+    return name, path
+
+
+def _paths(values: Any, parents: tuple[Any, ...] = (), *, lists: bool = False) -> Iterator[tuple[Any, ...]]:
+    items = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in items:
         yield (*parents, key)
-        if isinstance(value, dict):
-            yield from _paths(value, (*parents, key))
+        if isinstance(value, dict) or (lists and isinstance(value, list)):
+            yield from _paths(value, (*parents, key), lists=lists)
 
 
-def _other_values(value: Any) -> list[Any]:
-    """Return other values of the same type, and values of other types."""
+def _other_values(value: Any, names: Sequence[str] = NAMES) -> list[Any]:
+    """Return other values of the same type, and values of other types. `names` are texts."""
     if isinstance(value, bool):
         return [not value, None]
     if isinstance(value, int):
@@ -49,4 +80,4 @@ def _other_values(value: Any) -> list[Any]:
         return [value * 3 + 0.1, value / 5, 0.0, None]
     if isinstance(value, list):
         return [value[::-1], value[:1] * len(value), [], None]
-    return [name for name in NAMES if name != value] + [True, 1, 8, 0.5, [], None]
+    return [name for name in names if name != value] + [True, 1, 8, 0.5, [], None]

@@ -41,6 +41,7 @@ SPLADE_CASES: dict[str, FamilyCase] = {
     "modernbert": masked_lm("modernbert"),
     "modernbert, biases": masked_lm("modernbert, biases"),
     "nomic_bert": masked_lm("nomic_bert"),
+    "nomic_bert, published": masked_lm("nomic_bert, published"),
     "gte": masked_lm("gte"),
     "jina_embeddings_v3": masked_lm("jina_embeddings_v3"),
     "eurobert": masked_lm("eurobert"),
@@ -48,7 +49,7 @@ SPLADE_CASES: dict[str, FamilyCase] = {
 UNTIED_CASES = {
     f"{kind}, untied": replace(case, options={**case.options, "tie_word_embeddings": False})
     for kind, case in SPLADE_CASES.items()
-    if case.options.get("legacy", True)  # otherwise, DeBERTa's projection is always tied
+    if case.options.get("legacy", True) and case.rename is None  # the others are always tied
 }
 """The same, but with an untied projection and bias, which differ from the tensors that they could share."""
 

@@ -180,7 +180,10 @@ def test_labels_have_the_names_of_the_config(publish_classifier: Publish, tmp_pa
     ("changes", "message"),
     [
         ({"id2label": {"0": "billing"}}, "id2label does not name the 3 labels"),
-        ({"sbert_ce_default_activation_function": "torch.nn.Softplus"}, "unsupported function 'torch.nn.Softplus'"),
+        *(
+            ({"sbert_ce_default_activation_function": name}, f"unsupported function '{name}'")
+            for name in ("torch.nn.Softplus", "own.Sigmoid")
+        ),
     ],
 )
 def test_invalid_config_is_an_error(

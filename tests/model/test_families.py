@@ -282,6 +282,28 @@ def test_rope_scaling_takes_precedence_over_rope_parameters_like_in_transformers
     assert float((hidden - plain).abs().max()) > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "default"),
+    [
+        ("new", "rope_theta", 10_000.0),
+        ("new", "max_position_embeddings", 2048),
+        ("gte", "max_position_embeddings", 8192),
+        ("nomic_bert, published", "rotary_emb_base", 10_000.0),
+        ("jina_embeddings_v3, published", "rotary_emb_base", 10_000.0),
+    ],
+)
+def test_missing_key_has_the_default_of_the_code(
+    publish: Publish, tmp_path: Path, kind: str, key: str, default: float
+) -> None:
+    """Published code may have another default than transformers."""
+    directory = shutil.copytree(publish(kind), tmp_path / "model")
+    configs = []
+    for value in (None, default):
+        change_json(directory / "config.json", **{key: value})
+        configs.append(load_checkpoint(directory).encoder.config)
+    assert configs[0] == configs[1]
+
+
 @pytest.mark.parametrize("kind", FAMILY_CASES)
 def test_unknown_and_missing_tensors_are_rejected(publish: Publish, tmp_path: Path, kind: str) -> None:
     directory = shutil.copytree(publish(kind), tmp_path / "model")

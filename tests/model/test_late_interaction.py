@@ -7,6 +7,7 @@ import pytest
 
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
+from model.source.sentence_transformers import resolve_roles
 from tests.model.colbert_cases import COLBERT_CASES, MAX_INPUT_TOKENS
 from tests.model.model_files import read_json, write_json
 
@@ -51,6 +52,13 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
         ),
         ("native, minimum", "modules.json", {"Normalize": None}, "token vectors without Normalize"),
         (
+            "native, minimum", "3_Normalize/config.json", {"module_input_name": None},
+            r"3_Normalize/config\.json: module_input_name: unsupported \(None\)",
+        ),
+        ("pylate", "config_sentence_transformers.json", {"query_prefix": 7}, "query_prefix is not a string"),
+        ("pylate", "config_sentence_transformers.json", {"skiplist_words": [7]}, "skiplist_words is not a list of str"),
+        ("pylate", "config_sentence_transformers.json", {"model_type": "colbert"}, "model_type: unsupported"),
+        (
             "native, minimum", "sentence_bert_config.json",
             {"processing_kwargs": {"text": {"max_length": 9}}}, "max_length",
         ),
@@ -61,6 +69,15 @@ def test_unsupported_options_are_errors(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(publish(tmp_path, kind, name, **changes))
+
+
+def test_prompt_of_only_a_marker_excludes_other_prompts(tmp_path: Path) -> None:
+    """sentence-transformers reads the first of the prompts for documents."""
+    prompts = {"query": "[Q] ", "document": "[D] ", "passage": "text: "}
+    publish(tmp_path, "native, minimum", "config_sentence_transformers.json", prompts=prompts)
+    embedding = load_checkpoint(tmp_path).embedding_config
+    assert embedding.prompts["document"] == ""
+    assert resolve_roles(embedding.prompts)["document"] == "document"
 
 
 def test_limit_of_the_model_holds_the_marker(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sentence_transformers
+import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,15 +23,19 @@ from sentence_transformers.cross_encoder import modules as cross_encoder_modules
 from sentence_transformers.multi_vector_encoder import modules as multi_vector_modules
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.sparse_encoder import modules as sparse_modules
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.export.parity import pool
 from model.heads.multi_vector import PYLATE_KEYS
 from model.source.published import HARMLESS, TRANSFORMER_CONFIGS, CheckpointError
 from model.source.sentence_transformers import SIMILARITIES
+from tests.model.changed_configs import change_file
 from tests.model.model_files import write_json
+from tests.model.sequences import run
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import SENTENCES
 
@@ -68,6 +73,10 @@ MODEL: dict[str, st.SearchStrategy[Any]] = {
     "__version__": st.just({"sentence_transformers": "5.0.0"}),
     "model_type": st.just("SentenceTransformer"),
 }
+SAVED = {
+    "model_type": "SentenceTransformer", "prompts": {"query": "find: ", "other": "the river: "},
+    "default_prompt_name": "other", "truncate_dim": 11, "similarity_fn_name": "euclidean",
+}  # fmt: skip
 OLD_AND_NEW = {
     "tokenizer_args": "processor_kwargs", "model_args": "model_kwargs", "config_args": "config_kwargs",
 }  # fmt: skip
@@ -137,6 +146,55 @@ def test_settings_equal_sentence_transformers(published: Path, data: st.DataObje
     assert checkpoint.encoder.config.hidden_act == transformer_config.hidden_act
     unknown = [warning for warning in checkpoint.warnings if "similarity_fn_name" not in warning]
     assert unknown == []
+
+
+def embed(checkpoint: Checkpoint, text: str) -> Tensor:
+    """Return the vector of a text with the default prompt."""
+    config = checkpoint.embedding_config
+    prompt = "" if config.default_prompt_name is None else config.prompts[config.default_prompt_name]
+    (tokens,) = checkpoint.text_tokenizer().encode([TokenizerInput(text, prompt=prompt)])
+    tokens = tokens.truncate(checkpoint.max_input_tokens, checkpoint.truncation_side)
+    hidden = run(checkpoint, torch.tensor([tokens.input_ids]))
+    first = 0 if config.include_prompt else tokens.prompt_range[1]
+    with torch.inference_mode():
+        vector = pool(hidden[first:], config.pooling)
+        for layer in config.dense:
+            vector = layer(vector)
+    vector = torch.nn.functional.normalize(vector, dim=0) if config.normalize else vector
+    return vector[: config.truncate_dim]
+
+
+MODEL_FILES = (
+    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "1_Pooling/config.json",
+    "2_Dense/config.json", "3_Normalize/config.json",
+)  # fmt: skip
+VALUES = (
+    "query", "mean", "cls", "lasttoken", "dot", "manhattan", "fill-mask", "sentence_embedding", "token_embeddings",
+    "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.ReLU", "1_Pooling", "SparseEncoder", "none",
+)  # fmt: skip
+
+
+@given(data=st.data())
+def test_changed_key_is_applied_rejected_or_named(labse: Path, data: st.DataObject) -> None:
+    """If sentence-transformers rejects a value, the vectors do not matter."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = shutil.copytree(labse, Path(directory) / "model")
+        write_json(root / "config_sentence_transformers.json", SAVED)
+        name, path = data.draw(change_file(root, MODEL_FILES, VALUES))
+        try:
+            checkpoint = load_checkpoint(root)
+        except CheckpointError:
+            return
+        try:
+            oracle = sentence_transformers.SentenceTransformer(str(root), device="cpu")
+            expected = [oracle.encode(text, convert_to_tensor=True) for text in TEXTS]
+        except Exception:  # noqa: BLE001  # the library raises exceptions of many types
+            return
+    if checkpoint.warnings or (name, *path) == ("config_sentence_transformers.json", "model_type"):
+        return
+    for text, vector in zip(TEXTS, expected, strict=True):
+        torch.testing.assert_close(embed(checkpoint, text), vector, rtol=0, atol=1e-4)
+    assert checkpoint.embedding_config.similarity == oracle.similarity_fn_name
 
 
 MODULE_CLASSES: dict[str, Any] = {

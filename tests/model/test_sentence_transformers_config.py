@@ -45,9 +45,6 @@ def legacy_pooling_config(*enabled: str) -> dict[str, bool]:
         (legacy_pooling_config("lasttoken", "mean_tokens", "max_tokens"), "max+mean+last"),
         ({"pooling_mode": ["weightedmean", "cls"]}, "weighted_mean+cls"),
         ({}, "mean"),
-        ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": ["max"]}, "max"),
     ],
 )
@@ -88,31 +85,6 @@ def test_dense_layers_are_read_in_order(source: Path, function: str, expected: s
         ((19, 24), None, expected),
         ((7, 19), None, expected),
     ]
-
-
-@pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize(
-    ("config", "expected"), [({}, True), ({"include_prompt": True}, True), ({"include_prompt": False}, False)]
-)
-def test_include_prompt_is_read_from_pooling_config(
-    source: Path, config: dict[str, bool], expected: bool, legacy: bool
-) -> None:
-    write_modules(source, "Pooling")
-    pooling: dict[str, Any] = legacy_pooling_config("cls_token") if legacy else {"pooling_mode": "cls"}
-    write_json(source / "1_Pooling" / "config.json", pooling | config)
-    embedding = load_checkpoint(source).embedding_config
-    assert (embedding.pooling, embedding.include_prompt) == ("cls", expected)
-
-
-def test_prompt_settings_of_saved_sentence_transformer_are_read(labse: Path, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(labse), default_prompt_name="query", device="cpu")
-    model.set_pooling_include_prompt(False)
-    model.save_pretrained(str(tmp_path))
-    embedding = load_checkpoint(tmp_path).embedding_config
-    assert (embedding.default_prompt_name, embedding.include_prompt) == ("query", False)
-    assert embedding.prompts["query"] == "find: "
 
 
 def test_origins_name_the_file_of_each_setting(labse: Path) -> None:

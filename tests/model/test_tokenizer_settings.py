@@ -11,9 +11,14 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
-from tests.model.model_files import write_json
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.source.published import CheckpointError, Published
+from model.source.sentence_transformers import read_transformer_settings
+from model.source.tokenizer import PublishedTokenizer, read_tokenizer
+from tests.model.changed_configs import change_file
+from tests.model.model_files import read_json, write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import BUILDERS, SENTENCES
 
@@ -111,8 +116,10 @@ def publish(directory: Path, style: str, model_type: str, flags: dict[str, Any],
 
 def check_equal(directory: Path) -> None:
     """Compare ids and token types of texts and pairs, and the side of truncation, with transformers."""
-    expected = transformers.AutoTokenizer.from_pretrained(directory)
-    published = load_tokenizer(directory)
+    compare(load_tokenizer(directory), transformers.AutoTokenizer.from_pretrained(directory))
+
+
+def compare(published: PublishedTokenizer, expected: Any) -> None:
     assert published.truncation_side == expected.truncation_side
     actual = tokenizers.Tokenizer.from_str(published.definition.decode())
     actual.no_truncation()
@@ -144,6 +151,127 @@ def test_settings_equal_transformers(style: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         publish(Path(directory), style, model_type, data.draw(FILE_FLAGS), **files)
         check_equal(Path(directory))
+
+
+def build_t5() -> tokenizers.Tokenizer:
+    """Return a tokenizer with the parts and the ids of T5."""
+    tokenizer = tokenizers.Tokenizer.from_str(build_unigram().to_str())
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    renamed = tokenizers.Tokenizer(models.Unigram([*special, *map(tuple, pieces[5:])], 2))
+    renamed.pre_tokenizer = tokenizer.pre_tokenizer
+    renamed.add_special_tokens([name for name, _ in special])
+    renamed.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
+    return renamed
+
+
+def build_deberta() -> tokenizers.Tokenizer:
+    """Return a tokenizer with the parts that transformers gives tokenizers of DeBERTa."""
+    definition = build_unigram().to_str()
+    names = {"<s>": "[CLS]", "</s>": "[SEP]", "<pad>": "[PAD]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
+    for old, new in names.items():
+        definition = definition.replace(old, new)
+    tokenizer = tokenizers.Tokenizer.from_str(definition)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 0), ("[SEP]", 2)]
+    )
+    return tokenizer
+
+
+CHANGED: dict[str, tuple[Callable[[], tokenizers.Tokenizer], str, str | None]] = {
+    "bert": (BUILDERS["wordpiece"], "bert", None),
+    "mpnet": (build_mpnet, "mpnet", "MPNetTokenizer"),
+    "roberta": (BUILDERS["bytelevel"], "roberta", "RobertaTokenizerFast"),
+    "xlm-roberta": (build_unigram, "xlm-roberta", None),
+    "t5": (build_t5, "t5", None),
+    "mt5": (build_t5, "mt5", None),
+    "deberta-v2": (build_deberta, "deberta-v2", "DebertaV2TokenizerFast"),
+    "gemma3_text": (BUILDERS["byte fallback"], "gemma3_text", "GemmaTokenizerFast"),
+    "llama": (BUILDERS["byte fallback"], "llama", "PreTrainedTokenizerFast"),
+    "mistral": (BUILDERS["byte fallback"], "mistral", "LlamaTokenizer"),
+    "qwen3": (BUILDERS["appended"], "qwen3", None),
+    "modernbert": (BUILDERS["bytelevel"], "modernbert", "PreTrainedTokenizerFast"),
+}
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def is_sensible(path: tuple[Any, ...]) -> bool:
+    """Return whether a path is a setting or a whole part of tokenizer.json.
+
+    Wrong tokens around a text, or another vocabulary, have no meaning, and dropout makes tokens random.
+    """
+    if path[0] in ("normalizer", "pre_tokenizer", "post_processor"):
+        return len(path) == 1 or path[-1] == "type"
+    excluded = {"added_tokens", "version", "cls_token", "sep_token", "bos_token", "eos_token"}
+    return path[0] not in excluded and path[1:2] not in [(key,) for key in ("vocab", "merges", "type", "dropout")]
+
+
+def publish_roles(directory: Path, kind: str) -> None:
+    """Write the files of a tokenizer as transformers 4 saves them."""
+    build, model_type, name = CHANGED[kind]
+    tokenizer = build()
+    tokenizer.enable_truncation(9)
+    tokenizer.enable_padding()
+    (directory / "tokenizer.json").write_text(tokenizer.to_str())
+    added = {token["content"]: token for token in read_json(directory / "tokenizer.json")["added_tokens"]}
+    texts = {"cls": "[CLS] <s>", "sep": "[SEP] </s>", "unk": "[UNK] <unk>", "pad": "[PAD] <pad>",
+             "mask": "[MASK] <mask>", "bos": "<bos> <s>", "eos": "<eos> </s>"}  # fmt: skip
+    roles = {f"{role}_token": text for role, names in texts.items() for text in names.split() if text in added}
+    decoder = {str(token.pop("id")): token for token in added.values()}
+    options = {"model_max_length": 40, "added_tokens_decoder": decoder} | ({"tokenizer_class": name} if name else {})
+    write_json(directory / "config.json", {"model_type": model_type})
+    write_json(directory / "tokenizer_config.json", roles | options)
+    write_json(directory / "special_tokens_map.json", roles)
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+@given(data=st.data())
+def test_changed_key_is_applied_rejected_or_named(kind: str, data: st.DataObject) -> None:
+    """If transformers rejects a value, the tokens do not matter."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        publish_roles(directory, kind)
+        data.draw(change_file(directory, FILES, ("a", "[MASK]", "left", "right", "true"), is_sensible))
+        try:
+            files = Published(directory)
+            published = read_tokenizer(files, read_json(directory / "config.json"), read_transformer_settings(files))
+        except CheckpointError:
+            return
+        try:
+            Tokenizer(published.definition).encode([TokenizerInput(text) for text in TEXTS])  # the export does the same
+            expected = transformers.AutoTokenizer.from_pretrained(directory)
+            _ = [expected(first, second) for first, second in zip(TEXTS, reversed(TEXTS), strict=True)]
+        except Exception:  # noqa: BLE001  # both libraries raise exceptions of many types
+            return
+        if not any("differ from those of" in warning for warning in files.warnings()):
+            compare(published, expected)
+
+
+def test_dropout_is_not_applied(tmp_path: Path) -> None:
+    publish_roles(tmp_path, "modernbert")
+    values = read_json(tmp_path / "tokenizer.json")
+    values["model"]["dropout"] = 0.9
+    write_json(tmp_path / "tokenizer.json", values)
+    oracle = tokenizers.Tokenizer.from_str(BUILDERS["bytelevel"]().to_str())
+    actual = tokenizers.Tokenizer.from_str(load_tokenizer(tmp_path).definition.decode())
+    actual.no_truncation()
+    assert [actual.encode(text).ids for text in SENTENCES] == [oracle.encode(text).ids for text in SENTENCES]
+
+
+def test_several_templates_are_refused(tmp_path: Path) -> None:
+    """The library would panic."""
+    publish_roles(tmp_path, "qwen3")
+    values = read_json(tmp_path / "tokenizer.json")
+    values["post_processor"]["processors"] *= 2
+    write_json(tmp_path / "tokenizer.json", values)
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer\.json: invalid \(post_processor: too many templates \(2, limit"
+    ):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2"])
