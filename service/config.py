@@ -14,6 +14,7 @@ from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from model.artifact.console import plain_message
 from service.connections import parse_networks
 from service.errors import echo
 from service.flags import MODEL_SELECTION, describe_option, parse_flags
@@ -309,7 +310,7 @@ def load_serve_settings(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"].replace("Input should", "must")
+        problem = plain_message(first["msg"])
         raise ConfigError(f"{PREFIX}{name.upper()}: {problem} ({echo(str(first['input']))}).") from None
     _ = settings.served_models  # raises for an invalid list
     if settings.drain_delay_ms >= settings.drain_timeout_ms:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from model.artifact.console import plain_message
 from model.artifact.names import NAME_FORMAT, check_model_name
 from service.config import ConfigError, Settings, read_option_file
 from service.errors import echo
@@ -105,5 +106,5 @@ def _describe(invalid: ValidationError) -> str:
         "tuple_type": "must be a list",
         "string_pattern_mismatch": f"{DIGEST_FORMAT} ({echo(str(error['input']))})",
         "value_error": f"{NAME_FORMAT} ({echo(str(error['input']))})",
-    }.get(error["type"], error["msg"].replace("Input should", "must"))
+    }.get(error["type"], plain_message(error["msg"]))
     return f"{path}: {problem}"

@@ -99,7 +99,23 @@ def output_path(text: str) -> Path:
     """Validate an output path; argparse reports the error."""
     if text == "-":
         raise argparse.ArgumentTypeError('"-" is not supported. Name a file, or ./- for a file of that name')
-    return Path(text)
+    path = Path(text)
+    return path.resolve() if path.is_symlink() else path  # write the file that the link names, and keep the link
+
+
+MESSAGE_REWRITES = {
+    "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
+    "Field required": "missing. Add it", "Input should": "must", "List should": "must", "Tuple should": "must",
+    "String should": "must", "a valid tuple": "an array",
+}  # fmt: skip
+"""Replacements for pydantic's and Python's terms in messages."""
+
+
+def plain_message(message: str) -> str:
+    """Return a message of pydantic in the words of this project, without a final period."""
+    for before, after in MESSAGE_REWRITES.items():
+        message = message.replace(before, after)
+    return message.removesuffix(".")
 
 
 def run_command(program: str, command: Callable[[], int]) -> int:

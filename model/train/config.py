@@ -6,23 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, ReportedError
+from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, ReportedError, plain_message
 from model.artifact.names import check_model_name
 
 Size = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+File = Annotated[Path, Strict(False)]
 
 DEFAULT_ROPE_THETA, DEFAULT_GLOBAL_EVERY = 10_000.0, 3
-
-MESSAGE_REWRITES = {
-    "Value error, ": "", "Extra inputs are not permitted": "unknown option. Check its spelling",
-    "Input should": "must", "a valid tuple": "an array", "Tuple should": "must", "String should": "must",
-}  # fmt: skip
-"""Replacements for pydantic's and Python's terms in messages."""
 
 
 class TrainError(ReportedError):
@@ -44,9 +39,9 @@ class WriteError(TrainError):
 
 
 class Section(BaseModel):
-    """Options that are fixed after reading; unknown names are errors."""
+    """Options that are fixed after reading. Unknown names and values of another type (true for 1) are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TokenizerOptions(Section):
@@ -64,7 +59,9 @@ class ModelOptions(Section):
     name: Annotated[str, AfterValidator(check_model_name)]
     license: str | None = None
     init: str | None = Field(None, description='"default", a directory of a published model, or a hub ID.')
-    init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="Blocks of init to keep; () is all.")
+    init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), strict=False, description="Blocks of init to keep; () is all."
+    )
     hidden_size: Size = 256
     num_hidden_layers: Annotated[int, Field(gt=0, le=1000)] = 4
     num_attention_heads: Size = 4
@@ -114,8 +111,8 @@ class ModelOptions(Section):
 class DataOptions(Section):
     """Files of texts: .txt with one text per line, .jsonl with an object per line, or .parquet."""
 
-    train: tuple[Path, ...] = Field(min_length=1)
-    validation: tuple[Path, ...] = Field(min_length=1)
+    train: tuple[File, ...] = Field(min_length=1, strict=False)
+    validation: tuple[File, ...] = Field(min_length=1, strict=False)
     field: str = Field("text", description="Name of the text in JSON objects and Parquet columns.")
     shuffle_texts: Positive = Field(10_000, description="Examples in the shuffle buffer.")
 
@@ -138,7 +135,7 @@ class ContrastiveOptions(Section):
     """Contrastive learning on pairs."""
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
-    matryoshka_dimensions: tuple[Positive, ...] = ()
+    matryoshka_dimensions: tuple[Positive, ...] = Field((), strict=False)
 
 
 class CrossEncoderOptions(Section):
@@ -148,7 +145,7 @@ class CrossEncoderOptions(Section):
 class DistillationOptions(Section):
     """Distillation of the embeddings of a teacher."""
 
-    teacher: Path = Field(description="Directory of an artifact.")
+    teacher: File = Field(description="Directory of an artifact.")
 
 
 class OptimizerOptions(Section):
@@ -158,7 +155,7 @@ class OptimizerOptions(Section):
     min_learning_rate_ratio: Fraction = 0.1
     warmup_steps: Annotated[int, Field(ge=0)] = 100
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), strict=False)
     max_gradient_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
@@ -236,8 +233,7 @@ def load_config(path: Path) -> TrainConfig:
         if first["type"] == "extra_forbidden" and (nearest := _nearest(first["loc"])):
             problem = f"unknown option. Did you mean {nearest}?"
             raise TrainError(f"{path}: {option}: {problem}") from None
-        for before, after in MESSAGE_REWRITES.items():
-            problem = problem.replace(before, after)
+        problem = plain_message(problem)
         if isinstance(first["input"], str | int | float) and option != "configuration":
             problem += f" (actual {first['input']!r})"
         raise TrainError(f"{path}: {option}: {problem}.") from None

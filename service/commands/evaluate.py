@@ -302,6 +302,7 @@ def _difference(figures: Any, baseline: Any) -> Any:
     return {name: value for name, value in differences.items() if value} or None
 
 
+DEFAULT_TOP_K = 10
 DEFAULT_LIMIT = 10_000
 MAX_LIMIT = 100_000
 
@@ -339,6 +340,8 @@ def run(arguments: Sequence[str]) -> int:
     if not paths:
         names = ", ".join(f"--{task.replace('_', '-')}" for task in TASKS)
         parser.error(f"{names}: all missing. Set at least one")
+    if options.top_k is not None and options.retrieval is None:
+        parser.error("--top-k: set without --retrieval. Remove it")
     # Run every check that can fail early before loading the first model.
     directories = [options.directory, *([] if options.baseline is None else [options.baseline])]
     artifact, *_ = [Artifact.open(directory) for directory in directories]
@@ -347,10 +350,11 @@ def run(arguments: Sequence[str]) -> int:
     settings = load_settings()
     changes = {"model_digest": None, "precision": options.precision or settings.precision}
     datasets = {task: TASKS[task][0](path, options.limit) for task, path in paths.items()}
+    top_k = options.top_k or DEFAULT_TOP_K
     if "retrieval" in datasets:
-        _check_top_k(parser, options.top_k, datasets["retrieval"])
+        _check_top_k(parser, top_k, datasets["retrieval"])
     evaluation, *others = (
-        evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, options.top_k)
+        evaluate(settings.model_copy(update=changes | {"model_dir": directory}), datasets, top_k)
         for directory in directories
     )
     baseline = others[0] if others else None
@@ -383,7 +387,8 @@ def _parser() -> Parser:
         help="pairs of texts with a word, and whether its sense is equal",
     )
     add("--attribution", type=Path, metavar="FILE", help="texts with a word and those that decide its sense")
-    add("--top-k", type=integer(1, 1000), default=10, metavar="K", help="documents per query for recall (default: 10)")
+    add("--top-k", type=integer(1, 1000), metavar="K",
+        help=f"documents per query for recall (default: {DEFAULT_TOP_K})")  # fmt: skip
     add("--limit", type=integer(1, MAX_LIMIT), default=DEFAULT_LIMIT, metavar="N",
         help=f"lines to read per file, at most {MAX_LIMIT:,} (default: {DEFAULT_LIMIT:,})")  # fmt: skip
     add("--precision", choices=PRECISIONS, help="precision (default: ATTENDANT_PRECISION)")

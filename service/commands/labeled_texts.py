@@ -9,7 +9,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.artifact.console import EX_DATAERR
+from model.artifact.console import EX_DATAERR, plain_message
 from service.commands.arguments import CommandError
 from service.errors import MalformedRequest, ServiceError
 
@@ -168,7 +168,7 @@ def _parse(path: Path, number: int, line: str, kind: type[R]) -> R:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = "".join(f"[{step}]" if isinstance(step, int) else step for step in first["loc"])
-        problem = first["msg"] if first["msg"].endswith(".") else f"{first['msg']}."
+        problem = f"{plain_message(first['msg'])}."
         raise line_error(path, number, f"{field}: {problem}" if field else problem) from None
 
 

@@ -37,6 +37,9 @@ def test_paths_are_relative_to_the_file(config_file: Path, tmp_path: Path) -> No
         ("run", "precision", "int4", "run.precision: must be 'auto', 'float32' or 'bfloat16'"),
         ("data", "train", [], "data.train: must have at least 1 item"),
         ("optimizer", "betas", [0.9, 1.5], "optimizer.betas.1: must be less than 1"),
+        ("run", "steps", True, "run.steps: must be a valid integer (actual True)"),
+        ("optimizer", "betas", [0.9, "0.5"], "optimizer.betas.1: must be a valid number (actual '0.5')"),
+        ("tokenizer", "lowercase", "yes", "tokenizer.lowercase: must be a valid boolean (actual 'yes')"),
         ("tokenizer", "kind", "unigram", "tokenizer.kind: must be 'wordpiece' or 'bpe'"),
     ],
 )
@@ -79,7 +82,7 @@ def test_missing_table_is_named(document: Document, tmp_path: Path) -> None:
     del document["run"]
     path = tmp_path / "config.toml"
     path.write_text(to_toml(document))
-    with pytest.raises(TrainError, match="run: Field required"):
+    with pytest.raises(TrainError, match="run: missing"):
         load_config(path)
 
 

@@ -216,11 +216,19 @@ def test_output_that_is_the_input_is_wrong_usage(tmp_path: Path, run_embed: RunE
     rejected = write_rows(tmp_path / "out.npy.rejected.jsonl", [{"text": "a"}])
     link = tmp_path / "link.jsonl"
     link.symlink_to(path)
-    for source, target, shown in ((path, path, path), (path, link, link), (rejected, tmp_path / "out.npy", rejected)):
+    for source, target, shown in ((path, path, path), (path, link, path), (rejected, tmp_path / "out.npy", rejected)):
         content = source.read_bytes()
         problem = f"{shown}: is the input, which would be replaced. Set -o to another file."
         assert run_embed(source, "-o", target, "--overwrite") == (2, f"attendant embed: {problem}\n")
         assert source.read_bytes() == content
+
+
+def test_link_as_output_is_kept(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, link, target = write_rows(tmp_path / "in.jsonl", [{"text": "a"}]), tmp_path / "a.npy", tmp_path / "b.npy"
+    link.symlink_to(target)
+    assert run_embed(path, "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert target.is_file()
 
 
 def test_output_is_checked_before_rows_are_read(tmp_path: Path, run_embed: RunEmbed) -> None:

@@ -149,6 +149,7 @@ def test_limit_and_truncation_are_reported(run: Run, exported: Path, tmp_path: P
     [
         ((), "--sts, --retrieval, --word-in-context, --attribution: all missing. Set at least one. See"),
         (("--retrieval", "retrieval.jsonl", "--top-k", "9"), "too many for the documents (9, limit 8)"),
+        (("--sts", "sts.jsonl", "--top-k", "9"), "--top-k: set without --retrieval. Remove it"),
         (("--sts", "sts.jsonl", "--limit", "100001"), "--limit: out of range (100001, limit 100000). Use 1 to 100000"),
         (("--sts", "sts.jsonl", "--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
     ],
@@ -185,13 +186,16 @@ def test_word_without_vector_is_named(
     assert err.startswith(f"attendant evaluate: words.jsonl: {problem}")
 
 
-@pytest.mark.parametrize("task", ["sts", "retrieval"])
+TOP_K: dict[str, tuple[object, ...]] = {"sts": (), "retrieval": ("--top-k", 3)}
+
+
+@pytest.mark.parametrize("task", [*TOP_K])
 def test_text_over_the_character_limit_is_named(run: Run, exported: Path, tmp_path: Path, task: str) -> None:
     long = "long " * 5000
     line = {"sts": {"text1": "a", "text2": long, "score": 1}, "retrieval": {"query": "a", "positive": long}}[task]
     body = {"sts": STS, "retrieval": RETRIEVAL}[task]
     (tmp_path / f"{task}.jsonl").write_text(body + json.dumps(line))
-    status, out, err = run(exported, f"--{task}", f"{task}.jsonl", "--top-k", 3)
+    status, out, err = run(exported, f"--{task}", f"{task}.jsonl", *TOP_K[task])
     field = {"sts": "text2", "retrieval": "positive"}[task]
     assert (status, out, "long long" in err) == (65, "", False)
     assert err.startswith(f"attendant evaluate: {task}.jsonl: line 9: {field}: too many characters (")

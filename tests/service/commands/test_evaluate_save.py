@@ -161,7 +161,8 @@ def test_options_combine(
     before = Artifact.open(artifact).digest
     options: list[object] = [value for task in sorted(tasks) for value in (f"--{task}", FILES[task])]
     options += ["--baseline", exported] * baseline + ["--save"] * save + ["--json"] * as_json
-    status, out, err = run(artifact, *options, "--top-k", 3)
+    options += ["--top-k", 3] * ("retrieval" in tasks)
+    status, out, err = run(artifact, *options)
     assert (status, re.sub(r"attendant: .* encoded .* texts\n", "", err)) == (0, "")
     digest = Artifact.open(artifact).digest
     assert save or digest == before
