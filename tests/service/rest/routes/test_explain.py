@@ -101,14 +101,6 @@ async def test_outputs_reject_options_of_maps_and_invalid_rows(
     assert (response.status_code, response.json()["error"]["message"]) == (422, message)
 
 
-async def test_check_and_cashed_contribute_most_to_bank(harness: ServiceHarness) -> None:
-    result = await attend(harness, kind="projection", layer_reduce="rollout", unit="word", special_tokens="drop")
-    names = [unit["text"] for unit in result["units"]]
-    row = dict(zip(names, result["maps"][0]["matrix"][names.index("bank")], strict=True))
-    assert {name for name in sorted(row, key=lambda name: -row[name]) if name != "bank"} >= {"check", "cashed"}
-    assert sorted(row, key=lambda name: -row[name])[1:3] in (["check", "cashed"], ["cashed", "check"])
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -146,11 +138,6 @@ async def test_sparse_rows_are_sorted_and_have_dropped_mass(harness: ServiceHarn
     np.testing.assert_allclose(tensor(encoded["values"]), np.concatenate(sparse["values"]), atol=1e-7)
 
 
-async def test_decimals_round_the_values(harness: ServiceHarness) -> None:
-    (probs,) = (await attend(harness, layers=[2], heads=[7], decimals=2))["maps"]
-    assert {value for row in probs["matrix"] for value in row} <= {round(number / 100, 2) for number in range(101)}
-
-
 async def test_comparison_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
     """One occurrence is given as a span, the other as a word index."""
     request = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
@@ -169,23 +156,6 @@ async def test_comparison_has_the_fields_of_the_contract(harness: ServiceHarness
     for similarity in body["layers"]:
         assert np.diag(similarity["cosine"]).tolist() == np.diag(similarity["centered"]).tolist() == [1, 1]
         assert similarity["centered"][0][1] < similarity["cosine"][0][1] < 1
-
-
-async def test_response_is_rejected_before_inference_when_one_byte_too_large(model: LoadedModel) -> None:
-    """The message must suggest a smaller response."""
-    body = {"inputs": CASHED, "encoding_format": "base64"}
-    async with open_harness(model, max_response_bytes=1) as harness:
-        message = (await harness.post("/v1/attend", body)).json()["error"]["message"]
-    size = int(message.split("(")[1].split()[0])
-    async with open_harness(model, max_response_bytes=size - 1) as harness:
-        response = await harness.post("/v1/attend", body)
-        assert (response.status_code, response.json()["error"]["reason"]) == (422, "RESPONSE_TOO_LARGE")
-        assert 'head_reduce to "mean"' in response.json()["error"]["message"]
-        assert harness.sample("attendant_batch_size_count", lane="explain") == 0
-    async with open_harness(model, max_response_bytes=size) as harness:
-        response = await harness.post("/v1/attend", body, **{"accept-encoding": "identity"})
-        assert response.status_code == 200
-        assert len(response.content) <= size
 
 
 async def test_too_large_error_names_the_number_of_inputs_that_fit(model: LoadedModel) -> None:

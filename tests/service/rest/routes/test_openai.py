@@ -30,14 +30,6 @@ def golden(rest: httpx.Client) -> list[float]:
     return embedding
 
 
-def test_embedding_matches_the_native_api(client: openai.OpenAI, golden: list[float]) -> None:
-    """By default, the client requests base64 and decodes it."""
-    response = client.embeddings.create(model=MODEL, input=GOLDEN)
-    np.testing.assert_array_equal(np.asarray(response.data[0].embedding, np.float32), np.asarray(golden, np.float32))
-    assert (response.model, response.usage.prompt_tokens, response.usage.total_tokens) == (MODEL, 5, 5)
-    assert (response.object, response.data[0].object, response.data[0].index) == ("list", "embedding", 0)
-
-
 @pytest.mark.parametrize("ids", [[2769, 2924, 7502], [[2769, 2924, 7502], [2924]]])
 def test_token_ids_are_rejected_by_default(client: openai.OpenAI, ids: list[int]) -> None:
     """LangChain sends ids from OpenAI's vocabulary. The error must name the option that prevents this."""

@@ -52,14 +52,6 @@ async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) 
     assert [unit["text"] for unit in explained["queries"][0]["units"]] == QUERY.split()
 
 
-async def test_scores_are_the_cosines_of_pooled_vectors(harness: ServiceHarness) -> None:
-    body = {"inputs": [QUERY, *DOCUMENTS], "dimensions": 64}
-    results = (await harness.post("/v1/encode", body)).json()["results"]
-    query, *documents = np.array([result["pooled"] for result in results])
-    scores = (await similarity(harness, dimensions=64))["scores"]
-    np.testing.assert_allclose(scores[0], np.array(documents) @ query, atol=1e-4)
-
-
 async def test_zipped_pairs_are_the_diagonal(harness: ServiceHarness) -> None:
     everything = await similarity(harness, queries=DOCUMENTS, explain=True)
     zipped = await similarity(harness, queries=DOCUMENTS, explain=True, pairs="zip")
@@ -177,16 +169,3 @@ async def test_all_texts_count_in_usage_and_metrics(harness: ServiceHarness) -> 
     assert body["usage"] == {"tokens": 8 + 256 + 3, "truncated_inputs": 1}
     assert harness.sample("attendant_request_tokens_sum") == 8 + 256 + 3
     assert harness.sample("attendant_truncated_inputs_total") == 1
-
-
-async def test_identical_texts_have_the_cosine_one(harness: ServiceHarness) -> None:
-    (pair,) = (await similarity(harness, documents=[QUERY], explain=True, unit="word"))["pairs"]
-    assert abs(pair["score"] - 1) < 1e-6
-    matrix = np.array(pair["contributions"])
-    np.testing.assert_allclose(matrix, matrix.T, atol=1e-4)
-
-
-async def test_one_text_may_be_the_word_all(harness: ServiceHarness) -> None:
-    body = (await harness.post("/v1/similarity", {"queries": "all", "documents": ["all", "a"]})).json()
-    assert np.shape(body["scores"]) == (1, 2)
-    assert body["scores"][0][0] == pytest.approx(1, abs=1e-2)
