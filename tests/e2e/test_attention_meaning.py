@@ -187,24 +187,3 @@ async def test_contributors_of_documented_words(model: LoadedModel) -> None:
     assert {source.text for source in check[:2]} == {"check", "cashed"}
     assert river[0].text == "river"
     assert station[0].text == "train"
-
-
-@pytest.mark.parametrize("head_reduce", ["none", "mean"])
-async def test_word_maps_renormalize_or_drop_special_tokens(model: LoadedModel, head_reduce: str) -> None:
-    """Rows sum to 1 after renormalization, and to 1 minus the excluded mass otherwise."""
-    async with open_harness(model) as harness:
-        fields = {"unit": "word", "head_reduce": head_reduce}
-        (renormalized,) = await attend(harness.engine, STATION, special_tokens="renormalize", **fields)
-        (dropped,) = await attend(harness.engine, STATION, special_tokens="drop", **fields)
-    assert [unit.text for unit in renormalized.units] == STATION.split()
-    assert len(renormalized.maps) == len(dropped.maps) == (LAYERS * 12 if head_reduce == "none" else LAYERS)
-    for full, partial in zip(renormalized.maps, dropped.maps, strict=True):
-        matrix, kept = values(full.matrix), values(partial.matrix)
-        assert matrix.shape == kept.shape == (7, 7)
-        empty = np.isin(np.arange(7), full.empty_rows)
-        np.testing.assert_allclose(matrix.sum(axis=1), ~empty, atol=1e-5)
-        np.testing.assert_allclose(kept.sum(axis=1), 1 - values(partial.excluded_mass), atol=1e-5)
-        np.testing.assert_allclose(matrix * kept.sum(axis=1, keepdims=True), kept, atol=1e-5)
-        if head_reduce == "mean":
-            assert not empty.any()
-            assert 0.2 < values(partial.excluded_mass).mean() < 0.8

@@ -69,15 +69,6 @@ def test_rollout_is_the_product_of_layer_matrices(encoder: Encoder, hidden: Floa
         np.testing.assert_allclose(rollout.values.sum(axis=-1), 1, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ROLLOUT_KINDS)
-def test_rollout_rows_sum_to_1_in_float32(kind: Kind) -> None:
-    encoder = random_encoder(torch.float32)
-    hidden = run(encoder, random_ids(TOKENS)).hidden_states
-    (rollout,) = token_maps(hidden, torch_layers(encoder), make_spec(kind, layer_reduce="rollout"))
-    assert rollout.values.dtype == np.float32
-    np.testing.assert_allclose(rollout.values.sum(axis=-1), 1, atol=1e-6, rtol=0)
-
-
 def test_rollout_of_selected_heads_uses_their_mean(encoder: Encoder, hidden: Floats) -> None:
     spec = make_spec(layers=(1,), heads=(1, 2), layer_reduce="rollout")
     (rollout,) = token_maps(hidden, torch_layers(encoder), spec)
