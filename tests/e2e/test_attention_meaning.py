@@ -101,24 +101,6 @@ async def test_projection_rollout_correlates_with_occlusion(model: LoadedModel) 
     assert low > 0
 
 
-async def test_special_tokens_contribute_less_than_half_as_much_to_norms_as_to_probs(model: LoadedModel) -> None:
-    """Holds in every layer."""
-    async with open_harness(model) as harness:
-        probs, norms = [
-            await attend(harness.engine, *SENTENCES[::3], kind=kind, head_reduce=reduce, special_tokens="drop")
-            for kind, reduce in (("probs", "mean"), ("norm", "sum"))
-        ]
-    for layer in range(LAYERS):
-        shares = []
-        for results in (probs, norms):
-            maps = [result.maps[layer] for result in results]
-            excluded = np.concatenate([values(attention.excluded_mass) for attention in maps])
-            remaining = np.concatenate([values(attention.matrix).sum(axis=1) for attention in maps])
-            shares.append(float((excluded / (excluded + remaining)).mean()))
-        print(f"layer {layer + 1}: share of special tokens in probs {shares[0]:.2f}, in norms {shares[1]:.2f}")
-        assert shares[0] >= 2 * shares[1]
-
-
 @dataclass
 class Similarities:
     """Similarities between two uses of a word, with the same sense and with different senses."""

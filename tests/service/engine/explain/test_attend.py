@@ -9,7 +9,7 @@ from attendant_client.types import UnitKind
 from service.operations.attend import AttendTask
 from service.operations.inputs import Call
 from service.operations.maps import AttentionMapSpec
-from tests.random_encoders import HandMadeLayer, random_encoder, torch_layers
+from tests.random_encoders import HandMadeLayer
 from tests.service.engine.explain.attend_cases import (
     AttendFactory,
     compute,
@@ -17,7 +17,6 @@ from tests.service.engine.explain.attend_cases import (
     dense,
     layers_and_heads,
     map_values,
-    stacked,
 )
 
 
@@ -25,18 +24,6 @@ def test_scores_have_no_excluded_mass_or_bias_share(factory: AttendFactory) -> N
     result = factory.run(factory.case(kind="scores", layers=(4,), head_reduce="mean"))
     assert layers_and_heads(result) == [(4, None)]
     assert [(scores.excluded_mass, scores.bias_share) for scores in result.maps] == [(None, None)]
-
-
-def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
-    """Uses a random encoder's weights and hidden states."""
-    encoder = random_encoder(layers=3, heads=4, hidden_size=32)
-    case = factory.case()
-    tokens = case.task.tokens
-    spec = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
-    hidden = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = compute(AttendTask(tokens, case.task.units, spec, case.request, Call()), hidden, torch_layers(encoder))
-    assert layers_and_heads(result) == [(2, head) for head in range(4)]
-    np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("unit", ["word", "span"])
