@@ -73,6 +73,14 @@ async def test_dimensions_are_truncated_before_normalization(harness: ServiceHar
     assert cosine(values(raw.pooled), expected) > 0.99999
 
 
+async def test_stack_adds_a_layer_axis_except_to_static_vectors(harness: ServiceHarness) -> None:
+    last = await encode_one(harness, outputs=ALL_OUTPUTS)
+    stacked = await encode_one(harness, outputs=ALL_OUTPUTS, layer_reduce="stack")
+    for name in ("pooled", "token_vectors", "word_vectors"):
+        assert getattr(stacked, name).shape == (1, *getattr(last, name).shape)
+    assert values(stacked.static_vectors).shape == values(last.static_vectors).shape
+
+
 @pytest.mark.parametrize("field", ["pooling", "normalize"])
 async def test_pooling_and_normalize_override_the_model_defaults(harness: ServiceHarness, field: str) -> None:
     fields: dict[str, Any] = {"pooling": "cls"} if field == "pooling" else {"normalize": False}

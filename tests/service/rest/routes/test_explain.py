@@ -11,8 +11,6 @@ from service.engine.model_loader import LoadedModel
 from tests.service.conftest import ServiceHarness, open_harness
 
 CASHED = "He cashed a check at the bank."
-RIVER = "They sat on the bank of the river."
-FIELDS = {"layer", "head", "matrix", "excluded_mass", "bias_share", "empty_rows"}
 
 
 async def attend(harness: ServiceHarness, inputs: object = CASHED, **fields: Any) -> dict[str, Any]:
@@ -29,26 +27,6 @@ def layers_and_heads(result: dict[str, Any]) -> list[tuple[int | None, int | Non
 def tensor(field: dict[str, Any]) -> NDArray[Any]:
     types = {"float32": "<f4", "float16": "<f2", "sqrt_uint8": "u1"}
     return np.frombuffer(base64.b64decode(field["data"]), types[field["dtype"]]).reshape(field["shape"])
-
-
-async def test_response_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
-    """By default, there is one token map of probabilities per layer and head."""
-    response = await harness.post("/v1/attend", {"inputs": CASHED})
-    body = response.json()
-    assert set(body) == {"model", "precision", "results", "usage"}
-    assert (body["model"], body["precision"]) == ("all-MiniLM-L6-v2", "float32")
-    assert response.headers["x-attendant-model"] == f"all-MiniLM-L6-v2@{harness.engine.info.digest}"
-    (result,) = body["results"]
-    assert set(result) == {"truncated", "units", "rows", "columns", "maps"}
-    assert result["units"][2] == {
-        "text": "cash", "start": 3, "end": 7, "segment": 0, "special": False, "word_index": None
-    }  # fmt: skip
-    assert [unit["special"] for unit in result["units"]] == [True] + [False] * 9 + [True]
-    assert result["rows"] == result["columns"] == list(range(11))
-    maps = result["maps"]
-    assert layers_and_heads(result) == [(layer, head) for layer in range(1, 7) for head in range(12)]
-    assert all(set(attention_map) == FIELDS for attention_map in maps)
-    assert np.shape([attention_map["matrix"] for attention_map in maps]) == (72, 11, 11)
 
 
 async def test_outputs_are_the_steps_inside_the_layers(harness: ServiceHarness) -> None:
@@ -136,26 +114,6 @@ async def test_sparse_rows_are_sorted_and_have_dropped_mass(harness: ServiceHarn
         assert sum(values) + sparse["dropped_mass"][row] == pytest.approx(1, abs=1e-5)
     assert encoded["indices"] == sparse["indices"]
     np.testing.assert_allclose(tensor(encoded["values"]), np.concatenate(sparse["values"]), atol=1e-7)
-
-
-async def test_comparison_has_the_fields_of_the_contract(harness: ServiceHarness) -> None:
-    """One occurrence is given as a span, the other as a word index."""
-    request = {"occurrences": [{"text": CASHED, "span": [25, 29]}, {"text": RIVER, "word_index": 4}]}
-    response = await harness.post("/v1/compare", request)
-    body = response.json()
-    assert set(body) == {"model", "precision", "occurrences", "static", "layers", "usage"}
-    assert "server-timing" in response.headers
-    money, river = body["occurrences"]
-    assert [money[key] for key in ("text", "start", "end")] == ["bank", 25, 29]
-    assert [river[key] for key in ("text", "start", "end")] == ["bank", 16, 20]
-    assert {word["text"] for word in money["contributors"][:2]} == {"check", "cashed"}
-    assert river["contributors"][0]["text"] == "river"
-    assert len(money["contributors"]) == 5
-    assert body["static"] == [[1, 1], [1, 1]]
-    assert [similarity["layer"] for similarity in body["layers"]] == list(range(7))
-    for similarity in body["layers"]:
-        assert np.diag(similarity["cosine"]).tolist() == np.diag(similarity["centered"]).tolist() == [1, 1]
-        assert similarity["centered"][0][1] < similarity["cosine"][0][1] < 1
 
 
 async def test_too_large_error_names_the_number_of_inputs_that_fit(model: LoadedModel) -> None:

@@ -105,12 +105,6 @@ def test_models_lists_and_retrieves_the_served_model(client: openai.OpenAI) -> N
         client.models.retrieve("gpt-9")
 
 
-def test_input_limit_is_2048(client: openai.OpenAI) -> None:
-    assert len(client.embeddings.create(model=MODEL, input=["a"] * 2048).data) == 2048
-    with pytest.raises(openai.BadRequestError, match="input: too many items \\(2049, limit 2048\\)"):
-        client.embeddings.create(model=MODEL, input=["a"] * 2049)
-
-
 def test_precision_is_returned_in_a_header(rest: httpx.Client) -> None:
     """The OpenAI body has no field for it."""
     response = rest.post("/v1/embeddings", json={"model": "all-MiniLM-L6-v2", "input": "a"})
