@@ -111,16 +111,6 @@ async def test_poisoned_text_fails_alone(poisoned_model: LoadedModel) -> None:
         assert harness.sample("attendant_nonfinite_outputs_total", lane="fast") == 1
 
 
-async def test_large_requests_are_tokenized_off_the_event_loop(engine: Engine) -> None:
-    task = asyncio.ensure_future(tokenize(engine, *["many words " * 1000] * 10))
-    iterations = 0
-    while not task.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations > 2
-    assert (await task).results[0].token_count == 2002
-
-
 async def test_maps_of_a_poisoned_text_fail(poisoned_model: LoadedModel) -> None:
     """The failure must be counted, and the next text must succeed."""
     async with open_harness(poisoned_model) as harness:

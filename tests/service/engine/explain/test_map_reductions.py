@@ -13,7 +13,6 @@ from model.encoder import Encoder
 from service.engine.layers import AttentionOutput, Layer
 from service.operations.maps import AttentionMapSpec, LayerMaps, TokenMaps, token_maps
 from tests.random_encoders import (
-    HandMadeLayer,
     TorchLayer,
     random_encoder,
     random_ids,
@@ -74,16 +73,6 @@ def test_rollout_of_selected_heads_uses_their_mean(encoder: Encoder, hidden: Flo
     (rollout,) = token_maps(hidden, torch_layers(encoder), spec)
     probs = torch_layers(encoder)[0].maps(hidden[0]).probs
     np.testing.assert_allclose(rollout.values[0], (probs[1] + probs[2]) / 4 + np.eye(TOKENS) / 2, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ROLLOUT_KINDS)
-def test_rollout_of_identity_maps_is_the_identity(kind: Kind) -> None:
-    width = 8
-    eye = np.eye(width)
-    layer = HandMadeLayer(1e3 * eye, np.zeros(width), eye, eye)
-    hidden = np.stack([eye] * 4)
-    (rollout,) = token_maps(hidden, [layer] * 3, make_spec(kind, heads=(0,), layer_reduce="rollout"))
-    np.testing.assert_allclose(rollout.values[0], eye, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["probs", "scores", "norm"])

@@ -25,20 +25,14 @@ def test_request_id_is_returned(rest: httpx.Client) -> None:
     [
         ("/v2/embed", {"input_type": "image"}, 422, "input_type: unknown value"),
         ("/v2/embed", {"embedding_types": []}, 422, "embedding_types: empty"),
-        ("/v2/embed", {"embedding_types": ["float", "float"]}, 422, "embedding_types: contains the same type"),
         ("/v2/embed", {"embedding_types": ["uint8"]}, 422, "embedding_types[0]: unknown value"),
-        ("/v2/embed", {"texts": ["a", " "]}, 422, "texts[1]: empty or blank"),
-        ("/v2/embed", {"texts": []}, 422, "texts: empty"),
         ("/v2/embed", {"texts": ["a"] * 300}, 422, "texts: too many items (300, limit 256)"),
         ("/v2/embed", {"texts": ["word " * 300], "truncate": "NONE"}, 422, 'or set truncate to "END"'),
-        ("/v2/embed", {"output_dimension": 900}, 422, "output_dimension: out of range"),
         ("/v2/embed", {"output_dimension": 7, "embedding_types": ["binary"]}, 422, "output_dimension: "),
         ("/v2/embed", {"images": ["data:"]}, 422, "images is not supported"),
         ("/v2/embed", {"model": "embed-v4.0"}, 404, 'model: not found ("embed-v4.0")'),
         ("/v2/rerank", {"model": "rerank-v3.5"}, 404, 'model: not found ("rerank-v3.5")'),
         ("/v2/rerank", {"documents": ["a", {"txt": "b"}]}, 422, "documents[1].text: missing"),
-        ("/v2/rerank", {"query": " "}, 422, "query: empty or blank"),
-        ("/v2/rerank", {"top_n": 0}, 422, "top_n: "),
     ],
 )
 def test_errors_have_cohere_names(
