@@ -109,6 +109,7 @@ TAKEN = '"c" is the name of a model or of another alias too. Rename one.'
     [
         ({"models": "a"}, f'{MODELS}"a"{NOT_A_MODEL}'),
         ({"models": "a="}, f'{MODELS}"a="{NOT_A_MODEL}'),
+        ({"models": "=a"}, f'{MODELS}"=a"{NOT_A_MODEL}'),
         ({"models": "a b=c"}, MODELS + NOT_A_NAME.format("'a b'")),
         ({"models": "a=b,a=c"}, f'{MODELS}"a" is set twice. Rename one.'),
         ({"models": "a=b@sha256:12"}, MODELS + NOT_A_DIGEST),

@@ -45,6 +45,24 @@ async def test_truncation_is_the_remedy_for_too_many_characters(harness: Service
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
+        ("/embed", {"inputs": []}, "inputs: empty."),
+        ("/embed_all", {"inputs": []}, "inputs: empty."),
+        ("/embed_sparse", {"inputs": []}, "inputs: empty."),
+        ("/rerank", {"query": "a", "texts": []}, "texts: empty."),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences: empty."),
+        ("/tokenize", {"inputs": []}, "inputs: empty."),
+        ("/decode", {"ids": []}, "ids: empty."),
+    ],
+)
+async def test_empty_list_has_its_own_error(harness: ServiceHarness, path: str, body: Any, message: str) -> None:
+    response = await harness.post(path, body)
+    assert (response.status_code, response.json()["error_type"]) == (400, "Empty")
+    assert response.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
         ("/embed", {}, "inputs: missing."),
         ("/embed", {"inputs": None}, "inputs: wrong type (null). Send a string or an array."),
         ("/embed", {"inputs": ["a", 5]}, "inputs[1]: wrong type (number). Send a string or an array of token ids."),
