@@ -1,4 +1,4 @@
-"""The engine with the real model: usage, truncation, model names and independence of batch composition."""
+"""The engine with the real model: usage, truncation, and texts and tokenizers that fail."""
 
 import asyncio
 import threading

@@ -1,6 +1,4 @@
-"""Behavior common to all routes: unknown paths and methods, request IDs, unhandled exceptions, and the OpenAPI
-routes.
-"""
+"""Behavior common to all routes: unknown paths and methods, request IDs, and unhandled exceptions."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""gRPC errors: code and message match REST, with details, and without input text."""
+"""gRPC errors of messages, deadlines and methods, without input text. test_products.py compares others with REST."""
 
 from typing import Any
 

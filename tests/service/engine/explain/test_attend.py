@@ -1,4 +1,4 @@
-"""Attention maps of a request: their order, and the excluded mass and bias share that complete each row."""
+"""Attention maps of a request: scores without excluded mass, and rows without mass."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sparse attention maps: kept values, dropped mass and indices."""
+"""Sparse attention maps: kept values and dropped mass."""
 
 from itertools import pairwise
 from typing import Any

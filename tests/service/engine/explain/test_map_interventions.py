@@ -1,4 +1,4 @@
-"""Attention maps against interventions on the encoder: zeroed values, attention sinks, changed weights."""
+"""Attention maps against interventions on the encoder: zeroed values."""
 
 from collections.abc import Sequence
 from typing import Any

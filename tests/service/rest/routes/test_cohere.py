@@ -1,4 +1,4 @@
-"""Cohere's API: embedding types, input types, documents, errors. tests/clients tests Cohere's client."""
+"""Cohere's API: request IDs and errors. test_cohere_products.py compares numbers with the native API."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""/v1/attend and /v1/compare, as documented in docs/api.md."""
+"""/v1/attend, as documented in docs/api.md."""
 
 import base64
 from typing import Any
