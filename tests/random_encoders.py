@@ -94,20 +94,6 @@ def random_encoder(
     return encoder
 
 
-def bert_init_encoder(dtype: torch.dtype, *, layers: int, heads: int, hidden_size: int) -> Encoder:
-    """Return an encoder initialized like BERT: normal weights with standard deviation 0.02, zero biases, identity layer
-    norms.
-    """
-    encoder = random_encoder(dtype, layers=layers, heads=heads, hidden_size=hidden_size, scale=0.02)
-    with torch.no_grad():
-        for module in encoder.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.weight.fill_(1)
-            if isinstance(module, nn.LayerNorm | nn.Linear):
-                module.bias.zero_()
-    return encoder
-
-
 @dataclass(frozen=True)
 class TorchLayer:
     """A layer of an encoder, as the service sees it; PyTorch computes its attention in the dtype of the encoder."""

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import ScoredBy
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
@@ -397,11 +397,22 @@ def rest_spelling(message: str) -> str:
 
 
 def assert_same_error(call: Any, response: httpx.Response) -> None:
-    """Compare code, reason and message of the error of a gRPC call with those of a REST response."""
-    error = response.json()["error"]
-    status, info = Status.FromString(dict(call.trailing_metadata())["grpc-status-details-bin"]), ErrorInfo()
+    """Compare code, reason, message and details of the error of a gRPC call with those of a REST response."""
+    error, trailing = response.json()["error"], dict(call.trailing_metadata())
+    status, info, violations = Status.FromString(trailing["grpc-status-details-bin"]), ErrorInfo(), BadRequest()
     status.details[0].Unpack(info)
     assert (call.code().name, info.reason) == (error["code"], error["reason"])
+    assert (status.code, status.message) == (call.code().value[0], call.details())
+    assert (info.domain, info.metadata["request_id"]) == ("attendant", trailing["x-request-id"])
+    assert status.ByteSize() <= 1024
+    details = ["field", "minimum", "maximum"]
+    if info.reason != "RESPONSE_TOO_LARGE" and not isinstance(error["actual"], str):  # spelled by API
+        details.append("actual")
+    for name in details:
+        assert info.metadata.get(name) == (None if error[name] is None else str(error[name]))
+    if len(status.details) > 1:
+        status.details[1].Unpack(violations)
+        assert [violation.field for violation in violations.field_violations] == [error["field"]]
     messages = [rest_spelling(call.details()), error["message"]]
     if info.reason == "RESPONSE_TOO_LARGE":  # JSON and protobuf differ in size, and therefore in the remedy
         messages = [re.sub(r"\(\d+ bytes", "(", message).partition(". ")[0] for message in messages]

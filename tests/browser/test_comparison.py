@@ -186,12 +186,6 @@ def test_sentence_without_words_has_a_message(driver: PageDriver) -> None:
     assert driver.selected_words() == ["bank"]
 
 
-def test_page_compares_the_whole_shared_word(driver: PageDriver) -> None:
-    driver.type(1, "Turn the key.").type(2, "The key was C major.")
-    assert driver.selected_words() == ["key", "key"]
-    assert compared_spans(driver) == [[9, 12], [4, 7]]
-
-
 def load(driver: PageDriver, label: str) -> PageDriver:
     driver.page.get_by_role("group", name="Examples").get_by_role("button", name=label, exact=True).click()
     return driver.settle()

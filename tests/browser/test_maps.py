@@ -62,14 +62,6 @@ def check_view(driver: PageDriver, rest: httpx.Client, layer: int, choices: dict
     assert cell.get_attribute("aria-label") == sentences.get(body["kind"], contribution)
 
 
-def test_renormalized_rows_sum_to_one(driver: PageDriver) -> None:
-    """The tolerance allows for rounding to two digits."""
-    driver.choose(kind="probs", combine="mean", head="mean", special="renormalize")
-    for row in driver.cells():
-        values = [float(text) for text in row[:-1]]
-        assert sum(values) == pytest.approx(1, abs=0.005 * len(values))
-
-
 def test_token_unit_keeps_the_selected_word(driver: PageDriver) -> None:
     """`cashed` has two tokens."""
     driver.page.get_by_label("Tokens", exact=True).check()
@@ -104,37 +96,6 @@ def test_choice_returns_when_the_kind_supports_it_again(driver: PageDriver) -> N
     )
     driver.choose(kind="scores", combine="none").choose(kind="projection")
     assert driver.page.locator("#combine").input_value() == "none"
-
-
-def test_descriptions_match_the_view(driver: PageDriver) -> None:
-    """Checks the descriptions of signs, layers and scaling."""
-    for kind in ("projection", "norm", "block_norm", "probs"):
-        for combine, layer in (("none", 1), ("none", 4), ("mean", 6), ("rollout", 5)):
-            check_descriptions(driver, kind, combine, layer)
-
-
-def check_descriptions(driver: PageDriver, kind: str, combine: str, layer: int) -> None:
-    driver.choose(kind=kind, combine=combine, special="renormalize").slide(layer)
-    kind_text, layer_text, special_text = (
-        driver.page.locator(f"#{name}-meaning").inner_text() for name in ("kind", "layer", "special")
-    )
-    signed = kind == "projection" and combine != "rollout"
-    assert ("Negative shares" in kind_text) == signed
-    starts = {
-        "none": f"Layer {layer}: ",
-        "mean": f"Mean: the average of the maps of layers 1 to {layer}.",
-        "rollout": f"Rollout: the product of the maps of layers 1 to {layer}",
-    }
-    assert layer_text.startswith(starts[combine])
-    assert driver.page.locator("#combine").get_attribute("aria-describedby") == "layer-meaning"
-    heads = driver.page.locator("#map thead th").all_inner_texts()
-    assert ("“bias”" in special_text) == ("bias" in heads)
-    assert "not scaled" in special_text
-    rows = [[float(text.replace("\u2212", "-")) for text in row] for row in driver.cells()]
-    units = len(heads) - ("bias" in heads) - ("excluded" in heads)
-    assert signed == ("absolute values" in special_text)
-    for row in rows:
-        assert sum(abs(value) for value in row[:units]) == pytest.approx(1, abs=0.005 * units)
 
 
 def test_hovered_word_shows_its_contributions(driver: PageDriver) -> None:
@@ -313,19 +274,6 @@ def test_names_of_heads_follow_the_rule(driver: PageDriver, rest: httpx.Client) 
             labels = driver.page.locator(".multiples button").nth((layer - 1) * 12 + head).get_attribute("aria-label")
             assert (labels or "").startswith(name)
             assert (":" in (labels or "")) is ((layer, head) in expected)
-
-
-def test_legend_counts_the_heads_per_name(driver: PageDriver) -> None:
-    labels = driver.page.locator(".multiples button").evaluate_all(
-        "(all) => all.map((n) => n.getAttribute('aria-label'))"
-    )
-    previous = sum(": previous token " in label for label in labels)
-    legend = driver.page.locator("#heads .legend").inner_text()
-    start = "A symbol marks a head whose mean attention weight on such tokens is at least 0.500 in these sentences. "
-    assert legend.startswith(f"{start}← previous token ({previous} head{'s' if previous > 1 else ''}), → next token (")
-    assert "The selected kind has no maps per head." in driver.page.locator("#heads .body").inner_text()
-    driver.choose(kind="probs")
-    assert "The selected kind has no maps per head." not in driver.page.locator("#heads .body").inner_text()
 
 
 def synthetic(tokens: list[str], weights: list[list[float]]) -> dict[str, Any]:

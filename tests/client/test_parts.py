@@ -20,10 +20,10 @@ def test_error_in_a_part_counts_inputs_from_the_start_of_the_request(
     client: Client, operation: str, options: Any
 ) -> None:
     with pytest.raises(AttendantError) as raised:
-        getattr(client, operation)([*["a"] * 300, " "], **options)
+        getattr(client, operation)([*["a"] * 257, " "], **options)
     error = raised.value
-    assert error.field == "inputs[300]"
-    assert error.message.startswith("inputs[300]: ")
+    assert error.field == "inputs[257]"
+    assert error.message.startswith("inputs[257]: ")
     assert str(error) == f"{error.reason}: {error.message}"
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.helm_chart import AUTOSCALERS, TOGGLES, build, write_chart
+from tests.conftest import EXAMPLES
 from tests.deploy.conftest import DEPLOY, find_tool, run_tool
 from tests.deploy.manifests import Manifests, Object, names, parse
 
@@ -99,7 +100,7 @@ def test_every_component_is_in_the_chart() -> None:
 
 
 @given(overlay=st.sampled_from(["cpu", "gpu"]), components=choices(), namespace=st.sampled_from(["attendant", "a1"]))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=EXAMPLES // 5)
 def test_chart_renders_the_objects_of_the_kustomization(
     chart: Path, overlay: str, components: tuple[str, ...], namespace: str
 ) -> None:

@@ -56,13 +56,6 @@ def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLo
 
 
 @pytest.mark.slow
-def test_restart_behind_nginx_loses_no_request(default_artifact: Path, tmp_path: Path) -> None:
-    load = restart_under_load(default_artifact, tmp_path, 1)
-    assert load.failed == []
-    assert min(load.counts[api] for api in ("rest", "grpc", "streams")) >= 2
-
-
-@pytest.mark.slow
 def test_10_restarts_behind_nginx_lose_none_of_10_000_requests(default_artifact: Path, tmp_path: Path) -> None:
     load = restart_under_load(default_artifact, tmp_path, 10)
     assert load.failed == []

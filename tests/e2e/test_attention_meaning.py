@@ -101,24 +101,6 @@ async def test_projection_rollout_correlates_with_occlusion(model: LoadedModel) 
     assert low > 0
 
 
-async def test_special_tokens_contribute_less_than_half_as_much_to_norms_as_to_probs(model: LoadedModel) -> None:
-    """Holds in every layer."""
-    async with open_harness(model) as harness:
-        probs, norms = [
-            await attend(harness.engine, *SENTENCES[::3], kind=kind, head_reduce=reduce, special_tokens="drop")
-            for kind, reduce in (("probs", "mean"), ("norm", "sum"))
-        ]
-    for layer in range(LAYERS):
-        shares = []
-        for results in (probs, norms):
-            maps = [result.maps[layer] for result in results]
-            excluded = np.concatenate([values(attention.excluded_mass) for attention in maps])
-            remaining = np.concatenate([values(attention.matrix).sum(axis=1) for attention in maps])
-            shares.append(float((excluded / (excluded + remaining)).mean()))
-        print(f"layer {layer + 1}: share of special tokens in probs {shares[0]:.2f}, in norms {shares[1]:.2f}")
-        assert shares[0] >= 2 * shares[1]
-
-
 @dataclass
 class Similarities:
     """Similarities between two uses of a word, with the same sense and with different senses."""
@@ -187,24 +169,3 @@ async def test_contributors_of_documented_words(model: LoadedModel) -> None:
     assert {source.text for source in check[:2]} == {"check", "cashed"}
     assert river[0].text == "river"
     assert station[0].text == "train"
-
-
-@pytest.mark.parametrize("head_reduce", ["none", "mean"])
-async def test_word_maps_renormalize_or_drop_special_tokens(model: LoadedModel, head_reduce: str) -> None:
-    """Rows sum to 1 after renormalization, and to 1 minus the excluded mass otherwise."""
-    async with open_harness(model) as harness:
-        fields = {"unit": "word", "head_reduce": head_reduce}
-        (renormalized,) = await attend(harness.engine, STATION, special_tokens="renormalize", **fields)
-        (dropped,) = await attend(harness.engine, STATION, special_tokens="drop", **fields)
-    assert [unit.text for unit in renormalized.units] == STATION.split()
-    assert len(renormalized.maps) == len(dropped.maps) == (LAYERS * 12 if head_reduce == "none" else LAYERS)
-    for full, partial in zip(renormalized.maps, dropped.maps, strict=True):
-        matrix, kept = values(full.matrix), values(partial.matrix)
-        assert matrix.shape == kept.shape == (7, 7)
-        empty = np.isin(np.arange(7), full.empty_rows)
-        np.testing.assert_allclose(matrix.sum(axis=1), ~empty, atol=1e-5)
-        np.testing.assert_allclose(kept.sum(axis=1), 1 - values(partial.excluded_mass), atol=1e-5)
-        np.testing.assert_allclose(matrix * kept.sum(axis=1, keepdims=True), kept, atol=1e-5)
-        if head_reduce == "mean":
-            assert not empty.any()
-            assert 0.2 < values(partial.excluded_mass).mean() < 0.8

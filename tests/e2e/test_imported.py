@@ -60,7 +60,7 @@ def assert_equal_to_library(artifact: Path, model: Any, tolerance: float = 1e-5)
             np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.parametrize("family", mark_slow(*FAMILIES))
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert",)))
 def test_hidden_states_equal_the_library(publish: Publish, tmp_path: Path, family: str) -> None:
     published = publish(family)
     publish_graph(published, tmp_path / "model")

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -150,18 +149,6 @@ def test_exporter_keeps_the_lock_of_a_killed_server(tmp_path: Path, published: P
         with contextlib.suppress(ProcessLookupError):
             os.kill(exporter, signal.SIGKILL)
         fcntl.flock(lock, fcntl.LOCK_EX)
-
-
-@pytest.mark.usefixtures("environment")
-def test_error_of_the_hub_is_one_line(hub: HubServer, tmp_path: Path) -> None:
-    result = run_python("-m", "service", "serve", "owner/other", cache_dir=tmp_path)
-    assert (result.returncode, result.stdout) == (65, "")
-    *steps, error = result.stderr.splitlines()
-    assert all(re.match(r"exporting owner/other to |\[ *\d+\.\d s\] ", step) for step in steps)
-    assert error == (
-        "attendant: owner/other: neither a local directory nor a public model on the hub (401). Check the name at "
-        f"{hub.url}/owner/other; for a private model, set HF_TOKEN."
-    )
 
 
 def test_missing_exporter_names_the_extra(published: Path, tmp_path: Path) -> None:

@@ -112,23 +112,6 @@ def test_page_lists_every_exit_status() -> None:
     assert {int(number): meaning for number, meaning in rows} == STATUSES
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(f"attendant {name}" for name in ("serve", "embed", "ask", "compare", "evaluate", "size")),
-        *("attendant-model", *(f"attendant-model {name}" for name in ("export", "train", "example", "list", "verify"))),
-    ],
-)
-def test_help_has_examples_and_no_python_types(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    program, *arguments = command.split()
-    with pytest.raises(SystemExit, match="0"):
-        (service_main if program == "attendant" else model_main)([*arguments, "--help"])
-    text = capsys.readouterr().out
-    assert re.search(rf"^ *(example: )?{command}( \S|$)", text.partition("options:")[2], re.MULTILINE)
-    assert re.findall(r"--[a-z-]+ (int|str|Path|float|bool)\b", text) == []
-    assert "Exit statuses: docs/commands.md" in text
-
-
 def test_examples_in_help_are_accepted() -> None:
     """Covers every command whose parser runs without files."""
     parsers = {"embed": embed._parser, "ask": ask._parser, "compare": compare._parser}

@@ -10,11 +10,9 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import LayersRecord, Manifest, ValueRecord
-from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Block, Encoder, EncoderConfig, LayerConfig, RotaryConfig
 from model.export.description import describe_settings
@@ -110,24 +108,6 @@ def test_graph_inputs_and_outputs_match_manifest(exported: Path) -> None:
     assert parity.max_abs_difference < 1e-5 < parity.tolerance
 
 
-def test_explain_graph_returns_all_hidden_states(published: Path, exported: Path) -> None:
-    """The list starts with the embedding output and ends with the fast graph's output."""
-    fast, explain = (
-        onnxruntime.InferenceSession(exported / name, providers=["CPUExecutionProvider"])
-        for name in ("fast.onnx", "explain.onnx")
-    )
-    encoder = load_checkpoint(published).encoder
-    inputs = {
-        name: np.ones((1, 7), dtype=np.int64)
-        for name in ("input_ids", "position_ids", "token_type_ids", "sequence_ids")
-    }
-    (hidden_states,), (last,) = explain.run(None, inputs), fast.run(None, inputs)
-    with torch.inference_mode():
-        expected = encoder.hidden_states(**{name: torch.from_numpy(values) for name, values in inputs.items()})
-    np.testing.assert_allclose(hidden_states, torch.stack(expected).numpy(), atol=1e-5)
-    np.testing.assert_allclose(hidden_states[-1], last, atol=1e-5)
-
-
 def test_manifest_locates_the_weights_of_layers(published: Path, exported: Path) -> None:
     """Linear weights are stored as (in, out)."""
     artifact, encoder = Artifact.open(exported), load_checkpoint(published).encoder
@@ -161,26 +141,6 @@ def test_static_tensor_is_embedding_table(publish: Publish, tmp_path: Path, kind
     expected = load_file(publish(kind) / "model.safetensors")["embeddings.word_embeddings.weight"]
     assert np.array_equal(artifact.map(static_record(artifact.manifest))[:], expected.numpy())
     assert static_record(artifact.manifest).shape == (211, size)
-
-
-def test_artifact_reproduces_sentence_transformers_embedding(labse: Path, exported_labse: Path) -> None:
-    """Uses only what the artifact contains: the graph, and the manifest's pooling, dense layer and normalization."""
-    artifact = Artifact.open(exported_labse)
-    (tokens,) = Tokenizer(artifact.read("tokenizer.json")).encode([TokenizerInput("The river bank flows.")])
-    length = len(tokens)
-    inputs = {
-        "input_ids": tokens.input_ids,
-        "position_ids": list(range(length)),
-        "token_type_ids": tokens.token_type_ids,
-        "sequence_ids": [1] * length,
-    }
-    session = onnxruntime.InferenceSession(exported_labse / "fast.onnx", providers=["CPUExecutionProvider"])
-    hidden = session.run(None, {name: np.array([values]) for name, values in inputs.items()})[0]
-    (dense,) = artifact.manifest.embedding.dense
-    assert dense.bias is not None
-    embedding = np.tanh(hidden[0, 0] @ artifact.map(dense.weight)[:].T + artifact.map(dense.bias)[:])
-    expected = SentenceTransformer(str(labse), device="cpu").encode("The river bank flows.")
-    assert np.allclose(embedding / np.linalg.norm(embedding), expected, atol=1e-5)
 
 
 def test_manifest_has_what_other_files_of_the_model_say(source: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from model.export.cuda import (
     tokenize_texts,
 )
 from model.export.parity import pack_varlen
+from tests.model.conftest import mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
 
 Publish = Callable[[str], Path]
@@ -67,7 +68,7 @@ def test_emulated_float16_overflows_above_65504() -> None:
         assert large.half().float().dtype == torch.float32
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark_slow(*FAMILIES, fast=("bert", "modernbert", "deberta-v2")))
 def test_float16_reaches_min_cosine_for_every_family(publish: Publish, family: str) -> None:
     encoder = load_checkpoint(publish(family)).encoder
     test = AccuracyTest.from_sequences(encoder, "mean", random_sequences(encoder, LENGTHS))

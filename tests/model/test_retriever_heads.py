@@ -83,7 +83,7 @@ def test_own_tensors_of_a_tied_projection_take_precedence(
     [
         pytest.param("BertForQuestionAnswering", ("BertForQuestionAnswering",), marks=pytest.mark.slow),
         pytest.param("BertForMaskedLM", (), marks=pytest.mark.slow),
-        ("BertModel", ()),
+        pytest.param("BertModel", (), marks=pytest.mark.slow),
     ],
 )
 def test_heads_that_are_not_exported_are_named(

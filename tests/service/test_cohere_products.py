@@ -105,7 +105,8 @@ def test_embed_equals_the_native_api(rest: httpx.Client, request: Body) -> None:
         for kind in (kind for kind in types if DTYPES[kind] == dtype):
             check_embeddings(kind, response.json()["embeddings"][kind], expected)
     assert list(response.json()["embeddings"]) == types
-    assert response.json()["texts"] == request["texts"]
+    assert (response.json()["texts"], response.json()["response_type"]) == (request["texts"], "embeddings_by_type")
+    assert response.json()["meta"]["api_version"] == {"version": "2"}
 
 
 def check_embeddings(kind: str, embeddings: Any, expected: Any) -> None:

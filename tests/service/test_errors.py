@@ -17,7 +17,6 @@ from service.errors import (
     QueueFull,
     RequestTooLarge,
     ServiceError,
-    TooLong,
 )
 from service.request_log import RequestRecord
 from service.rest.middleware import error_response
@@ -38,12 +37,6 @@ def make(kind: type[ServiceError]) -> ServiceError:
     if kind in (Cancelled, Internal, NonFiniteOutput):
         return kind()
     return kind("too long", "Shorten it.", field="inputs[3]", actual=612, maximum=256, unit="tokens")
-
-
-def test_message_names_field_actual_limit_and_remedy() -> None:
-    error = make(TooLong)
-    assert error.message == "inputs[3]: too long (612 tokens, limit 256). Shorten it."
-    assert (error.field, error.actual, error.maximum) == ("inputs[3]", 612, 256)
 
 
 class Aborted(Exception):

@@ -134,19 +134,6 @@ def test_missing_package_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPat
     assert run_ask("a") == (78, "", f"attendant ask: rich is not installed. {remedy}\n")
 
 
-@pytest.mark.parametrize("width", [30, 60, 70, 80])
-def test_only_texts_shrink_in_a_narrow_terminal(width: int) -> None:
-    file = io.StringIO()
-    neighbors = [(0.5, "line 100000", "a long text " * 20), (-0.25, "text 1", "short")]
-    show_neighbors(Console(file=file, width=width, highlight=False), neighbors, 1, "")
-    title, header, first, second = file.getvalue().splitlines()[1:]
-    assert (title, header.split()) == ("Nearest of 1 text", ["cosine", "place", "text"])
-    assert first.startswith(" 0.500  line 100000  a long")
-    assert first.rstrip().endswith("…")
-    assert second.split() == ["-0.250", "text", "1", "short"]
-    assert max(map(len, (header, first, second))) <= width
-
-
 def draw(**options: Any) -> str:
     """Return a map of two words as drawn on a terminal."""
     file = io.StringIO()

@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from model.source.known_models import KNOWN_MODELS
 from model.source.model_size import describe_export, estimate_size
 from service.commands.size import (
     DEFAULT_MODEL,
-    LOAD_MIB,
     MANIFEST_LIMIT_MIB,
-    REST_MIB,
     SHAPES,
     TOKENS_PER_SECOND_PER_CORE,
     Capacity,
@@ -193,28 +190,6 @@ def test_invalid_option_is_named_with_its_limit(
     assert err.endswith("See: attendant size --help\n")
 
 
-def capacity(texts: int, tokens: int, inputs: int = 1) -> Capacity:
-    """Return the capacity for a load on two cores in bfloat16 at a utilization of 0.6."""
-    return Capacity(Load(Fraction(texts), Fraction(tokens), inputs, Fraction(6, 10)), "cpu", BFLOAT16, 2)
-
-
-@pytest.mark.parametrize(
-    ("texts", "tokens", "inputs", "replicas"),
-    [
-        # (texts * tokens / 13,600 + texts / inputs * (0.50 + 0.08 * inputs) ms) / 1.2
-        (1_000, 16, 1, 2),
-        (1_000, 128, 1, 9),
-        (100_000, 16, 1, 147),
-        (100_000, 128, 1, 833),
-        (10_000_000, 16, 1, 14_638),
-        (10_000_000, 128, 1, 83_265),
-        (10_000_000, 128, 32, 79_229),
-    ],
-)
-def test_replicas_for_documented_loads(texts: int, tokens: int, inputs: int, replicas: int) -> None:
-    assert capacity(texts, tokens, inputs).replicas == replicas
-
-
 @given(CAPACITIES)
 def test_replicas_are_the_smallest_number_that_suffices(case: Capacity) -> None:
     """The replicas must have enough capacity for the load, and one fewer must not."""
@@ -255,19 +230,6 @@ def test_weights_stored_in_16_bits_count_as_float32(manifest: Manifest) -> None:
     static = static_record(manifest).model_copy(update={"dtype": "bfloat16"})
     shape = ModelShape.of(manifest.model_copy(update={"static": static}))
     assert shape.weights_mib == 2 * DEFAULT_MODEL.weights_mib
-
-
-def test_flops_per_token_counts_weights_and_attention() -> None:
-    """MiniLM-L6 has 10.6 million weights in its layers; attention over a row of 128 tokens adds 6%."""
-    weights = 6 * 12 * 384**2
-    assert DEFAULT_MODEL.flops_per_token(Fraction(1)) == 2 * weights + 6 * 4 * 128 * 384
-    assert DEFAULT_MODEL.flops_per_token(Fraction(256)) == 2 * weights + 6 * 4 * 256 * 384
-
-
-def test_memory_is_the_high_water_mark_of_the_default_model_and_grows_with_weights() -> None:
-    larger = replace(DEFAULT_MODEL, weights_mib=DEFAULT_MODEL.weights_mib + 100)
-    assert DEFAULT_MODEL.memory_mib == REST_MIB + LOAD_MIB == 772
-    assert larger.memory_mib > 872
 
 
 def test_memory_limit_matches_the_manifests() -> None:

@@ -13,15 +13,15 @@ from model.artifact.packing import TokenLimit
 from service.callers import ANONYMOUS, Caller, Quota
 from service.engine.scheduling import Admission, Cost, FairQueue, LaneBacklog
 from service.errors import QueueFull, QuotaExceeded
+from tests.conftest import EXAMPLES
 from tests.service.engine.fake_backend import FakeBackend, cost_of
 
 QUANTUM = 512
 ROUNDS = 60
 
-CALLERS = st.lists(
-    st.tuples(st.integers(2, 50), st.integers(1, 30), st.integers(1, 4 * QUANTUM)), min_size=2, max_size=5
-)
-"""Per caller: requests that are queued at a time, tasks per request, and the largest task."""
+CALLER = st.tuples(st.integers(2, 50), st.integers(1, 30), st.integers(1, 4 * QUANTUM))
+"""Requests that are queued at a time, tasks per request, and the largest task."""
+CALLERS = st.lists(CALLER, min_size=2, max_size=5)
 
 
 class Load:
@@ -74,20 +74,23 @@ class Load:
                 self.send(caller)
 
 
-@settings(deadline=None, max_examples=40)
-@given(CALLERS, st.integers(0, 1000))
-def test_callers_share_equally_whatever_they_send(callers: list[tuple[int, int, int]], seed: int) -> None:
-    load = Load(callers, seed, busy=True)
-    while sum(load.served.values()) < ROUNDS * len(callers) * QUANTUM:
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+@given(st.lists(st.tuples(CALLER, st.integers(1, 8)), min_size=2, max_size=4), st.booleans(), st.integers(0, 1000))
+def test_callers_share_by_their_weights_whatever_they_send(
+    weighted: list[tuple[tuple[int, int, int], int]], equal: bool, seed: int
+) -> None:
+    callers, weights = [caller for caller, _ in weighted], [1 if equal else weight for _, weight in weighted]
+    load = Load(callers, seed, busy=True, weights=weights)
+    while sum(load.served.values()) < ROUNDS * sum(weights) * QUANTUM:
         load.run_batch()
-    shares = [load.served[caller] for caller in range(len(callers))]
+    shares = [load.served[caller] / weight for caller, weight in enumerate(weights)]
     # A turn may exceed the deficit by a request's turn, which is a quantum and a task, and be cut short by as much.
     largest = max(size for _, _, size in callers)
     assert max(shares) - min(shares) <= 4 * (QUANTUM + largest)
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 2000), st.integers(1, 64), st.integers(0, 1000))
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(0, 1000))
 def test_sentence_waits_for_one_turn_of_each_other_caller(requests: int, tasks: int, seed: int) -> None:
     """Another caller's requests delay a sentence by its turn, not by their number."""
     load = Load([(requests, tasks, 60), (3, 256, 256)], seed)
@@ -103,7 +106,7 @@ def test_sentence_waits_for_one_turn_of_each_other_caller(requests: int, tasks: 
         assert batches <= 4
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=EXAMPLES // 2)
 @given(CALLERS, st.integers(0, 1000))
 def test_every_request_of_every_caller_finishes(callers: list[tuple[int, int, int]], seed: int) -> None:
     load = Load(callers, seed)
@@ -129,17 +132,6 @@ def test_callers_alternate_by_turn() -> None:
         queue.add([name], [cost_of(8)], caller=Caller("many"))
     queue.add(["x1", "x2", "x3"], [cost_of(8)] * 3, caller=Caller("one"))
     assert queue.select_batch(TokenLimit(64), 64)[0] == ["a", "x1", "b", "x2", "c", "x3", "d"]
-
-
-@settings(deadline=None, max_examples=10)
-@given(st.lists(st.integers(1, 8), min_size=2, max_size=4), st.integers(1, QUANTUM), st.integers(0, 1000))
-def test_callers_share_by_their_weights(weights: list[int], largest: int, seed: int) -> None:
-    callers = [(8, 2, largest)] * len(weights)
-    load = Load(callers, seed, busy=True, weights=weights)
-    while sum(load.served.values()) < ROUNDS * sum(weights) * QUANTUM:
-        load.run_batch()
-    shares = [load.served[caller] / weight for caller, weight in enumerate(weights)]
-    assert max(shares) - min(shares) <= 4 * (QUANTUM + largest)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5000)), max_size=40), st.integers(1, 5000))

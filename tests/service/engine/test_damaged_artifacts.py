@@ -85,14 +85,9 @@ def test_deep_nesting_is_one_line(tiny_artifact: Path, tmp_path: Path, name: str
         assert name in str(raised.value) or name == TOKENIZER
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [(("static", "offset"), 2**62), (("static", "shape", 0), 2**23), (("source",), 5)]
-)
-def test_commands_end_with_one_line(
-    tiny_artifact: Path, tmp_path: Path, path: tuple[str | int, ...], value: int
-) -> None:
+def test_commands_end_with_one_line(tiny_artifact: Path, tmp_path: Path) -> None:
     root = copy_artifact(tiny_artifact, tmp_path)
-    write(root, MANIFEST, replace(json.loads((root / MANIFEST).read_text()), path, value))
+    write(root, MANIFEST, replace(json.loads((root / MANIFEST).read_text()), ("static", "offset"), 2**62))
     write(root, REPORT, DEEP)
     for command in (["-m", "service", "serve"], ["-m", "model", "verify", str(root)]):
         ended = run_python(*command, model_dir=root, rest_port=0, grpc_port=0, admin_port=0)

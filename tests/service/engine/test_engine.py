@@ -1,4 +1,4 @@
-"""The engine with the real model: usage, truncation, model names and independence of batch composition."""
+"""The engine with the real model: usage, truncation, and texts and tokenizers that fail."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ import orjson
 import pytest
 from attendant_client.types import AttendRequest, CompareRequest, Input, Occurrence, TokenizeRequest
 
-from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from model.artifact.tokenizer import Tokenizer
 from service.engine.engine import Engine
 from service.engine.lane import MIN_STALL_S
 from service.engine.model_loader import LoadedModel
@@ -30,7 +30,6 @@ from tests.service.conftest import (
     cosine,
     encode,
     gather,
-    min_cosine,
     open_harness,
 )
 
@@ -71,19 +70,6 @@ async def test_truncation_removes_the_named_side(engine: Engine) -> None:
         assert len({"alpha", "omega"} & {word.text for word in result.words}) == 1
 
 
-async def test_truncation_does_not_change_a_short_text(engine: Engine) -> None:
-    error, right = await encode(engine, GOLDEN), await encode(engine, GOLDEN, truncation="right")
-    np.testing.assert_array_equal(pooled(error), pooled(right))
-    assert not right.results[0].truncated
-
-
-async def test_token_ids_give_the_embedding_of_their_text(engine: Engine, model: LoadedModel) -> None:
-    """The request has no special tokens; the engine adds them."""
-    (tokens,) = model.tokenizer.encode([TokenizerInput(GOLDEN)])
-    by_ids = await encode(engine, Input(token_ids=tuple(tokens.input_ids[1:-1])))
-    np.testing.assert_array_equal(pooled(by_ids), pooled(await encode(engine, GOLDEN)))
-
-
 async def test_pair_is_one_input_with_two_segments(engine: Engine) -> None:
     response = await encode(engine, Input("money bank", "grows"), GOLDEN, outputs=("pooled", "tokens"))
     tokens = response.results[0].tokens
@@ -91,16 +77,6 @@ async def test_pair_is_one_input_with_two_segments(engine: Engine) -> None:
     assert [token.segment for token in tokens] == [0, 0, 0, 0, 1, 1]
     assert response.results[0].token_count == response.results[1].token_count + 1
     assert cosine(pooled(response), pooled(response, 1)) < 0.999
-
-
-async def test_embedding_does_not_depend_on_batch_composition(engine: Engine, model: LoadedModel) -> None:
-    """Compares 64 concurrent requests of one to three texts with single-text requests."""
-    texts = [f"boat number {n} " + "drifts " * (n % 17) for n in range(64)]
-    alone = [pooled(await encode(engine, text)) for text in texts]
-    responses = await asyncio.gather(*(encode(engine, *texts[n : n + 1 + n % 3]) for n in range(64)))
-    for number, response in enumerate(responses):
-        for offset in range(len(response.results)):
-            assert cosine(pooled(response, offset), alone[number + offset]) >= min_cosine(model)
 
 
 async def tokenize(engine: Engine, *texts: str) -> Any:
@@ -133,16 +109,6 @@ async def test_poisoned_text_fails_alone(poisoned_model: LoadedModel) -> None:
         assert isinstance(results.pop(13), NonFiniteOutput)
         assert all(np.isfinite(pooled(response)).all() for response in results)
         assert harness.sample("attendant_nonfinite_outputs_total", lane="fast") == 1
-
-
-async def test_large_requests_are_tokenized_off_the_event_loop(engine: Engine) -> None:
-    task = asyncio.ensure_future(tokenize(engine, *["many words " * 1000] * 10))
-    iterations = 0
-    while not task.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations > 2
-    assert (await task).results[0].token_count == 2002
 
 
 async def test_maps_of_a_poisoned_text_fail(poisoned_model: LoadedModel) -> None:

@@ -13,6 +13,7 @@ from model.export.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.select import OPENVINO_BATCH_TOKENS
 from service.engine.scheduling import Backlog, Cost, FairQueue
+from tests.conftest import EXAMPLES
 from tests.service.engine.fake_backend import cost_of
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)
@@ -146,7 +147,7 @@ def seconds_alone(sizes: list[int], quantum: int) -> float:
     return simulation.now
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=EXAMPLES // 4)
 @given(st.integers(1, 64), st.integers(0, 1000), st.sampled_from([FULL_US, SHORT_US]))
 def test_bulk_request_finishes_beside_any_number_of_sentences(clients: int, seed: int, quantum: int) -> None:
     """Clients send the next sentence as soon as they get a response, so the queue always contains sentences."""

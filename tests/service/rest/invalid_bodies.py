@@ -38,19 +38,10 @@ INVALID = {
     "missing inputs": (b"{}", "MISSING_FIELD", "inputs: missing. Send it."),
     "null": (b"null", "WRONG_TYPE", "Body: wrong type"),
     "array": (b"[]", "WRONG_TYPE", "Body: wrong type"),
-    "empty list": (body(inputs=[]), "EMPTY", "inputs: empty. Send at least one item."),
-    "empty text": (body(inputs=""), "EMPTY", "inputs[0]: empty or blank. Send text."),
-    "blank text": (body(inputs=["a", " \t\n"]), "EMPTY", "inputs[1]: empty or blank. Send text."),
-    "number as inputs": (body(inputs=5), "WRONG_TYPE", "inputs: wrong type (number). Send a string or an array."),
     "number as input": (
         body(inputs=["a", 5]),
         "WRONG_TYPE",
         "inputs[1]: wrong type (number). Send a string or an object.",
-    ),
-    "null as input": (
-        body(inputs=[None]),
-        "WRONG_TYPE",
-        "inputs[0]: wrong type (null). Send a string or an object.",
     ),
     "number as text": (
         body(inputs=[{"text": 5}]),
@@ -68,20 +59,10 @@ INVALID = {
         "CONFLICTING_FIELDS",
         "inputs[0]: pair and token_ids are both",
     ),
-    "strings as token_ids": (
-        body(inputs=[{"token_ids": ["5"]}]),
-        "WRONG_TYPE",
-        "inputs[0].token_ids[0]: wrong type",
-    ),
     "booleans as token_ids": (
         body(inputs=[{"token_ids": [True]}]),
         "WRONG_TYPE",
         "inputs[0].token_ids[0]: wrong type",
-    ),
-    "100,000 nested arrays": (
-        deep(100_000),
-        "TOO_MANY",
-        "Too many arrays and objects in the request body (100001, limit",
     ),
     "900 nested arrays": (deep(900), "WRONG_TYPE", "inputs[0]: wrong type (array). Send a string or an object."),
     "span of three": (
@@ -89,31 +70,18 @@ INVALID = {
         "WRONG_SHAPE",
         "inputs[0].spans[0]: wrong number of items (3, required 2). Send",
     ),
-    "257 inputs": (body(inputs=["a"] * 257), "TOO_MANY", "inputs: too many items (257, limit 256). Split"),
-    "40,000 inputs": (
-        body(inputs=[SECRET] * 40_000),
-        "TOO_MANY",
-        "inputs: too many items (40000, limit 256).",
-    ),
-    "unknown field": (body(x=SECRET), "UNKNOWN_FIELD", "x: unknown field. Remove it."),
     "unknown nested field": (
         body(inputs=[{"text": "a", "y": 1}]),
         "UNKNOWN_FIELD",
         "inputs[0].y: unknown field. Remove it",
     ),
     "unusual field name": (body(**{SECRET + "!": 1}), "UNKNOWN_FIELD", "(another name): unknown field. Remove it."),
-    "empty field name": (body(**{"": 1}), "UNKNOWN_FIELD", "(another name): unknown field. Remove it."),
     "empty nested field name": (
         body(inputs=[{"text": "a", "": 1}]),
         "UNKNOWN_FIELD",
         "inputs[0].(another name): unknown field. Remove it.",
     ),
     "name like a field that is set": (body(input="a"), "UNKNOWN_FIELD", "input: unknown field. Remove it."),
-    "integer of 65 bits": (
-        body(dimensions=2**64),
-        "OUT_OF_RANGE",
-        "dimensions: out of range (1.8446744073709552e+19). Send an integer of 64 bits.",
-    ),
     "integers of 65 bits": (
         body(inputs=[{"token_ids": [2**64]}]),
         "OUT_OF_RANGE",
@@ -128,49 +96,15 @@ INVALID = {
         'outputs[0]: unknown value ("logits"). Use "pooled", "tokens",',
     ),
     "number as layers": (body(layers=5), "WRONG_TYPE", 'layers: wrong type (number). Send "all" or an array.'),
-    "string as layer": (body(layers=["5"]), "WRONG_TYPE", "layers[0]: wrong type"),
-    "boolean as layer": (body(layers=[True]), "WRONG_TYPE", "layers[0]: wrong type"),
-    "unknown layer_reduce": (
-        body(layer_reduce="sum"),
-        "UNKNOWN_VALUE",
-        'layer_reduce: unknown value ("sum"). Use "concat", "mean"',
-    ),
-    "unknown pooling": (
-        body(pooling="first"),
-        "UNKNOWN_VALUE",
-        'pooling: unknown value ("first"). Use "mean", "cls", "max", "last", "mean_sqrt_len" or "weighted_mean".',
-    ),
     "string as normalize": (
         body(normalize="true"),
         "WRONG_TYPE",
         "normalize: wrong type (string). Send true or false.",
     ),
     "float as dimensions": (body(dimensions=8.5), "WRONG_TYPE", "dimensions: wrong type"),
-    "string as dimensions": (body(dimensions="8"), "WRONG_TYPE", "dimensions: wrong type"),
-    "large dimensions": (
-        body(dimensions=385),
-        "OUT_OF_RANGE",
-        "dimensions: out of range (385).",
-    ),
     "wrong truncation": (
         body(truncation=True),
         "WRONG_TYPE",
         'truncation: wrong type (boolean). Use "error", "right"',
-    ),
-    "unknown encoding_format": (
-        body(encoding_format="hex"),
-        "UNKNOWN_VALUE",
-        'encoding_format: unknown value ("hex"). Use "float" or "base64".',
-    ),
-    "unknown dtype": (
-        body(dtype="float64"),
-        "UNKNOWN_VALUE",
-        'dtype: unknown value ("float64"). Use "float32", "float16",',
-    ),
-    "too many tokens": (
-        body(inputs=["word " * 300]),
-        "TOO_LONG",
-        "inputs[0]: too long (302 tokens, limit 256). "
-        'Shorten it or set truncation to "right" or chunks.by to "sentence".',
     ),
 }

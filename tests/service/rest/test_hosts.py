@@ -7,26 +7,11 @@ from service.config import ConfigError, load_settings
 from service.engine.model_loader import LoadedModel
 from service.errors import HostNotAllowed
 from service.rest.app import make_app
-from service.rest.hosts import HostCheck, host_name, is_loopback
+from service.rest.hosts import HostCheck
 from tests.service.conftest import GOLDEN, open_harness
 from tests.service.rest.test_server import serving
 
 ORIGIN = "https://attendant.example"
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("localhost", "localhost"),
-        ("LOCALHOST:8080", "localhost"),
-        ("127.0.0.1:8080", "127.0.0.1"),
-        ("[::1]:8080", "::1"),
-        ("[::1]", "::1"),
-    ],
-)
-def test_host_name_has_no_port(host: str, expected: str) -> None:
-    assert host_name(host) == expected
-    assert is_loopback(expected)
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "page.localhost", "127.0.0.1", "127.8.8.8:1", "[::1]"])

@@ -1,6 +1,4 @@
-"""Behavior common to all routes: unknown paths and methods, request IDs, unhandled exceptions, and the OpenAPI
-routes.
-"""
+"""Behavior common to all routes: unknown paths and methods, request IDs, and unhandled exceptions."""
 
 import re
 import socket
@@ -15,67 +13,6 @@ from service.engine.model_loader import LoadedModel
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from tests.service.conftest import GOLDEN, ServiceHarness, open_harness
-
-MODEL_ROUTES = (("get", ""), ("get", "/ready"), ("get", "/config"), ("get", "/stats"), ("post", "/infer"))
-"""Open Inference Protocol routes for a single model."""
-ROUTES = {
-    ("post", "/v1/encode"),
-    ("post", "/v1/tokenize"),
-    ("post", "/v1/attend"),
-    ("post", "/v1/compare"),
-    ("post", "/v1/similarity"),
-    ("post", "/v1/rerank"),
-    ("post", "/v1/classify"),
-    ("post", "/v1/token-classify"),
-    ("post", "/v1/fill-mask"),
-    ("get", "/v1/model"),
-    ("post", "/v1/embeddings"),
-    ("post", "/openai/deployments/{name}/embeddings"),
-    ("post", "/embeddings"),
-    ("post", "/detokenize"),
-    ("get", "/version"),
-    ("post", "/api/embed"),
-    ("post", "/api/embeddings"),
-    ("get", "/api/tags"),
-    ("get", "/api/version"),
-    ("get", "/v1/models"),
-    ("get", "/v1/models/{name}"),
-    ("post", "/"),
-    ("post", "/embed"),
-    ("post", "/embed_all"),
-    ("post", "/embed_sparse"),
-    ("post", "/rerank"),
-    ("post", "/predict"),
-    ("post", "/similarity"),
-    ("post", "/tokenize"),
-    ("post", "/decode"),
-    ("get", "/info"),
-    ("get", "/health"),
-    ("get", "/ping"),
-    ("post", "/infinity/embeddings"),
-    ("post", "/infinity/rerank"),
-    ("post", "/infinity/classify"),
-    ("get", "/infinity/models"),
-    ("post", "/models/{name}/pipeline/fill-mask"),
-    ("post", "/models/{name}/pipeline/token-classification"),
-    ("post", "/score"),
-    ("post", "/v1/score"),
-    ("post", "/classify"),
-    ("post", "/pooling"),
-    ("post", "/v2/rerank"),
-    ("post", "/v2/embed"),
-    ("get", "/v2"),
-    ("get", "/v2/health/live"),
-    ("get", "/v2/health/ready"),
-    ("get", "/v2/models/stats"),
-    ("post", "/v2/repository/index"),
-    ("post", "/v2/repository/models/{name}/load"),
-    ("post", "/v2/repository/models/{name}/unload"),
-    *((method, f"/v2/models/{{name}}{suffix}") for method, suffix in MODEL_ROUTES),
-    *((method, f"/v2/models/{{name}}/versions/{{version}}{suffix}") for method, suffix in MODEL_ROUTES),
-    ("get", "/livez"),
-    ("get", "/readyz"),
-}
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/encode2", "/v3/..%2f..%2fetc", "/v1/modelx/%00",
@@ -115,39 +52,6 @@ def test_invalid_request_id_is_replaced(rest: httpx.Client, request_id: bytes) -
         assert re.fullmatch(r"[0-9a-f]{16}", response.headers["x-request-id"])
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.json()["error"]["request_id"] == first.headers["x-request-id"]
-
-
-def test_openapi_lists_the_running_routes(rest: httpx.Client) -> None:
-    paths = rest.get("/openapi.json").json()["paths"]
-    assert {(method, path) for path, methods in paths.items() for method in methods} == ROUTES
-    for method, path in ROUTES:
-        concrete = path.replace("{name}", "all-MiniLM-L6-v2").replace("{version}", "1")
-        assert rest.request(method, concrete).status_code not in (404, 405)
-
-
-def test_openapi_describes_the_bodies(rest: httpx.Client) -> None:
-    document = rest.get("/openapi.json").json()
-    body = document["paths"]["/v1/encode"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    schema = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
-    assert set(schema["properties"]) == {
-        "model", "inputs", "outputs", "layers", "layer_reduce", "pooling", "normalize", "dimensions", "truncation",
-        "prompt_name", "prompt", "role", "encoding_format", "dtype", "chunks",
-    }  # fmt: skip
-    assert (schema["required"], schema["additionalProperties"]) == (["inputs"], False)
-
-
-def test_openapi_references_resolve(rest: httpx.Client) -> None:
-    """Client generators require this."""
-    document = rest.get("/openapi.json").json()
-    for reference in set(re.findall(r'"\$ref":"([^"]+)"', rest.get("/openapi.json").text.replace(" ", ""))):
-        node = document
-        for key in reference.removeprefix("#/").split("/"):
-            assert key in node, reference
-            node = node[key]
-
-
-def test_docs_are_served(rest: httpx.Client) -> None:
-    assert "swagger" in rest.get("/docs").text.lower()
 
 
 async def test_docs_option_disables_docs_and_openapi(model: LoadedModel) -> None:

@@ -55,6 +55,7 @@ def test_operations_have_short_ids(document: dict[str, Any]) -> None:
         for method, operation in methods.items()
     }
     assert operations == OPERATIONS
+    assert HEADS | CLASSIFY.keys() | ADMIN | EMPTY <= operations.keys()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -322,7 +322,7 @@ async def test_stalled_client_loses_its_connection_and_frees_the_memory(model: L
     assert closed == ["stalled"]
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/", "/v1/model", "/nothing"])
+@pytest.mark.parametrize("path", ["/livez", "/v1/model", "/nothing"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
 async def test_every_response_releases_its_memory(model: LoadedModel, method: str, path: str) -> None:
     async with open_harness(model) as harness:

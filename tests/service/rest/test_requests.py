@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.config import Settings
 from service.engine.engine import Engine
-from service.errors import Overloaded, ServiceError
-from service.memory import MemoryBudget
+from service.errors import ServiceError
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest import requests
@@ -164,17 +163,6 @@ def test_first_problem_in_document_order_is_reported(name: str) -> None:
 )
 def test_openai_input_items_must_have_the_type_of_the_first_item(document: Any, expected: str) -> None:
     assert problem(document, EmbeddingsBody) == expected
-
-
-def test_body_budget_counts_bytes_until_they_are_released() -> None:
-    """The error has a retry delay."""
-    budget = MemoryBudget(100, "request bodies")
-    budget.acquire("a", 60)
-    with pytest.raises(Overloaded) as raised:
-        budget.acquire("b", 60)
-    assert (budget.used, raised.value.http_status, raised.value.retry_after_s) == (60, 503, 1)
-    budget.release("a", 60)
-    budget.acquire("b", 100)
 
 
 async def test_body_budget_is_released_after_requests(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:

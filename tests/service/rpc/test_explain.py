@@ -14,7 +14,6 @@ from tests.stubs import EncoderServiceStub
 
 CASHED = "He cashed a check at the bank."
 RIVER = "They sat on the bank of the river."
-MIB = 2**20
 ENUMS = {
     "kind": "ATTENTION_KIND_",
     "head_reduce": "HEAD_REDUCE_",

@@ -59,7 +59,6 @@ def move_ids(request: pb.ModelInferRequest) -> None:
 IDS_TENSORS = token_ids([IDS, IDS[:1]])
 INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "unknown model": (changed(lambda r: setattr(r, "model_name", "x")), 'model_name: not found ("x").'),
-    "no model": (changed(lambda r: setattr(r, "model_name", "")), "model_name: not found"),
     "unknown version": (changed(lambda r: setattr(r, "model_version", "2")), 'model_version: not found ("2").'),
     "typed datatype": (
         changed(lambda r: setattr(r.inputs[0], "datatype", "FP32"), raw=False), "inputs[0].datatype: not supported"
@@ -72,11 +71,7 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "wrong product": (changed(set_shape(2)), "raw_input_contents[0]: 1 element, but the shape has 2"),
     "typed product": (changed(set_shape(2), raw=False), "inputs[0].contents: 1 element, but the shape has 2."),
     "wrong ids": (changed(set_raw(b"1234567"), *IDS_TENSORS), "raw_input_contents[0]: 7 bytes of binary data, but"),
-    "empty strings": (
-        grpc_request(MODEL, [text(*[""] * 10**6)]), "inputs[0].shape[0]: too many items"
-    ),
     "length over the end": (changed(set_raw(b"\xff\xff\xff\xffab")), "raw_input_contents[0]: 6 bytes of binary data"),
-    "not UTF-8": (changed(set_raw(b"\x01\0\0\0\xff")), "text[0]: not UTF-8 (byte 0)"),
     "long text": (grpc_request(MODEL, [text("word " * 300)]), "text[0]: too long (302 tokens, limit 256)."),
     "too many raw": (changed(lambda r: r.raw_input_contents.append(b"")), "raw_input_contents: length 2, but"),
     "too few raw": (changed(lambda r: r.raw_input_contents.pop(), *IDS_TENSORS), "raw_input_contents: length 1, but"),
@@ -91,10 +86,8 @@ INVALID: dict[str, tuple[pb.ModelInferRequest, str]] = {
         grpc_request(MODEL, [IDS_TENSORS[0], Tensor("attention_mask", "INT64", [2, 3], [2**62, -(2**62), 2, 1, 1, 1])]),
         "attention_mask[0]: not ones",
     ),
-    "negative id": (grpc_request(MODEL, [token_ids([[-1]])[0]]), "input_ids[0]: id outside"),
     "NaN": (changed(set_parameter("dimensions", double_param=float("nan"))), "parameters.dimensions: wrong type (num"),
     "no value": (changed(set_parameter("dimensions")), "parameters.dimensions: wrong type (null)."),
-    "number as text": (changed(set_parameter("dimensions", string_param="8")), "parameters.dimensions: wrong type (s"),
     "boolean as number": (changed(set_parameter("dimensions", bool_param=True)), "parameters.dimensions: wrong type ("),
     "sequence": (changed(set_parameter("sequence_id", int64_param=5)), "parameters.sequence_id: sequences"),
     "prompt": (changed(set_parameter("prompt_name", string_param="x")), 'parameters.prompt_name: not found ("x").'),

@@ -1,16 +1,13 @@
-"""gRPC errors: code and message match REST, with details, and without input text."""
+"""gRPC errors of messages, deadlines and methods, without input text. test_products.py compares others with REST."""
 
-import asyncio
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from attendant_client.pb import encoder_pb2 as pb
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from tests.response_contract import rest_spelling
 from tests.stubs import EncoderServiceStub
 
 SECRET = "Sesame-9"
@@ -29,59 +26,6 @@ def parse_error(error: grpc.aio.AioRpcError) -> tuple[str, str, str, ErrorInfo]:
     assert status.ByteSize() <= 1024
     assert SECRET not in str(status)
     return error.code().name, info.reason, status.message, info
-
-
-INVALID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "no inputs": ({"inputs": []}, {}),
-    "empty text": ({"inputs": [{"text": ""}]}, {}),
-    "too many inputs": ({"inputs": [{"text": "a"}] * 257}, {}),
-    "too many tokens": ({"inputs": [{"text": "word " * 300}]}, {}),
-    "too many characters": ({"inputs": [{"text": "a" * 16385}]}, {}),
-    "ids out of range": ({"inputs": [{"token_ids": [-1]}]}, {}),
-    "neither text nor ids": ({"inputs": [{}]}, {}),
-    "pair and ids": ({"inputs": [{"pair": "a", "token_ids": [1]}]}, {}),
-    "unknown prompt": ({"inputs": ["a"], "prompt_name": "passage"}, {"prompt_name": "passage"}),
-    "no spans": ({"inputs": [{"text": "a"}], "outputs": ["spans"]}, {"outputs": [4]}),
-    "span outside": ({"inputs": [{"text": SECRET, "spans": [(3, 99)]}], "outputs": ["spans"]}, {"outputs": [4]}),
-    "blank span": ({"inputs": [{"text": "a   b", "spans": [(2, 3)]}], "outputs": ["spans"]}, {"outputs": [4]}),
-    "unknown model": ({"inputs": [{"text": "a"}], "model": "other"}, {"model": "other"}),
-    "repeated layer": ({"inputs": [{"text": "a"}], "layers": [2, -5]}, {"layers": [2, -5]}),
-    "layer out of range": ({"inputs": [{"text": "a"}], "layers": [7]}, {"layers": [7]}),
-    "dimensions": ({"inputs": [{"text": "a"}], "dimensions": 0}, {"dimensions": 0}),
-    "dtype": ({"inputs": [{"text": "a"}], "dtype": "int8", "outputs": ["tokens"]}, {"dtype": 3, "outputs": [2]}),
-}
-
-
-def to_message(inputs: list[dict[str, Any]], fields: dict[str, Any]) -> pb.EncodeRequest:
-    items = []
-    for item in inputs:
-        item = {"text": item} if isinstance(item, str) else dict(item)  # noqa: PLW2901
-        item["spans"] = [pb.Span(start=start, end=end) for start, end in item.get("spans", ())]
-        if "token_ids" in item:
-            item["token_ids"] = pb.TokenIds(ids=item["token_ids"])
-        items.append(pb.Input(**item))
-    return pb.EncodeRequest(inputs=items, **fields)
-
-
-@pytest.mark.parametrize("name", INVALID)
-async def test_encode_errors_are_the_same_in_rest_and_grpc(
-    stub: EncoderServiceStub, rest_client: httpx.AsyncClient, name: str
-) -> None:
-    """Compares code, reason, message and details. Enum values are spelled as in each API."""
-    body, fields = INVALID[name]
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await stub.Encode(to_message(body["inputs"], fields))
-    error = (await rest_client.post("/v1/encode", json=body)).json()["error"]
-    code, reason, message, info = parse_error(raised.value)
-    assert (code, reason) == (error["code"], error["reason"])
-    assert rest_spelling(message) == error["message"]
-    details = {key: info.metadata.get(key) for key in ("field", "minimum", "maximum", "actual")}
-    assert details == {key: None if error[key] is None else str(error[key]) for key in details}
-    status = Status.FromString(dict(raised.value.trailing_metadata())["grpc-status-details-bin"])
-    if len(status.details) > 1:
-        violations = BadRequest()
-        assert status.details[1].Unpack(violations)
-        assert [violation.field for violation in violations.field_violations] == [error["field"]]
 
 
 async def rejection(channel: grpc.aio.Channel, message: bytes, **options: Any) -> grpc.aio.AioRpcError:
@@ -154,8 +98,3 @@ async def test_invalid_request_id_is_replaced(
     call = stub.Encode(golden, metadata=(("x-request-id", request_id),))
     await call
     assert len(dict(await call.trailing_metadata())["x-request-id"]) == 16
-
-
-async def test_channel_supports_100_concurrent_calls(stub: EncoderServiceStub, golden: pb.EncodeRequest) -> None:
-    responses = await asyncio.gather(*(stub.Encode(golden) for _ in range(100)))
-    assert {response.usage.tokens for response in responses} == {5}

@@ -77,38 +77,6 @@ async def test_reflection_describes_every_service_that_it_lists(channel: grpc.ai
         assert service.name in names
 
 
-async def test_reflection_returns_the_proto_and_its_imports(channel: grpc.aio.Channel) -> None:
-    """grpcurl requires the imports."""
-    response = await reflect(channel, file_containing_symbol=SERVICE)
-    raw_files = response.file_descriptor_response.file_descriptor_proto
-    files = {file.name: file for file in map(FileDescriptorProto.FromString, raw_files)}
-    file = files["attendant/v1/encoder.proto"]
-    assert "google/rpc/status.proto" in files
-    methods = [method.name for method in file.service[0].method]
-    assert file.package == "attendant.v1"
-    assert methods == [
-        "Encode",
-        "EncodeStream",
-        "Attend",
-        "Compare",
-        "Similarity",
-        "Rerank",
-        "Classify",
-        "TokenClassify",
-        "FillMask",
-        "Tokenize",
-        "GetModel",
-        "ListModels",
-    ]
-
-
-async def test_reflection_returns_the_proto_of_the_open_inference_protocol(channel: grpc.aio.Channel) -> None:
-    response = await reflect(channel, file_containing_symbol=INFERENCE_SERVICE)
-    (file,) = map(FileDescriptorProto.FromString, response.file_descriptor_response.file_descriptor_proto)
-    assert (file.name, file.package) == ("inference/inference.proto", "inference")
-    assert {"ModelInfer", "ModelStreamInfer"} <= {method.name for method in file.service[0].method}
-
-
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
     """After `set_not_serving`, the status remains NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())

@@ -58,23 +58,3 @@ async def test_closing_a_full_window_leaves_no_task() -> None:
         await waiting
     assert other_tasks() == set()
     assert started == 3
-
-
-@pytest.mark.parametrize("window", [1, 3])
-async def test_failing_iterator_ends_the_window(window: int) -> None:
-    """Requests before the failure must get responses."""
-
-    async def broken() -> AsyncIterator[int]:
-        for number in range(3):
-            yield number
-        raise RuntimeError("connection lost")
-
-    async def respond(number: int) -> int:
-        return number
-
-    responses = respond_in_order(broken(), respond, window)
-    async with asyncio.timeout(20):
-        assert [await anext(responses) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(RuntimeError, match="lost"):
-            await anext(responses)
-    assert other_tasks() == set()

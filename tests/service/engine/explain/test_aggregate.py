@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.tokenizer import Tokenizer
-from service.operations.units import Units
 from tests.service.engine.explain.unit_cases import (
     CHEQUE,
     SPECIALS,
@@ -59,21 +58,6 @@ def test_aggregate_sums_columns_and_averages_rows(tokenizer: Tokenizer, text: st
     np.testing.assert_allclose(aggregated.values.sum(axis=-1), 1, atol=1e-12)
     assert (aggregated.excluded_mass == 0).all()
     assert not aggregated.empty.any()
-
-
-def test_word_of_one_token_has_the_values_of_the_token(tokenizer: Tokenizer) -> None:
-    """The values are identical if all words have one token. Next to a longer word, they may differ by rounding."""
-    words, tokens = (make_units(tokenizer, ONE_TOKEN_WORDS, unit=unit) for unit in ("word", "token"))
-    probs = random_probs(len(words.tokens))
-    np.testing.assert_array_equal(words.units.aggregate(probs, "keep").values, probs)
-    np.testing.assert_array_equal(tokens.units.aggregate(probs, "keep").values, probs)
-    mixed = make_units(tokenizer, CHEQUE, unit="word")
-    assert mixed.texts == ["[CLS]", "He", "cashed", "a", "check", "at", "the", "bank", ".", "[SEP]"]
-    probs = random_probs(len(mixed.tokens))
-    single = [index for index in range(len(mixed.tokens)) if index not in (2, 3)]
-    units = [index for index in range(10) if index != 2]
-    aggregated = mixed.units.aggregate(probs, "keep").values
-    np.testing.assert_allclose(aggregated[:, units][:, :, units], probs[:, single][:, :, single], rtol=1e-12)
 
 
 @given(TEXTS, st.sampled_from(["token", "word"]))
@@ -180,17 +164,3 @@ def test_word_scores_far_below_the_row_maximum_stay_finite(tokenizer: Tokenizer)
     np.testing.assert_allclose(aggregated[0, :, 7], 500)
     exponentials = np.exp(aggregated[0] - 500)
     assert np.delete(exponentials, 7, axis=1).max() < 1e-37
-
-
-@given(st.integers(1, 9).flatmap(lambda size: st.lists(st.integers(0, size), min_size=1, max_size=12)))
-def test_mass_is_conserved_for_random_units(assignment: list[int]) -> None:
-    """Tokens of the first unit are not assigned to any unit."""
-    membership = np.array([[assigned == unit for assigned in assignment] for unit in sorted(set(assignment))])[1:]
-    if not len(membership):
-        membership = np.ones((1, len(assignment)), dtype=bool)
-    indices = list(range(len(membership)))
-    units = Units([], membership, indices, indices)
-    probs = random_probs(len(assignment))
-    kept = units.aggregate(probs, "drop")
-    np.testing.assert_allclose(kept.values.sum(axis=-1) + kept.excluded_mass, 1, atol=1e-12)
-    np.testing.assert_allclose(units.aggregate(probs, "renormalize").values.sum(axis=-1), 1, atol=1e-12)

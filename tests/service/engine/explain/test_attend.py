@@ -1,4 +1,4 @@
-"""Attention maps of a request: their order, and the excluded mass and bias share that complete each row."""
+"""Attention maps of a request: scores without excluded mass, and rows without mass."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from attendant_client.types import UnitKind
 from service.operations.attend import AttendTask
 from service.operations.inputs import Call
 from service.operations.maps import AttentionMapSpec
-from tests.random_encoders import HandMadeLayer, random_encoder, torch_layers
+from tests.random_encoders import HandMadeLayer
 from tests.service.engine.explain.attend_cases import (
     AttendFactory,
     compute,
@@ -17,45 +17,13 @@ from tests.service.engine.explain.attend_cases import (
     dense,
     layers_and_heads,
     map_values,
-    stacked,
 )
-
-
-def test_maps_follow_the_requested_order_of_layers_and_heads(factory: AttendFactory) -> None:
-    """A reduced axis is None."""
-    result = factory.run(factory.case(layers=(4, 1), heads=(7, 0)))
-    assert layers_and_heads(result) == [(4, 7), (4, 0), (1, 7), (1, 0)]
-    result = factory.run(factory.case(layers=(4, 1), head_reduce="max", layer_reduce="mean"))
-    assert layers_and_heads(result) == [(None, None)]
 
 
 def test_scores_have_no_excluded_mass_or_bias_share(factory: AttendFactory) -> None:
     result = factory.run(factory.case(kind="scores", layers=(4,), head_reduce="mean"))
     assert layers_and_heads(result) == [(4, None)]
     assert [(scores.excluded_mass, scores.bias_share) for scores in result.maps] == [(None, None)]
-
-
-def test_projection_row_excluded_mass_and_bias_share_sum_to_1(factory: AttendFactory) -> None:
-    result = factory.run(factory.case(kind="projection", unit="word", special_tokens="drop"))
-    assert len(result.maps) == 6
-    for projection in result.maps:
-        assert projection.excluded_mass is not None
-        assert projection.bias_share is not None
-        total = decoded(map_values(projection)).sum(axis=1)
-        total += decoded(projection.excluded_mass) + decoded(projection.bias_share)
-        np.testing.assert_allclose(total, 1, atol=1e-5)
-
-
-def test_task_uses_its_own_weights_and_spec(factory: AttendFactory) -> None:
-    """Uses a random encoder's weights and hidden states."""
-    encoder = random_encoder(layers=3, heads=4, hidden_size=32)
-    case = factory.case()
-    tokens = case.task.tokens
-    spec = AttentionMapSpec("probs", (2,), (0, 1, 2, 3), "none", "none")
-    hidden = np.random.default_rng(3).standard_normal((4, len(tokens), 32)).astype(np.float32)
-    result = compute(AttendTask(tokens, case.task.units, spec, case.request, Call()), hidden, torch_layers(encoder))
-    assert layers_and_heads(result) == [(2, head) for head in range(4)]
-    np.testing.assert_allclose(stacked(result).sum(axis=-1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("unit", ["word", "span"])

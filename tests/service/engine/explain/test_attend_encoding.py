@@ -35,7 +35,7 @@ def test_dtype_keeps_cells_row_sums_and_largest_keys(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("decimals", [1, 4, 5, 9])
+@pytest.mark.parametrize("decimals", [1, 5, 9])
 @pytest.mark.parametrize("kind", ["probs", "scores", "projection"])
 async def test_decimals_round_every_number(harness: ServiceHarness, kind: str, decimals: int, dtype: str) -> None:
     """The error is at most half of the last decimal, plus dtype rounding."""

@@ -1,4 +1,4 @@
-"""Sparse attention maps: kept values, dropped mass and indices."""
+"""Sparse attention maps: kept values and dropped mass."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.manifest import KINDS, Kind
-from tests.service.engine.explain.attend_cases import CHEQUE, AttendFactory, decoded, dense, map_values
+from tests.service.engine.explain.attend_cases import AttendFactory, decoded, dense, map_values
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "scores"])
@@ -45,19 +45,6 @@ def test_sparse_rows_keep_the_largest_values_and_dropped_mass(
                 assert count == sparse.get("top_k") or kept_magnitudes.sum() >= mass * (1 - 1e-6)
             else:
                 assert count == sparse["top_k"]
-
-
-def test_sparse_indices_refer_to_units(factory: AttendFactory) -> None:
-    """With a segment filter, the columns are a subset of the units."""
-    fields = {"unit": "word", "special_tokens": "drop", "segments": "a_to_b", "layers": (4,), "head_reduce": "mean"}
-    result = factory.run(factory.case(CHEQUE, "The teller smiled.", top_k=2, **fields))
-    sparse = result.maps[0].sparse
-    assert sparse is not None
-    assert set(sparse.indices) <= set(result.columns)
-    full = factory.run(factory.case(CHEQUE, "The teller smiled.", **fields))
-    expected = [result.columns[column] for column in decoded(map_values(full.maps[0])).argmax(axis=1)]
-    assert [sparse.indices[start] for start in sparse.indptr[:-1]] == expected
-    assert {result.units[index].segment for index in sparse.indices} == {1}
 
 
 @given(

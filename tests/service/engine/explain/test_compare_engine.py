@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from attendant_client.pb import encoder_pb2 as pb
-from attendant_client.types import CompareRequest, CompareResponse, Input, Occurrence
+from attendant_client.types import CompareRequest, CompareResponse, Occurrence
 from attendant_client.wire import to_message
 
 from model.artifact.tokenizer import Tokenizer
 from service.engine.engine import Engine
-from service.engine.vectors import mean_ranges, pool_batch
-from service.operations.compare import comparison_bytes, cosines
+from service.operations.compare import comparison_bytes
 from service.operations.inputs import Call
 from tests.running import run
 from tests.service.conftest import ServiceHarness, encode
@@ -21,7 +20,6 @@ from tests.service.engine.explain.compare_cases import (
     TWICE,
     make_tasks,
     plain_cosine,
-    tokenize,
 )
 
 ACCENTS = "Das \u201eÜber-Ich\u201c grüßt \x07 漢字 \U0001f600."
@@ -70,32 +68,6 @@ async def test_compare_and_encode_use_the_same_word_vectors(engine: Engine) -> N
     vectors = [result.word_vectors for result in encoded.results if result.word_vectors is not None]
     expected = plain_cosine(vectors[0][1].astype(np.float64), vectors[1][4].astype(np.float64))
     assert response.layers[0].cosine[0, 1] == pytest.approx(expected, abs=1e-5)
-
-
-async def test_span_over_the_entire_text_is_the_mean_without_special_tokens(
-    engine: Engine, tokenizer: Tokenizer
-) -> None:
-    """Span vectors and mean pooling agree when both cover the same tokens."""
-    item = Input(CHEQUE, spans=((0, len(CHEQUE)),))
-    result = (await encode(engine, item, layers=(3,), outputs=("spans", "tokens"))).results[0]
-    assert result.span_vectors is not None
-    assert result.token_vectors is not None
-    tokens = result.token_vectors
-    np.testing.assert_array_equal(result.span_vectors[0], mean_ranges(tokens, np.array([[1, 10]]))[0])
-    np.testing.assert_allclose(result.span_vectors[0], pool_batch(tokens[1:-1], [0], [9], "mean", [0])[0], atol=1e-6)
-    np.testing.assert_allclose(
-        mean_ranges(tokens, np.array([[0, 11]])), pool_batch(tokens, [0], [11], "mean", [0]), atol=1e-6
-    )
-    assert len(tokenize(tokenizer, CHEQUE)) == 11
-
-
-async def test_token_is_most_similar_to_itself(engine: Engine) -> None:
-    """A text's MaxSim with itself is its number of tokens."""
-    result = (await encode(engine, CHEQUE, layers=(3,), outputs=("tokens",))).results[0]
-    assert result.token_vectors is not None
-    similarity = cosines(result.token_vectors.astype(np.float64))
-    assert similarity.argmax(axis=1).tolist() == list(range(11))
-    assert similarity.max(axis=1).sum() == pytest.approx(11, abs=1e-9)
 
 
 @pytest.mark.parametrize("top_contributors", [0, 5, 100])

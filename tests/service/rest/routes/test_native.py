@@ -46,27 +46,6 @@ async def test_response_headers_have_model_timing_and_request_id(harness: Servic
     assert response.headers["content-type"] == "application/json"
 
 
-async def test_tokenize_returns_tokens_and_words_without_inference(harness: ServiceHarness) -> None:
-    body = {"inputs": [GOLDEN, {"text": "river bank", "pair": "flows"}]}
-    results = (await harness.post("/v1/tokenize", body)).json()["results"]
-    assert [result["token_count"] for result in results] == [5, 6]
-    assert set(results[0]) == {"token_count", "tokens", "words"}
-    assert [word["segment"] for word in results[1]["words"]] == [0, 0, 1]
-    assert harness.batches_run == 0
-
-
-async def test_tokenize_rejects_unknown_fields(harness: ServiceHarness) -> None:
-    response = await harness.post("/v1/tokenize", {"inputs": "a", "outputs": ["words"]})
-    assert (response.status_code, response.json()["error"]["reason"]) == (422, "UNKNOWN_FIELD")
-
-
-def test_unknown_model_is_not_found(rest: httpx.Client) -> None:
-    for route in ("/v1/encode", "/v1/tokenize"):
-        response = rest.post(route, json={"inputs": "a", "model": "gpt-9"})
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["actual"]) == (404, "NOT_FOUND", "gpt-9")
-
-
 def test_model_route_returns_properties_and_limits(rest: httpx.Client, manifest: Manifest) -> None:
     info = rest.get("/v1/model").json()
     for record, names in ((manifest, ("name", "source", "revision")), (manifest.embedding, ("pooling", "normalize"))):
@@ -136,12 +115,6 @@ async def test_equal_scores_are_printed_equally(harness: ServiceHarness) -> None
     response = (await harness.post("/v1/similarity", body)).json()
     for pair in response["pairs"]:
         assert repr(pair["score"]) == repr(response["scores"][pair["query"]][pair["document"]])
-
-
-async def test_query_parameters_of_the_model_are_rejected(harness: ServiceHarness) -> None:
-    response = await harness.client.get("/v1/model", params={"limit": "1"})
-    assert response.status_code == 422
-    assert "limit: unknown query parameter." in response.text
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/infinity/rerank"])

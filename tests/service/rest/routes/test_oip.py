@@ -6,9 +6,8 @@ test_oip_products.py compares outputs with the native API.
 import gzip
 import json
 import socket
-import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ import pytest
 from service.engine.model_loader import LoadedModel
 from service.engine.scheduling import Cost
 from service.errors import Internal
-from tests.conftest import RunningServer
+from tests.conftest import RunningServer, wait_until
 from tests.manifests import with_manifest, with_prompts
 from tests.oip_messages import LENGTH_HEADER, rest_outputs, rest_request, text
 from tests.response_contract import assert_close, to_array
@@ -184,9 +183,3 @@ def metric(server: RunningServer, name: str) -> float:
     """Return the value of a metric with these labels, or 0 if it does not exist."""
     lines = httpx.get(f"{server.admin}/metrics").text.splitlines()
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(f"{name} "))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline

@@ -34,11 +34,8 @@ def with_parameters(**parameters: Any) -> dict[str, Any]:
 INVALID: dict[str, tuple[Any, str]] = {
     "no inputs": ({}, "inputs: missing."),
     "empty inputs": ({"inputs": []}, "inputs: text and input_ids are both missing."),
-    "inputs of a wrong type": ({"inputs": {}}, "inputs: wrong type (object). Send an array."),
-    "list": ([TENSOR], "Body: wrong type (array). Send an object."),
     "tensor of a wrong type": ({"inputs": ["a"]}, "inputs[0]: wrong type (string)."),
     "no shape": (body({"name": "text", "datatype": "BYTES", "data": ["a"]}), "inputs[0].shape: missing."),
-    "name of a wrong type": (body(TENSOR | {"name": 1}), "inputs[0].name: wrong type (number). Send a string."),
     "many inputs": (body(*[TENSOR] * 9), "inputs: too many items (9, limit 8)."),
     "many outputs": (body(outputs=[{"name": "pooled"}] * 9), "outputs: too many items (9, limit 8)."),
     "repeated input": (body(TENSOR, TENSOR), "inputs[1].name: sent twice."),
@@ -48,14 +45,11 @@ INVALID: dict[str, tuple[Any, str]] = {
     "datatype of ids": (body(IDS_TENSOR | {"datatype": "FP32"}), "inputs[0].datatype: not supported"),
     "no data": (body({**TENSOR, "data": None}), "inputs[0]: data and binary_data_size are both missing."),
     "size without header": (body({**TENSOR, "parameters": {"binary_data_size": 1}}), "inputs[0].parameters."),
-    "float in the shape": (body(TENSOR | {"shape": [1.0]}), "inputs[0].shape[0]: wrong type (number)."),
     "boolean in the shape": (body(TENSOR | {"shape": [True]}), "inputs[0].shape[0]: wrong type (boolean)."),
-    "number as shape": (body(TENSOR | {"shape": 1}), "inputs[0].shape: wrong type (number)."),
     "no axes": (body(TENSOR | {"shape": []}), "inputs[0].shape: wrong number of axes (0). Use [N], [N, 1] or [N, 2]."),
     "many axes": (body(TENSOR | {"shape": [1] * 9}), "inputs[0].shape: too many items (9, limit 8)."),
     "negative axis": (body(TENSOR | {"shape": [-1]}), "inputs[0].shape[0]: negative (-1, minimum 0)."),
     "empty axis": (body(TENSOR | {"shape": [0], "data": []}), "inputs[0].shape[0]: empty."),
-    "huge axis": (body(TENSOR | {"shape": [2**40]}), "inputs[0].shape[0]: too many items (1099511627776, limit 256)."),
     "axis over int64": (body(TENSOR | {"shape": [2**63]}), "inputs[0].shape[0]: too many items"),
     "axis over uint64": (body(TENSOR | {"shape": [2**70]}), "inputs[0].shape[0]: out of range (1.18059"),
     "overflowing product": (body(IDS_TENSOR | {"shape": [2**62, 2**62]}), "inputs[0].shape[0]: too many items"),
@@ -67,9 +61,7 @@ INVALID: dict[str, tuple[Any, str]] = {
     "one axis of ids": (body(IDS_TENSOR | {"shape": [2]}), "inputs[0].shape: wrong number of axes (1). Use [N, T]."),
     "ragged rows": (body(IDS_TENSOR | {"shape": [2, 2], "data": [[1, 2], [3]]}), "inputs[0].data[1]: 1 element, but"),
     "number as text": (body(TENSOR | {"data": [1]}), "inputs[0].data: wrong type of an element (number). Send"),
-    "null as text": (body(TENSOR | {"data": [None]}), "inputs[0].data: wrong type of an element (null)."),
     "string as data": (body(TENSOR | {"data": "a"}), "inputs[0].data: wrong type (string). Send an array."),
-    "object as data": (body(TENSOR | {"data": {"a": 1}}), "inputs[0].data: wrong type (object)."),
     "string as id": (body(IDS_TENSOR | {"data": ["1", 2]}), "inputs[0].data: wrong type of an element (string)."),
     "float as id": (body(IDS_TENSOR | {"data": [1.5, 2]}), "inputs[0].data: wrong type of an element (number)."),
     "id outside of the vocabulary": (body(IDS_TENSOR | {"data": [1, 10**6]}), "input_ids[0]: id outside"),
@@ -80,7 +72,6 @@ INVALID: dict[str, tuple[Any, str]] = {
     "empty row": (body(IDS_TENSOR, MASK | {"data": [0, 0]}), "attention_mask[0]: empty."),
     "shape of the mask": (body(IDS_TENSOR, MASK | {"shape": [2, 1]}), "inputs[1].shape: differs"),
     "boolean mask as INT64": (body(IDS_TENSOR, MASK | {"data": [True, True]}), "inputs[1].data: wrong type of an elem"),
-    "parameters of a wrong type": (body(parameters=[]), "parameters: wrong type (array). Send an object."),
     "id of a wrong type": (body(id=7), "id: wrong type (number). Send a string."),
     "unknown parameter": (with_parameters(temperature=1), (
         "parameters.temperature: unknown parameter. Use binary_data_output, dimensions, head_reduce, kind, layers, "
@@ -92,7 +83,6 @@ INVALID: dict[str, tuple[Any, str]] = {
     ),
     "another name": (with_parameters(**{"a b\n": 1}), "parameters.(another name): unknown parameter."),
     "null parameter": (with_parameters(dimensions=None), "parameters.dimensions: wrong type (null). Send an integer."),
-    "float parameter": (with_parameters(dimensions=8.0), "parameters.dimensions: wrong type (number). Send an"),
     "boolean parameter": (with_parameters(dimensions=True), "parameters.dimensions: wrong type (boolean)."),
     "nested parameter": (with_parameters(normalize={"a": 1}), "parameters.normalize: wrong type (object). Send true"),
     "string parameter": (
@@ -115,10 +105,6 @@ INVALID: dict[str, tuple[Any, str]] = {
     ),
     "unknown parameter of an input": (
         body(TENSOR | {"parameters": {"content_type": "str"}}), "inputs[0].parameters.content_type: unknown parameter."
-    ),
-    "normalize without pooled": (
-        body(outputs=[{"name": "tokens"}], parameters={"normalize": True}),
-        'parameters.normalize: set, but "pooled" is missing from outputs.',
     ),
     "dimensions without pooled": (
         body(outputs=[{"name": "token_counts"}], parameters={"dimensions": 8}),

@@ -1,9 +1,7 @@
 """The TEI API: decoding, limits, health and headers. test_tei_products.py compares numbers with the native API."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -11,21 +9,12 @@ from service.engine.model_loader import LoadedModel
 from service.lifecycle import Status
 from service.operations.encode import encode as encode_texts
 from service.operations.inputs import Call
-from tests.manifests import with_head, with_manifest, with_prompts
+from tests.manifests import with_head, with_manifest
 from tests.service.conftest import GOLDEN, ServiceHarness, encode_request, open_harness
 
 IDS = [2769, 2924, 7502]
 """Token ids of GOLDEN."""
 WITH_SPECIAL = [101, *IDS, 102]
-PROMPTS = {"query": "find: ", "document": "text: ", "none": ""}
-
-
-@pytest.fixture
-async def prompted(model: LoadedModel) -> AsyncIterator[ServiceHarness]:
-    """The default model with prompts, one of them the default."""
-    manifest = with_prompts(model.artifact.manifest, PROMPTS, "document")
-    async with open_harness(with_manifest(model, manifest)) as opened:
-        yield opened
 
 
 async def ok(harness: ServiceHarness, path: str, body: Any) -> Any:
@@ -36,12 +25,6 @@ async def test_normalize_applies_to_models_that_do_not(model: LoadedModel) -> No
     async with open_harness(with_manifest(model, with_head(model.artifact.manifest, normalize=False))) as harness:
         (embedding,) = await ok(harness, "/embed", {"inputs": GOLDEN})
         assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.parametrize("path", ["/embed_all", "/tokenize"])
-async def test_blank_text_is_rejected_with_a_prompt_too(prompted: ServiceHarness, path: str) -> None:
-    response = await prompted.post(path, {"inputs": ["a", " "]})
-    assert (response.status_code, response.json()["error"]) == (422, "inputs[1]: empty or blank. Send text.")
 
 
 async def test_tokens_can_be_embedded_and_decoded(harness: ServiceHarness) -> None:
@@ -58,6 +41,7 @@ async def test_decode_returns_one_text_per_list(harness: ServiceHarness) -> None
     assert await ok(harness, "/decode", body) == [f"[CLS] {GOLDEN} [SEP]", "bank"]
     assert await ok(harness, "/decode", {**body, "skip_special_tokens": True}) == [GOLDEN, "bank"]
     assert await ok(harness, "/decode", {"ids": WITH_SPECIAL}) == [GOLDEN]
+    assert (await harness.post("/decode", {"ids": []})).json()["error_type"] == "Empty"
 
 
 async def test_decode_response_is_limited(model: LoadedModel) -> None:
@@ -95,17 +79,10 @@ async def test_health_follows_the_lifecycle(harness: ServiceHarness, path: str) 
             assert (response.status_code, response.json()["error_type"]) == (503, "Unhealthy")
 
 
-async def test_page_is_still_served(harness: ServiceHarness) -> None:
-    response = await harness.client.get("/")
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-
-
 @pytest.mark.parametrize(
     ("path", "body", "characters", "tokens"),
     [
         ("/embed", {"inputs": [GOLDEN, "vu"]}, 18, 8),
-        ("/embed", {"inputs": WITH_SPECIAL}, 5, 5),
-        ("/embed_all", {"inputs": GOLDEN}, 16, 5),
         ("/similarity", {"inputs": {"source_sentence": GOLDEN, "sentences": ["a", "b"]}}, 18, 11),
     ],
 )
@@ -148,10 +125,3 @@ async def test_queue_time_is_part_of_the_run_time(harness: ServiceHarness) -> No
     assert 0 < timing.queue < timing.run
     observed = harness.sample("attendant_stage_duration_seconds_sum", stage="queue", lane="fast")
     assert timing.queue == pytest.approx(observed)
-
-
-def test_running_server_answers(rest: httpx.Client) -> None:
-    expected = [result["pooled"] for result in rest.post("/v1/encode", json={"inputs": [GOLDEN]}).json()["results"]]
-    for path in ("/embed", "/"):
-        response = rest.post(path, json={"inputs": GOLDEN})
-        np.testing.assert_array_equal(np.array(response.json(), np.float32), np.array(expected, np.float32))
