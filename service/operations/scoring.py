@@ -21,7 +21,7 @@ from service.engine.sides import SidedInput
 from service.engine.tasks import EncodeTask, ModelInput, OccludedSequence, SparseEntries, TextVectors
 from service.engine.vectors import DISTANCES, DenseLayers, compare_all, compare_rows, truncates
 from service.operations.encode import first_pooled_token
-from service.operations.units import token_units, word_units
+from service.operations.units import list_units
 
 Floats = NDArray[Any]
 Scores = NDArray[np.float64]
@@ -53,14 +53,12 @@ class TokenizedText:
         pool_from = first_pooled_token(tokens, manifest)
         if unit is None:
             return cls(tokens, pool_from, [], np.zeros(0, dtype=np.intp))
-        texts = tokenizer.token_texts(tokens)
-        listed = token_units(tokens, texts) if unit == "token" else word_units(tokens, texts)
-        numbers = np.cumsum([not item.special for item in listed.units]) - 1
-        own = np.where([item.special for item in listed.units], SPECIAL, numbers)
-        unit_of_token = own[listed.membership.argmax(axis=0)]
+        units, owner = list_units(tokens, tokenizer.token_texts(tokens), unit)
+        special = np.array([item.special for item in units])
+        unit_of_token = np.where(special, SPECIAL, np.cumsum(~special) - 1)[np.array(owner)]
         first, last = tokens.prompt_range
         unit_of_token[first:last] = PROMPT
-        return cls(tokens, pool_from, [item for item in listed.units if not item.special], unit_of_token)
+        return cls(tokens, pool_from, [item for item in units if not item.special], unit_of_token)
 
     @cached_property
     def occluded(self) -> list[OccludedSequence]:
@@ -88,6 +86,21 @@ def occlude(tokens: TokenizedInput, kept: NDArray[np.intp]) -> OccludedSequence:
     return OccludedSequence([ids[place] for place in places], [types[place] for place in places], side=tokens.side)
 
 
+def sum_by_unit(values: NDArray[Any], unit_of_token: NDArray[np.intp], units: int) -> NDArray[np.float64]:
+    """Return the sum of the rows of `values` (T, D) in each unit, (U, D). Tokens without a unit are left out.
+
+    A product with a matrix of units and tokens would need U * T numbers.
+    """
+    sums = np.zeros((units, values.shape[1]))
+    order = np.argsort(unit_of_token, kind="stable")
+    order = order[np.searchsorted(unit_of_token, 0, sorter=order) :]
+    if len(order):
+        sorted_units = unit_of_token[order]
+        starts = np.flatnonzero(np.diff(sorted_units, prepend=-1))
+        sums[sorted_units[starts]] = np.add.reduceat(values[order], starts, axis=0)
+    return sums
+
+
 def pool_without_units(
     hidden: NDArray[Any], unit_of_token: NDArray[np.intp], units: int, pooling: CombinedPooling, pool_from: int
 ) -> NDArray[np.float64]:
@@ -106,17 +119,18 @@ def pool_without_units(
     )
     hidden = hidden[pool_from:].astype(np.float64)
     unit_of_token = unit_of_token[pool_from:]
-    membership = unit_of_token == np.arange(units)[:, None]
-    counts = membership.sum(axis=1, keepdims=True)
+    counts = np.bincount(unit_of_token[unit_of_token >= 0], minlength=units)[:, None]
     remaining = len(hidden) - counts
     if pooling != "max":
         weighted = hidden * weights[:, None]
-        sums = weighted.sum(axis=0) - membership.astype(np.float64) @ weighted
-        divisor = weights.sum() - membership.astype(np.float64) @ weights[:, None]
+        sums = weighted.sum(axis=0) - sum_by_unit(weighted, unit_of_token, units)
+        divisor = weights.sum() - sum_by_unit(weights[:, None], unit_of_token, units)
         divisor = np.sqrt(divisor) if pooling == "mean_sqrt_len" else divisor
         pooled: NDArray[np.float64] = sums / np.maximum(1, divisor)
     else:
-        first = np.where(counts[:, 0] > 0, membership.argmax(axis=1), 0)
+        first = np.zeros(units, np.intp)
+        present, starts = np.unique(unit_of_token, return_index=True)
+        first[present[present >= 0]] = starts[present >= 0]
         last = first + counts[:, 0]
         lowest = np.full((1, hidden.shape[1]), -np.inf)
         before = np.concatenate([lowest, np.maximum.accumulate(hidden)])

@@ -77,8 +77,9 @@ from service.operations.scoring import (
     Vectors,
     maxsim_cost,
     pool_without_units,
+    sum_by_unit,
 )
-from service.operations.units import token_units
+from service.operations.units import list_units
 from service.spelling import Remedy, join, named
 
 PAIR_CHARACTERS = 256
@@ -88,6 +89,8 @@ PRODUCTS_PER_CHARACTER = 8
 PRODUCTS_PER_TOKEN = 3_000
 """Number of token pairs that can be multiplied in the time of inference for one token, in bfloat16 with AMX."""
 MAX_EXPLAINED_PAIRS = 256
+SELECTION_SIZE = 2**20
+"""Number of contributions among which the largest are selected at a time."""
 SCORE_DECIMALS = 7
 """Number of decimals in scores; further digits are float32 rounding error."""
 PAIR_BYTES = 512
@@ -540,9 +543,7 @@ def unit_terms(
         return np.concatenate(parts, axis=1)
     factors = token_factors(pooling, len(hidden), pool_from)
     rows = np.where(unit_of_token == SPECIAL, units, np.where(unit_of_token == PROMPT, units + 1, unit_of_token))
-    membership = (rows == np.arange(units + 2)[:, None]) * factors
-    terms: Vectors = membership @ hidden.astype(np.float64)
-    return terms
+    return sum_by_unit(hidden.astype(np.float64) * factors[:, None], rows, units + 2)
 
 
 @dataclass(frozen=True)
@@ -571,7 +572,11 @@ class Contributions:
         """Return the `count` contributions of the largest magnitude, and the rest, including the sum of all others."""
         flat = self.units.ravel()
         count = min(count, flat.size)
-        order = np.argpartition(-np.abs(flat), count - 1)[:count] if count else np.zeros(0, dtype=np.intp)
+        order = np.zeros(0, dtype=np.intp)
+        for start in range(0, flat.size, SELECTION_SIZE):  # in parts, because indices take twice the memory of values
+            order = np.concatenate((order, np.arange(start, min(flat.size, start + SELECTION_SIZE))))
+            if len(order) > count:
+                order = order[np.argpartition(-np.abs(flat[order]), count - 1)[:count]]
         order = order[np.lexsort((order, -np.abs(flat[order])))]
         rows, columns = np.divmod(order, max(1, self.units.shape[1]))
         kept = flat[order]
@@ -586,7 +591,7 @@ def _rest(*terms: float) -> ContributionRest:
 
 def token_text(tokens: TokenizedInput, tokenizer: Tokenizer, first: int) -> TokenizedText:
     """Return a text whose units are all tokens with a vector from index `first`, including special tokens."""
-    listed = token_units(tokens, tokenizer.token_texts(tokens)).units
+    listed, _ = list_units(tokens, tokenizer.token_texts(tokens), "token")
     units = [
         unit
         for unit, number in zip(listed[first:], tokens.input_ids[first:], strict=True)

@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 import regex
-from attendant_client.types import AttendRequest, Input, Offsets, Segments, SpecialTokens, Token, Unit, Word
+from attendant_client.types import (
+    AttendRequest,
+    Input,
+    Offsets,
+    Segments,
+    SimilarityUnit,
+    SpecialTokens,
+    Token,
+    Unit,
+    Word,
+)
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import NO_SEGMENT, TokenizedInput
@@ -246,17 +256,21 @@ def find_units(
     return Units(shown, membership, rows, columns)
 
 
-def token_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
-    """Return all tokens as units."""
-    return _all_units(_tokens(tokens, token_texts), list(range(len(tokens))))
+def list_units(
+    tokens: TokenizedInput, token_texts: Sequence[str], unit: SimilarityUnit
+) -> tuple[list[Unit], Sequence[int]]:
+    """Return all tokens or words as units, and the index of each token's unit.
+
+    Tokens outside of words are special units.
+    """
+    if unit == "token":
+        return _tokens(tokens, token_texts), range(len(tokens))
+    return _words(tokens, token_texts)
 
 
 def word_units(tokens: TokenizedInput, token_texts: Sequence[str]) -> Units:
     """Return words as units, and tokens outside of words as special units."""
-    return _all_units(*_words(tokens, token_texts))
-
-
-def _all_units(units: list[Unit], owner: Sequence[int]) -> Units:
+    units, owner = _words(tokens, token_texts)
     everything = list(range(len(units)))
     return Units(units, np.arange(len(units))[:, None] == np.array(owner), everything, everything)
 
