@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 LIMITS = {
     "REST /v1/encode": (23, 290),
-    "REST /v1/rerank": (26, 400),
+    "REST /v1/rerank": (26, 430),
     "REST /v1/attend": (30, 880),
     "gRPC Encode": (24, 300),
 }

@@ -100,7 +100,10 @@ def output_path(text: str) -> Path:
     if text == "-":
         raise argparse.ArgumentTypeError('"-" is not supported. Name a file, or ./- for a file of that name')
     path = Path(text)
-    return path.resolve() if path.is_symlink() else path  # write the file that the link names, and keep the link
+    try:
+        return path.resolve() if path.is_symlink() else path  # write the file that the link names, and keep the link
+    except (OSError, RuntimeError):  # such as a loop of links: writing will report it
+        return path
 
 
 MESSAGE_REWRITES = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -134,7 +134,8 @@ class TokenIdsEncoding:
 class TemplateEncoding:
     """The encoding of a pair inserted into a template. The template's tokens count as special.
 
-    A token that covers both template text and the start of the query or document belongs to the query or document.
+    A token that covers template text and part of the query or document belongs to the query or document, as do all
+    tokens between the first and the last one of either.
     Arrays take a tenth of the memory of the library's encoding.
     """
 
@@ -182,8 +183,8 @@ class TemplateEncoding:
 Side = Literal["right", "left"]
 
 NO_SEGMENT = -1
-RELEASE_FACTOR = 4
-"""Factor by which the tokens of a text exceed the limit beyond which only the kept ones stay in memory."""
+RELEASED_TOKENS = 1024
+"""If truncation drops more tokens than this, only the kept ones stay in memory, which takes some time."""
 LISTS = ("token_type_ids", "special_tokens_mask", "segment", "offsets", "kept_characters", "has_content")
 """The attributes of a `TokenizedInput` that are built on first access."""
 
@@ -328,7 +329,8 @@ class TokenizedInput:
         else:
             dropped = (own[: len(own) - first], texts[1][: len(texts[1]) - second])
         truncated = TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
-        if len(self) > RELEASE_FACTOR * limit and not isinstance(self._encoding, JoinedEncoding):
+        truncated.prompt_range = self.prompt_range
+        if len(dropped[0]) + len(dropped[1]) > RELEASED_TOKENS:
             truncated._release()
         return truncated
 
@@ -378,7 +380,7 @@ class _Truncation:
         self.dropped = dropped
         self.kept: list[int] = []
         start = 0
-        for segment in dropped:
+        for segment in sorted(dropped, key=lambda segment: segment.start):
             if segment:
                 self.kept += range(start, segment.start)
                 start = segment.stop
@@ -421,7 +423,7 @@ PART_CHARACTERS = 8192
 """A long batch is split into parts of about this many characters: 3 ms of work, much longer than a hand-off."""
 GROUP_CHARACTERS = 2**20
 """The library's encodings exist for about this many characters of a request at a time."""
-ONE_TOKEN = tokenizers.Tokenizer(models.WordLevel({"a": 0}, "a")).encode("a")
+FIRST, SECOND = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, "a")).encode_batch(["a", "b"])
 
 
 class Tokenizer:
@@ -533,13 +535,14 @@ class Tokenizer:
         return [*self.encode_each(sources, offsets=offsets)]
 
     def encode_each(self, sources: Sequence[TokenizerInput], *, offsets: bool = True) -> Iterator[TokenizedInput]:
-        """Yield the untruncated tokens of each input.
+        """Return an iterator over the untruncated tokens of each input.
 
         Truncate each input before the next one, because long texts take up to 150 bytes per token. `offsets=False` is
-        20% faster, and sets all offsets to (0, 0) unless an input has a prompt.
+        20% faster, and sets offsets to (0, 0) unless there are prompts.
         """
-        for group in _split(sources, [len(source.text) for source in sources], GROUP_CHARACTERS):
-            yield from self._encode_group(group, offsets=offsets)
+        lengths = [len(source.prompt) + len(source.text) + len(source.pair or "") for source in sources]
+        groups = _split(sources, lengths, GROUP_CHARACTERS)
+        return chain.from_iterable(self._encode_group(group, offsets=offsets) for group in groups)
 
     def _encode_group(self, sources: Sequence[TokenizerInput], *, offsets: bool) -> list[TokenizedInput]:
         plain: list[Text] = []
@@ -558,7 +561,8 @@ class Tokenizer:
                 texts = [self._encode_with_prompt(source.prompt, source.text)]
                 if source.pair is not None:
                     texts += self._tokenizer.encode_batch([source.pair], add_special_tokens=False)
-                encoding = JoinedEncoding(self._layout(len(texts)), *map(SeparateText, texts))
+                layout = self._text_layout if source.pair is None else self._pair_layout
+                encoding = JoinedEncoding(layout, *map(SeparateText, texts))
             else:
                 encoding = next(encodings)
             tokens = TokenizedInput(source, encoding)
@@ -613,23 +617,24 @@ class Tokenizer:
     ) -> Iterator[TokenizedInput]:
         """Yield the untruncated tokens of a text paired with each of several others. The text is tokenized once.
 
-        Truncate each pair before the next one: a long text with many others does not fit in memory. `prompt` is
-        prepended to the text. `offsets` is as in `encode`.
+        Truncate each pair before the next one: a long text with many others may not fit in memory. `prompt` is
+        prepended to the text. `offsets` is as in `encode_each`.
         """
         offsets = offsets or prompt != ""
         if prompt in self._prompts:
             encoded = self._encode_with_prompt(prompt, text)
         else:
             (encoded,) = self._encode_batch([prompt + text], offsets=offsets, add_special_tokens=False)
-        others = self._encode_batch([*pairs], offsets=offsets, add_special_tokens=False)
-        layout, first, prompt_range = self._layout(2), SeparateText(encoded), None
-        for pair, other in zip(pairs, others, strict=True):
-            encoding = JoinedEncoding(layout, first, SeparateText(other))
-            tokens = TokenizedInput(TokenizerInput(text, pair, prompt=prompt), encoding)
-            if prompt_range is not None:
-                tokens.prompt_range = prompt_range
-            prompt_range = tokens.prompt_range
-            yield tokens
+        first, prompt_range = SeparateText(encoded), None
+        for group in _split(pairs, [len(pair) for pair in pairs], GROUP_CHARACTERS):
+            others = self._encode_batch(group, offsets=offsets, add_special_tokens=False)
+            for pair, other in zip(group, others, strict=True):
+                encoding = JoinedEncoding(self._pair_layout, first, SeparateText(other))
+                tokens = TokenizedInput(TokenizerInput(text, pair, prompt=prompt), encoding)
+                if prompt_range is not None:
+                    tokens.prompt_range = prompt_range
+                prompt_range = tokens.prompt_range
+                yield tokens
 
     def encode_template(
         self, template: PairTemplateRecord, query: str, documents: Sequence[str]
@@ -683,12 +688,18 @@ class Tokenizer:
         """Return the vocabulary entry of each id, or an empty text if there is none."""
         return [self._tokenizer.id_to_token(number) or "" for number in token_ids]
 
-    def _layout(self, texts: int) -> Layout:
-        """Return the layout of one text or of a pair. Raises ValueError if the template of pairs lacks a text."""
-        layout = Layout.of(self._tokenizer.post_process(ONE_TOKEN, ONE_TOKEN if texts > 1 else None))
-        if len(layout.types) != texts:
-            raise ValueError("post_processor: the template of pairs does not contain each text once")
-        return layout
+    @cached_property
+    def _text_layout(self) -> Layout:
+        return Layout.of(self._tokenizer.post_process(FIRST))
+
+    @cached_property
+    def _pair_layout(self) -> Layout:
+        """The layout of pairs. Raises ValueError unless their template contains the first text, then the second."""
+        pair = self._tokenizer.post_process(FIRST, SECOND)
+        texts = zip(pair.ids, pair.special_tokens_mask, strict=True)
+        if [number for number, special in texts if not special] != [*FIRST.ids, *SECOND.ids]:
+            raise ValueError("post_processor: the template of pairs does not contain the first text, then the second")
+        return Layout.of(pair)
 
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
         before, after = len(self._prefix), len(self._suffix)
@@ -721,7 +732,7 @@ def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def check_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise ValueError for a template that repeats the text.
+    """Raise ValueError for a template that does not contain the text once.
 
     Also for templates that make the library panic: several, or with an undefined special token.
     """

@@ -22,7 +22,7 @@ GATED = ("eurobert", "gemma3_text", "llama", "mistral", "modernbert", "new", "no
 """Architectures with gated feed-forward layers, which have a third matrix."""
 WITHOUT_TABLE = (*GATED, "t5", "mt5", "deberta-v2")
 """Architectures without a position table."""
-DEFAULT_POSITIONS = {"modernbert": 8192, "eurobert": 2048, "new": 8192}
+DEFAULT_POSITIONS = {"modernbert": 8192, "eurobert": 2048, "new": 2048}
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 CONFIG, LENGTHS = "config.json", "sentence_bert_config.json"
 MAX_FILE_BYTES = 2**20

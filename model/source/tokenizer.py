@@ -144,7 +144,7 @@ REQUIRED_PARTS = {
     GEMMA: {"Replace", "Split"},
     LLAMA: {"Metaspace"},
 }
-"""The ones that these classes always use."""
+"""Those of `USUAL_PARTS` without which a tokenizer differs from these classes."""
 MERGES: dict[str, Any] = dict.fromkeys(
     ("continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
 )

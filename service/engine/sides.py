@@ -95,9 +95,6 @@ def side_record(head: MultiVectorHead, side: Role) -> SideRecord:
     return head.query if side == "query" else head.document
 
 
-ROLES: tuple[Role, Role] = ("query", "document")
-
-
 def max_tokens(manifest: Manifest, side: Role | None, role: Role | None = None) -> int:
     """Return the maximum number of tokens of an input with a role, before `add_side` adds the marker."""
     longest = (

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from model.artifact.manifest import ClassificationHead, Manifest, ScoreActivation
 from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
-from service.engine.sides import ROLES, add_side, max_tokens
+from service.engine.scheduling import CHARACTERS_PER_TOKEN
+from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
 from service.errors import RequestTooLarge
 from service.operations.classify import effects, label_tasks, occlusion_tasks, to_scores
@@ -60,7 +61,7 @@ from service.operations.scoring import (
 from service.spelling import Remedy
 
 JOINED_CHARACTERS = 32
-"""Characters of a query whose tokens are joined with those of a document in the time to tokenize one character."""
+"""The tokens of this many characters of a query are joined with a document in the time to tokenize one character."""
 EXPLAIN_TOP = 3
 """Default number of documents whose score is explained."""
 
@@ -87,14 +88,15 @@ async def rerank(engine: Engine, request: RerankRequest, call: Call) -> RerankRe
     lane, explained = engine.fast_lane, explained_count(request)
     sizes, reserved = estimate_sizes(request, prompts, engine.manifest, engine.limits)
     cost = rerank_cost(request, prompts, engine.manifest)
-    if scored_by(engine.manifest) == "late_interaction":
-        cost += maxsim_cost(sizes[0] * sum(sizes[1:]), engine.manifest, deadline)
     explanations: Sequence[RankExplanation] = ()
     with lane.admit(sizes, deadline, cost, reserved) as admitted:
         ranker = await engine.run(cost, deadline, prepare, engine, request, call, prompts)
-        usage = admitted.tokenized([text.tokens for text in ranker.texts])
+        usage, rank_cost = admitted.tokenized([text.tokens for text in ranker.texts]), cost
+        if scored_by(engine.manifest) == "late_interaction":
+            query, *documents = (len(text.tokens) for text in ranker.texts)
+            rank_cost += maxsim_cost(query * sum(documents), engine.manifest, deadline)
         vectors = await admitted.run(ranker.tasks(), more=explained > 0)
-        order, scores = await engine.run(cost, deadline, rank, ranker, vectors, request.top_n)
+        order, scores = await engine.run(rank_cost, deadline, rank, ranker, vectors, request.top_n)
         if explained:  # a second job, because the scores select the documents
             top = order[:explained]
             without = await admitted.run(await engine.run(cost, deadline, ranker.occlusion_tasks, top))
@@ -176,9 +178,8 @@ def estimate_sizes(
         own = 0 if template is None else len(template.prefix_ids) + len(template.suffix_ids) + len(template.head)
         sizes = estimate_tokens(lengths, longest, own + prompts.query_tokens)
         return sizes, occlusion_tokens(_largest(sizes, explained), limits)
-    longest_query, longest_document = (max_tokens(manifest, role, role) for role in ROLES)
-    query = estimate_tokens((len(request.query),), longest_query, prompts.query_tokens)
-    documents = estimate_tokens(map(len, request.documents), longest_document, prompts.document_tokens)
+    query = estimate_tokens((len(request.query),), longest, prompts.query_tokens)
+    documents = estimate_tokens(map(len, request.documents), longest, prompts.document_tokens)
     occluded = query + _largest(documents, explained) if explained else []
     return query + documents, occlusion_tokens(occluded, limits)
 
@@ -188,7 +189,14 @@ def rerank_cost(request: RerankRequest, prompts: Prompts, manifest: Manifest) ->
     character = DESCRIBED_CHARACTER if explained_count(request) else 1
     prompt = 0 if prompts.document is None else len(prompts.document.text)
     head, query = manifest.classification, len(request.query)
-    repeated = 0 if head is None else query // JOINED_CHARACTERS if head.template is None else query
+    if head is None:
+        repeated = 0
+    elif head.template is not None:
+        repeated = query
+    elif explained_count(request):  # each pair lists the kept units of the query
+        repeated = min(query, CHARACTERS_PER_TOKEN * manifest.max_input_tokens) + query // JOINED_CHARACTERS
+    else:
+        repeated = query // JOINED_CHARACTERS
     documents = sum(INPUT + character * (len(document) + prompt + repeated) for document in request.documents)
     return character * query + documents
 

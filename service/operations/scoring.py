@@ -54,8 +54,8 @@ class TokenizedText:
         if unit is None:
             return cls(tokens, pool_from, [], np.zeros(0, dtype=np.intp))
         units, owner = list_units(tokens, tokenizer.token_texts(tokens), unit)
-        special = np.array([item.special for item in units])
-        unit_of_token = np.where(special, SPECIAL, np.cumsum(~special) - 1)[np.array(owner)]
+        special = np.array([item.special for item in units], dtype=bool)
+        unit_of_token = np.where(special, SPECIAL, np.cumsum(~special) - 1)[np.array(owner, dtype=np.intp)]
         first, last = tokens.prompt_range
         unit_of_token[first:last] = PROMPT
         return cls(tokens, pool_from, [item for item in units if not item.special], unit_of_token)

@@ -33,7 +33,7 @@ from model.artifact.manifest import COMBINED, ONE_TOKEN_POOLINGS, CombinedPoolin
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.model_info import HEAD_OF_SIMILARITY, outputs_of
-from service.engine.sides import ROLES, add_side, max_tokens
+from service.engine.sides import add_side, max_tokens
 from service.engine.tasks import EncodeTask, TextVectors
 from service.engine.vectors import DISTANCES, compare_all, compare_rows, pool_batch, token_factors
 from service.errors import (
@@ -122,14 +122,18 @@ async def similarity(engine: Engine, request: SimilarityRequest, call: Call) -> 
     if document_prompt is not None:
         count = len(request.documents)
         prompt_tokens[1] = await count_prompt(engine, document_prompt, count, deadline, "document_prompt")
-    cost, sizes, explanation = similarity_cost(request, spec, prompt_tokens, engine.limits, engine.manifest)
-    if spec.similarity == "maxsim":
-        cost += maxsim_cost(token_products(request, sizes), engine.manifest, deadline)
+    cost, sizes, explanation = similarity_cost(
+        request, spec, prompt_tokens, engine.limits, engine.manifest.longest_input_tokens
+    )
     with lane.admit(sizes, deadline, cost, explanation) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, spec)
         usage = admitted.tokenized([text.tokens for text in prepared.texts])
+        result_cost = cost
+        if spec.similarity == "maxsim":
+            products = token_products(request, [len(text.tokens) for text in prepared.texts])
+            result_cost += maxsim_cost(products, engine.manifest, deadline)
         vectors = await admitted.run(await engine.run(cost, deadline, prepared.tasks))
-    scores, pairs = await engine.run(cost, deadline, prepared.results, vectors)
+    scores, pairs = await engine.run(result_cost, deadline, prepared.results, vectors)
     call.timing = admitted.finish()
     queries, documents = (
         [text.result(explain=request.explain) for text in texts] for texts in (prepared.queries, prepared.documents)
@@ -274,7 +278,7 @@ def occlusion_remedy(request: SimilarityRequest, manifest: Manifest) -> str:
 
 
 def similarity_cost(
-    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, manifest: Manifest
+    request: SimilarityRequest, spec: SimilaritySpec, prompt_tokens: Sequence[int], limits: Limits, max_tokens: int
 ) -> tuple[int, list[int], int]:
     """Return the preparation cost in characters, and the estimated tokens of each text and of the explanation.
 
@@ -284,8 +288,7 @@ def similarity_cost(
     prompts = [0 if prompt is None else len(prompt.text) for prompt in (spec.query_prompt, spec.document_prompt)]
     texts = [(text, 0) for text in request.queries] + [(text, 1) for text in request.documents]
     size = sum(INPUT + len(text) + prompts[side] for text, side in texts)
-    longest = [max_tokens(manifest, role if spec.similarity == "maxsim" else None, role) for role in ROLES]
-    tokens = [estimate_tokens((len(text),), longest[side], prompt_tokens[side])[0] for text, side in texts]
+    tokens = [estimate_tokens((len(text),), max_tokens, prompt_tokens[side])[0] for text, side in texts]
     explanation = 0
     if request.explain:
         size += PAIR_CHARACTERS * request.pair_count
@@ -573,8 +576,9 @@ class Contributions:
         flat = self.units.ravel()
         count = min(count, flat.size)
         order = np.zeros(0, dtype=np.intp)
-        for start in range(0, flat.size, SELECTION_SIZE):  # in parts, because indices take twice the memory of values
-            order = np.concatenate((order, np.arange(start, min(flat.size, start + SELECTION_SIZE))))
+        step = max(SELECTION_SIZE, count)
+        for start in range(0, flat.size, step):  # in parts, because indices take twice the memory of values
+            order = np.concatenate((order, np.arange(start, min(flat.size, start + step))))
             if len(order) > count:
                 order = order[np.argpartition(-np.abs(flat[order]), count - 1)[:count]]
         order = order[np.lexsort((order, -np.abs(flat[order])))]

@@ -239,11 +239,8 @@ def find_units(
     owner: Sequence[int | None]
     if request.unit == "span":
         units, owner = _spans(item, tokens, path)
-    elif request.unit == "word":
-        units, owner = _words(tokens, token_texts)
     else:
-        units = _tokens(tokens, token_texts)
-        owner = list(range(len(tokens)))
+        units, owner = list_units(tokens, token_texts, request.unit)
     kept = [index for index, unit in enumerate(units) if request.special_tokens == "keep" or not unit.special]
     membership = np.array(kept, dtype=np.intp)[:, None] == np.array([-1 if one is None else one for one in owner])
     shown = [units[index] for index in kept]
