@@ -216,7 +216,7 @@ def read_jina(config: ConfigReader) -> EncoderConfig:
     config.check_heads("hidden_size", "num_attention_heads")
     config.require("position_embedding_type", "rotary")
     positions = config.size("max_position_embeddings", 8194)
-    # The published code, whose model_type is that of XLM-RoBERTa, has another default than transformers.
+    # Published checkpoints have the model_type of XLM-RoBERTa, and their code has a different default.
     default = 10_000.0 if config.value("model_type", "") == "xlm-roberta" else 20_000.0
     base = config.number("rotary_emb_base", default)
     return make_config(

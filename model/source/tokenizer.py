@@ -144,7 +144,7 @@ REQUIRED_PARTS = {
     GEMMA: {"Replace", "Split"},
     LLAMA: {"Metaspace"},
 }
-"""Those of `USUAL_PARTS` without which a tokenizer differs from these classes."""
+"""Parts that must be present: without them, a tokenizer differs from its class."""
 MERGES: dict[str, Any] = dict.fromkeys(
     ("continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
 )
@@ -452,7 +452,7 @@ def _is_usual_model(model: dict[str, Any], options: TokenizerSettings) -> bool:
 
 
 def _has_usual_frame(values: dict[str, Any], options: TokenizerSettings) -> bool:
-    """Return whether the special tokens around a text and a pair are those of `FRAMES`."""
+    """Return whether a text and a pair get the special tokens in `FRAMES`."""
     frame, keys = FRAMES[options.class_name]
     names = list(dict.fromkeys(frame.split()))  # one or two
     named = {name: _content(options.get(key) or name) for name, key in zip(names, keys[-len(names) :], strict=True)}

@@ -28,7 +28,7 @@ Scores = NDArray[np.float64]
 Vectors = NDArray[np.float64]
 
 NUMBERS_PER_CHARACTER = 6000
-"""How many numbers of token vectors are multiplied in the time it takes to prepare one character."""
+"""Multiplications in dot products of token vectors that take as long as preparing one character."""
 PRODUCT_NUMBERS = 64
 """Finding the largest of several products takes as long as multiplying this many numbers per product."""
 SPECIAL, PROMPT = -1, -2

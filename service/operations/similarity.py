@@ -303,7 +303,10 @@ def similarity_cost(
 
 
 def token_products(request: SimilarityRequest, sizes: Sequence[int]) -> int:
-    """Return the number of pairs of a query token and a document token; `sizes` are those of all texts."""
+    """Return how many dot products of a query token and a document token a request needs.
+
+    `sizes` are the numbers of tokens of the queries, then of the documents.
+    """
     queries, documents = sizes[: len(request.queries)], sizes[len(request.queries) :]
     if request.pairs == "zip":
         return sum(map(operator.mul, queries, documents))
