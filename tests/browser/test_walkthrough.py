@@ -291,6 +291,7 @@ def test_failure_of_the_numbers_is_shown_and_can_be_repaired(new_driver: NewDriv
     driver.page.goto(f"{driver.base}/#v=1&tab=attention&walkstep=7")
     driver.page.locator("#notices .card").wait_for()
     driver.page.get_by_text("Not computed. See the message at the top of the page.").wait_for()
+    driver.page.locator("#walk-step[aria-busy=false]").wait_for()  # each response sends the failed request again
     failing[0] = False
     if status == 401:
         driver.page.get_by_label("API key").fill("any")
