@@ -131,6 +131,33 @@ def test_link_beyond_the_model_shows_what_the_model_has(opened: PageDriver) -> N
     assert opened.page.get_by_role("alert").count() == 0
 
 
+def test_link_to_a_missing_model_keeps_its_notice(opened: PageDriver) -> None:
+    """The link unfolds a part too, which is not a change by the user. The next change removes the notice."""
+    opened.page.evaluate("location.hash = '#v=1&model=gone&x=bat&explore=1&removed=0'")
+    opened.page.wait_for_url("**/#v=1&x=bat&removed=0&explore=1")
+    notice = "The link names a model that is not served. The page shows the default model."
+    assert opened.settle().page.get_by_role("alert").inner_text() == notice
+    opened.page.locator("#explore > summary").click()
+    opened.page.get_by_role("alert").wait_for(state="detached")
+
+
+def test_line_breaks_of_a_link_are_spaces(opened: PageDriver) -> None:
+    """The fields have one line. The page sends the text that they show."""
+    opened.open_texts("The bank\nclosed.", "A bank.")
+    assert opened.field(1).input_value() == "The bank closed."
+    assert opened.sent_bodies()[-1]["inputs"][0] == "The bank closed."
+
+
+def test_sense_of_a_long_word_has_a_link(opened: PageDriver) -> None:
+    word = "a" * 120
+    opened.open_texts(f"The {word}.", f"A {word}.")
+    opened.page.get_by_label("Sense of the word in sentence 1").select_option("B")
+    opened.page.wait_for_url("**s0=**")
+    opened.page.reload()
+    opened.settle()
+    assert opened.page.get_by_label("Sense of the word in sentence 1").input_value() == "B"
+
+
 def test_state_that_is_too_long_has_no_link(opened: PageDriver) -> None:
     opened.open_texts("short")
     for _ in range(3):

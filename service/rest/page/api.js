@@ -45,13 +45,23 @@ export function withModel(body) {
   return model === null ? body : { model, ...body };
 }
 
+/** @type {string | null} the API key, or null */
+let key = null;
+// Browsers deny the storage to pages that may not store anything. The page then knows the key until it is reloaded.
+try {
+  key = sessionStorage.getItem(KEY);
+} catch {}
+
 export function hasKey() {
-  return sessionStorage.getItem(KEY) !== null;
+  return key !== null;
 }
 
 /** Store the API key until the tab is closed. */
-export function storeKey(/** @type {string} */ key) {
-  sessionStorage.setItem(KEY, key);
+export function storeKey(/** @type {string} */ entered) {
+  key = entered;
+  try {
+    sessionStorage.setItem(KEY, key);
+  } catch {}
 }
 
 /**
@@ -63,9 +73,8 @@ export function storeKey(/** @type {string} */ key) {
  * @throws {ApiError}
  */
 export async function call(route, body, signal) {
-  const key = sessionStorage.getItem(KEY);
   /** @type {Record<string, string>} */
-  const headers = key === null ? {} : { authorization: `Bearer ${key}` };
+  const headers = key === null ? {} : { authorization: `Bearer ${utf8(key)}` };
   if (body) headers["content-type"] = "application/json";
   let response, result;
   try {
@@ -80,6 +89,11 @@ export async function call(route, body, signal) {
   if (response.ok) return result;
   const message = result?.error?.message ?? `The server returned status ${response.status}.`;
   throw new ApiError(response.status, message, result?.error, retryAfterS(response));
+}
+
+/** Return a text as its bytes in UTF-8, one character each: fetch rejects other characters in headers. */
+function utf8(/** @type {string} */ text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 /** Return the seconds of the header Retry-After, at least 1, or null without a number. */

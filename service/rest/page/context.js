@@ -51,6 +51,7 @@ export class ContextView {
     this.tokens = new Map();
     /** @type {Set<import("./examples.js").Example>} examples whose word the model does not know */
     this.unknown = new Set();
+    this.unfolded = "false,false";
     this.failed = false;
     this.busy = false;
 
@@ -80,14 +81,14 @@ export class ContextView {
     this.explore = new Explore(/** @type {HTMLDetailsElement} */ (find("#explore")), {
       onSettings: (change) => this.#set(change),
       onOpen: (id) => { this.open = id; this.removed = null; this.#update(0); },
-      onToggle: () => this.#update(0),
+      onToggle: () => this.#toggle(),
       onFollow: (place) => onFollow({ ...place, second: this.sentences.find(({ id }) => id !== this.open)?.text ?? "" }),
       query,
     });
     /** @type {number | null} place of the removed word in the open sentence */
     this.removed = null;
     this.causes = new Causes(/** @type {HTMLDetailsElement} */ (find("#causes")), {
-      onToggle: () => this.#update(0),
+      onToggle: () => this.#toggle(),
       onRemove: (place) => { this.removed = place; this.#update(0); },
       query,
     });
@@ -157,6 +158,7 @@ export class ContextView {
     this.comparison.setMeasure(measure);
     this.explore.root.open = explore;
     this.causes.root.open = causes;
+    this.unfolded = this.#unfolded();
     this.removed = removed;
     this.#refresh(0);
     this.#reread();
@@ -309,6 +311,17 @@ export class ContextView {
   #update(/** @type {number} */ delay) {
     this.#refresh(delay);
     this.onChange();
+  }
+
+  #unfolded() {
+    return [this.explore.isOpen, this.causes.isOpen].join();
+  }
+
+  /** Update the view after a part has been folded or unfolded. Browsers report it later, also if a link did it. */
+  #toggle() {
+    if (this.unfolded === this.#unfolded()) return;
+    this.unfolded = this.#unfolded();
+    this.#update(0);
   }
 
   #set(/** @type {Partial<import("./settings.js").Settings>} */ change, delay = CHOOSING_MS) {

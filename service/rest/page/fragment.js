@@ -117,9 +117,9 @@ export function decode(/** @type {string} */ fragment) {
 function readSentences(/** @type {URLSearchParams} */ form) {
   const sentences = [];
   for (let place = 0; form.has(`t${place}`); place++) {
-    const sentence = createSentence(place, text(form.get(`t${place}`)), form.has(`p${place}`) ? text(form.get(`p${place}`)) : null);
+    const sentence = createSentence(place, line(form.get(`t${place}`)), form.has(`p${place}`) ? line(form.get(`p${place}`)) : null);
     const sense = form.get(`s${place}`);
-    const [, name, word] = /^(\S+) (\S{1,100})$/u.exec(sense ?? "") ?? [];
+    const [, name, word] = /^(\S+) (.+)$/u.exec(sense ?? "") ?? [];
     if (sense !== null && !SENSES.includes(name)) throw new LinkError(`s${place} is not a sense`);
     sentences.push({ ...sentence, sense: sense === null ? null : { name, word } });
   }
@@ -164,7 +164,7 @@ function readSimilarity(/** @type {URLSearchParams} */ form) {
 /** @returns {import("./walkthrough.js").WalkState} */
 function readWalk(/** @type {URLSearchParams} */ form) {
   const state = { ...OPENING };
-  for (const name of ["text", "pair", "second"]) if (form.has(`walk${name}`)) state[name] = text(form.get(`walk${name}`));
+  for (const name of ["text", "pair", "second"]) if (form.has(`walk${name}`)) state[name] = line(form.get(`walk${name}`));
   const isUnnamed = form.get("walkstart")?.startsWith("-");
   if (isUnnamed) form.set("walkstart", String(form.get("walkstart")).slice(1));
   const largest = { start: MOST_CHARACTERS, segment: 1, layer: MOST_LAYERS, head: MOST_LAYERS, step: STEPS.length - 1 };
@@ -176,6 +176,11 @@ function readWalk(/** @type {URLSearchParams} */ form) {
 function text(/** @type {string | null} */ value) {
   if (value === null || value.length > MOST_CHARACTERS) throw new LinkError("a text is too long");
   return value;
+}
+
+/** Return a text of a field with one line, which would remove line breaks. */
+function line(/** @type {string | null} */ value) {
+  return text(value).replaceAll(/[\r\n]/g, " ");
 }
 
 function choice(/** @type {URLSearchParams} */ form, /** @type {string} */ key, /** @type {string[]} */ allowed, /** @type {string} */ fallback) {
