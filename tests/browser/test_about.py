@@ -93,6 +93,15 @@ def test_training_from_random_weights_has_no_teacher(fresh: PageDriver) -> None:
     assert "Teacher" not in shown
 
 
+def test_another_default_model_is_reported(fresh: PageDriver, rest: httpx.Client) -> None:
+    fulfill_model(fresh, name="earlier-model")
+    fresh.open().type(1, "The bank of the river.")
+    served = rest.get("/v1/model").json()["name"]
+    message = f"The server now uses model {served}. Reload the page to show its description."
+    fresh.page.locator("#notices").get_by_text(message).wait_for()
+    assert fresh.page.get_by_role("button", name="Try again").count() == 0
+
+
 def test_values_of_the_artifact_are_text(fresh: PageDriver) -> None:
     names = {"objective": MARKUP, "initial_model": MARKUP, "teacher": MARKUP, "precision": MARKUP}
     training = TRAINING.model_dump(mode="json") | names | {"data": [{"name": MARKUP, "size": 1}]}

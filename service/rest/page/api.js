@@ -28,10 +28,20 @@ export function routeUrl(/** @type {string} */ route) {
 
 /** @type {string | null} */
 let model = null;
+/** The name of the model that the page describes, or "" before it knows the models. */
+let described = "";
 
 /** Select the model of the next requests by its name; null selects the default model of the server. */
-export function selectModel(/** @type {string | null} */ name) {
+export function selectModel(/** @type {string | null} */ name, /** @type {string} */ shown = "") {
   model = name;
+  described = shown;
+}
+
+/** Return the error if a response is not from the model that the page describes, or null. */
+export function modelError(/** @type {{model?: string}} */ response) {
+  if (!described || !response.model || response.model === described) return null;
+  const message = `The server now uses model ${response.model}. Reload the page to show its description.`;
+  return new ApiError(409, message, { field: "model" });
 }
 
 /**

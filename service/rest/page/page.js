@@ -75,7 +75,7 @@ class Page {
     const isMissing = name !== null && model.name !== name && !model.aliases.includes(name);
     if (isMissing) this.notices.set("link", new ApiError(INVALID, "The link names a model that is not served. The page shows the default model."));
     this.model = model === this.models[0] ? null : model.name;
-    selectModel(this.model);
+    selectModel(this.model, model.name);
     this.#drawModel(model);
     showModel(find("#about"), model);
     this.context.setModel(model);

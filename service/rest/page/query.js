@@ -1,4 +1,4 @@
-import { call, withModel } from "./api.js";
+import { call, modelError, withModel } from "./api.js";
 import { faultyItem, isTooLong, nameInput } from "./faults.js";
 
 const KEPT_RESPONSES = 24;
@@ -100,7 +100,10 @@ export function queryMaker(notices, { nameOf, onTooLong }) {
       }
       onBusy(busy);
     },
-    onResponse,
+    onResponse: (response, request) => {
+      notices.set("described model", modelError(response));
+      onResponse(response, request);
+    },
     onError: (error, request) => {
       const faulty = error && faultyItem(error, request);
       const name = faulty ? nameOf(faulty.item, faulty.list) : "";
