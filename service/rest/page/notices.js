@@ -83,6 +83,8 @@ export class Notices {
     const submit = (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
       storeKey(input.value.trim());
+      // Remove the form. If this key is invalid, too, it appears again, empty and with the focus.
+      for (const [source, { error }] of this.failures) if (error.status === 401) this.set(source, null);
       this.onRetry();
     };
     this.root.replaceChildren(
