@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -324,16 +325,22 @@ def load_serve_settings(
 def _read_dotenv(path: Path) -> dict[str, str | None]:
     """Return the variables of a file, if it exists.
 
-    Raises `ConfigError` for a line that dotenv would skip: it could be the option that requires a key.
+    Raises `ConfigError` if it cannot be read, and for a line that dotenv would skip: it could be the option that
+    requires a key.
     """
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8") as lines:
-        for binding in parse_stream(lines):
-            is_option = binding.key is not None and binding.key.upper().startswith(PREFIX)
-            if binding.error or (is_option and binding.value is None):
-                raise ConfigError(f"{path}: line {binding.original.line}: not NAME=VALUE. Correct or remove the line.")
-    return dotenv_values(path)
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check its mode.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8. Convert it.") from None
+    for binding in parse_stream(StringIO(content)):
+        is_option = binding.key is not None and binding.key.upper().startswith(PREFIX)
+        if binding.error or (is_option and binding.value is None):
+            raise ConfigError(f"{path}: line {binding.original.line}: not NAME=VALUE. Correct or remove the line.")
+    return dotenv_values(stream=StringIO(content))
 
 
 def _options_in(environ: Mapping[str, str | None]) -> dict[str, Any]:

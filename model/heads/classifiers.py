@@ -194,7 +194,10 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     """Return the parts of the chat template, with the model's default prompt as the instruction."""
     special = files.tokenizer_config
     path = files.transformer / TEMPLATE
-    source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
+    try:
+        source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8. Download the model again.") from None
     if not isinstance(source, str):
         raise CheckpointError(f"{TEMPLATE}: missing. A reranker that is a language model needs its chat template.")
     prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))

@@ -202,13 +202,13 @@ def _check_same_run(path: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
 def _read_state(path: Path) -> _State | None:
     try:
         fields = orjson.loads((path / STATE).read_bytes())
+        if fields.pop("version", None) != VERSION:
+            raise CommandError(f"{path / STATE}: state of another version. Remove the directory.", EX_CONFIG)
+        return _State(**fields | {"counts": Counts(**fields["counts"])})
     except FileNotFoundError:
         return None
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         raise CommandError(f"{path / STATE}: damaged. Remove the directory.", EX_CONFIG) from None
-    if fields.pop("version", None) != VERSION:
-        raise CommandError(f"{path / STATE}: state of another version. Remove the directory.", EX_CONFIG)
-    return _State(**fields | {"counts": Counts(**fields["counts"])})
 
 
 def _write_state(path: Path, state: _State) -> None:

@@ -389,7 +389,7 @@ def _read_key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        first, _, _ = path.read_text().partition("\n")
+        first, _, _ = path.read_text(encoding="utf-8-sig").partition("\n")
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or "not UTF-8"
         raise CommandError(f"--api-key-file: {path}: cannot be read ({problem}). Check the path.", EX_CONFIG) from None

@@ -117,6 +117,15 @@ def test_invalid_line_of_the_dotenv_file_is_an_error(tmp_path: Path, line: str) 
     assert str(raised.value) == ".env: line 5: not NAME=VALUE. Correct or remove the line."
 
 
+def test_dotenv_file_is_text_in_utf8(tmp_path: Path) -> None:
+    """A byte order mark, which some editors write, is not part of the first name."""
+    (tmp_path / ".env").write_bytes(b"\xef\xbb\xbfATTENDANT_REST_PORT=9000\r\n")
+    assert load_settings().rest_port == 9000
+    (tmp_path / ".env").write_bytes(b"ATTENDANT_REST_PORT=9000\n\xff")
+    with pytest.raises(ConfigError, match=r"^\.env: not UTF-8\. Convert it\.$"):
+        load_settings()
+
+
 @pytest.mark.parametrize("variable", ["ATTENDANT_NONSENSE", "attendant_rest_prot", "ATTENDANT_"])
 def test_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
     (tmp_path / ".env").write_text(f"{variable}=1\n")

@@ -1,6 +1,7 @@
 """Rerankers that are causal language models, compared with `CrossEncoder` of sentence-transformers."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +134,10 @@ def test_invalid_files_are_errors(
     publish_logit_score(directory, template, **score)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
+
+
+def test_template_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    publish_logit_score(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8"):
+        load_checkpoint(tmp_path)

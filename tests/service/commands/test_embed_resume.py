@@ -192,6 +192,22 @@ def test_moved_input_continues_a_run_and_changed_input_does_not(tmp_path: Path, 
     assert np.load(out).shape == (3, DIMENSIONS)
 
 
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (b"{", "damaged"), (b"[]", "damaged"), (b'{"version": 0}', "state of another version"),
+        (b'{"version": %d, "counts": 1}' % embed_file.VERSION, "damaged"),
+    ],
+)  # fmt: skip
+def test_damaged_state_is_an_error(tmp_path: Path, run_embed: RunEmbed, state: bytes, problem: str) -> None:
+    path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
+    start_and_stop(path, out)
+    file = partial_path(out) / "state.json"
+    file.write_bytes(state)
+    message = f"attendant embed: {file}: {problem}. Remove the directory.\n"
+    assert run_embed(path, "-o", out) == (78, message)
+
+
 def test_directory_in_use_is_not_written(tmp_path: Path, run_embed: RunEmbed) -> None:
     path, out = write_rows(tmp_path / "in.txt", [{"text": "a"}]), tmp_path / "out.npy"
     with embed_file.WorkDirectory.open(out, {}, b"", overwrite=False):
