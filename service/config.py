@@ -29,9 +29,13 @@ HOST = re.compile(r"\*|(\*\.)?[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*|[0-9a-fA-F.]*:[0
 LONG_INPUT_TOKENS = 2048
 LONG_INPUT_REQUEST_BYTES = 16 * 2**20
 """Default of `max_request_bytes` for models with inputs of more than `LONG_INPUT_TOKENS`."""
+MAX_NUMBER = 2**31 - 1
+"""Upper bound on counts and durations. gRPC takes them as C integers."""
+MAX_BYTES = 2**50
 Port = Annotated[int, Field(ge=0, le=65535)]
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
+NonNegative = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Bytes = Annotated[int, Field(gt=0, le=MAX_BYTES)]
 T = TypeVar("T")
 
 
@@ -116,7 +120,7 @@ class Settings(BaseModel):
     and a requested precision is an error. 0 selects the limit of the precision (docs/own-model.md)."""
     gpu_device: NonNegative = 0
     """CUDA device index, from 0."""
-    gpu_memory_limit_bytes: NonNegative = 0
+    gpu_memory_limit_bytes: Annotated[int, Field(ge=0, le=MAX_BYTES)] = 0
     """GPU memory for all models, in bytes. Loading a model that would exceed it fails. 0 sets no limit."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for inference, and for tokenizing long batches. 0 selects all CPUs that the cgroup quota
@@ -132,26 +136,26 @@ class Settings(BaseModel):
     """Maximum number of inputs per request. /v1/embeddings, /embed, /api/embed and infinity's embeddings take 2048."""
     max_documents: Positive = 1000
     """Maximum number of documents per rerank request."""
-    max_characters_per_token: Positive = 64
+    max_characters_per_token: Annotated[int, Field(gt=0, le=10_000)] = 64
     """Maximum length of a text, in characters per token of the model's limit: with 64, a 256-token model accepts 16,384
     characters."""
     max_spans_per_input: Positive = 1024
     """Maximum number of spans per input."""
     max_spans_per_request: Positive = 4096
     """Maximum number of spans per request."""
-    max_request_bytes: Positive = 2 * 2**20
+    max_request_bytes: Bytes = 2 * 2**20
     """Maximum size of a REST request body, in bytes. If it is not set and a model accepts inputs of more than 2048
     tokens, the maximum is 16777216."""
     max_grpc_message_bytes: Positive = 8 * 2**20
     """Maximum size of a gRPC request message, in bytes."""
-    max_pending_request_bytes: Positive = 256 * 2**20
+    max_pending_request_bytes: Bytes = 256 * 2**20
     """Maximum total size of request bodies and gRPC messages in transit, in bytes. One caller may use half of it."""
-    max_pending_response_bytes: Positive = 256 * 2**20
+    max_pending_response_bytes: Bytes = 256 * 2**20
     """Maximum total size of responses that are computed or that clients have not read yet, in bytes. One caller may use
     half of it."""
-    max_response_bytes: Positive = 64 * 2**20
+    max_response_bytes: Bytes = 64 * 2**20
     """Maximum size of a response, in bytes. Larger ones are rejected before inference."""
-    max_explain_bytes: Positive = 2**30
+    max_explain_bytes: Bytes = 2**30
     """Maximum size of the intermediate results of one input whose layers or attention maps are requested, in bytes.
     Larger ones are rejected before inference."""
     max_connections: Positive = 2048
@@ -215,17 +219,19 @@ class Settings(BaseModel):
     @classmethod
     def _check_root_path(cls, value: str) -> str:
         if value and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value):
-            problem = f"{value!r} is not a path such as /embeddings-api"
+            problem = f'"{echo(value)}" is not a path such as /embeddings-api'
             raise PydanticCustomError("list_item", "{problem}", {"problem": problem})
         return value
 
     @field_validator("trusted_proxies")
     @classmethod
     def _check_proxies(cls, value: str) -> str:
-        try:
-            parse_networks(value)
-        except ValueError as error:
-            raise PydanticCustomError("list_item", "{problem}", {"problem": str(error)}) from None
+        for item in value.split(","):
+            try:
+                parse_networks(item)
+            except ValueError:
+                problem = f'"{echo(item.strip())}" is not an IP address or a network such as 10.0.0.0/8'
+                raise PydanticCustomError("list_item", "{problem}", {"problem": problem}) from None
         return value
 
     @property
@@ -278,7 +284,7 @@ def _parse(field: str, parser: Callable[[str], T], value: str) -> T:
 def _check_list(value: str, pattern: re.Pattern[str], problem: str) -> str:
     for item in value.split(","):
         if item.strip() and not pattern.fullmatch(item.strip()):
-            raise PydanticCustomError("list_item", "{problem}", {"problem": f'"{item.strip()}" {problem}'})
+            raise PydanticCustomError("list_item", "{problem}", {"problem": f'"{echo(item.strip())}" {problem}'})
     return value
 
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from service.auth import PUBLIC, Access
-from service.config import Settings
+from service.config import MAX_NUMBER, Settings
 from service.lifecycle import Lifecycle
 from service.memory import MemoryBudget
 from service.metrics import Metrics
@@ -92,6 +92,7 @@ class RpcServer:
         # gRPC adds +/-10% jitter to the age of each connection. Unless a grace period is set, calls in progress may
         # run forever.
         age = settings.max_grpc_connection_age_ms
+        connections = int(HEADROOM * settings.worker_connections)
         self._server = grpc.aio.server(
             interceptors=[Interceptor(requests, access, receiver, METHODS, self._connections)],
             options=[
@@ -100,13 +101,13 @@ class RpcServer:
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.max_receive_message_length", settings.max_grpc_message_bytes),
-                ("grpc.max_allowed_incoming_connections", int(HEADROOM * settings.worker_connections)),
+                ("grpc.max_allowed_incoming_connections", min(connections, MAX_NUMBER - 1)),
                 ("grpc.max_concurrent_streams", settings.max_grpc_streams),
                 # Maximum number of finished calls not yet freed. With the default of 100, gRPC rejects calls even if a
                 # client respects the limit of concurrent calls: 500 of 1,000 calls that grpc-go started at the same
                 # time.
                 ("grpc.http2.max_deallocating_streams", settings.max_grpc_streams),
-                ("grpc.max_send_message_length", settings.max_response_bytes * 2),
+                ("grpc.max_send_message_length", min(settings.max_response_bytes * 2, MAX_NUMBER)),
                 ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),

@@ -106,6 +106,24 @@ def test_wrong_value_error_names_the_option(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["allowed_hosts", "cors_origins", "root_path", "trusted_proxies"])
+@pytest.mark.parametrize("value", ["\udcff", "/ " + "x" * 5000])
+def test_message_about_a_list_is_short_and_printable(name: str, value: str) -> None:
+    """Variables that are not UTF-8 contain surrogates."""
+    with pytest.raises(ConfigError, match=f"ATTENDANT_{name.upper()}: ") as raised:
+        load_settings([], {f"ATTENDANT_{name.upper()}": value})
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("name", [name for name, field in Settings.model_fields.items() if field.annotation is int])
+def test_numbers_have_a_maximum(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Larger ones would overflow in gRPC when the server starts."""
+    monkeypatch.setenv(f"ATTENDANT_{name.upper()}", "9" * 24)
+    with pytest.raises(ConfigError, match=f"ATTENDANT_{name.upper()}: .*less than or equal to"):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     "line", ["ATTENDANT_API_KEYS_FILE: keys", "ATTENDANT_API_KEYS_FILE keys", "attendant_api_keys_file", "= x", "a b"]
 )

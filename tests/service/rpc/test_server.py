@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from service.auth import Access
-from service.config import Settings
+from service.config import MAX_BYTES, MAX_NUMBER, Settings
 from service.engine.model_loader import LoadedModel
 from service.lifecycle import Lifecycle
 from service.metrics import Metrics
@@ -78,9 +78,11 @@ async def test_reflection_describes_every_service_that_it_lists(channel: grpc.ai
 
 
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
-    """After `set_not_serving`, the status remains NOT_SERVING."""
+    """After `set_not_serving`, the status remains NOT_SERVING. The options have their largest values."""
     metrics = Metrics(CollectorRegistry())
-    server = RpcServer(Lifecycle(metrics), Settings(), metrics)
+    limits = ("max_grpc_message_bytes", "max_connections", "max_grpc_streams", "max_grpc_connection_age_ms")
+    largest = dict.fromkeys((*limits, "header_timeout_ms"), MAX_NUMBER)
+    server = RpcServer(Lifecycle(metrics), Settings(max_response_bytes=MAX_BYTES, **largest), metrics)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, statuses = health_pb2_grpc.HealthStub(channel).Check, []
