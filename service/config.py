@@ -32,6 +32,7 @@ LONG_INPUT_REQUEST_BYTES = 16 * 2**20
 MAX_NUMBER = 2**31 - 1
 """Upper bound on counts and durations. gRPC takes them as C integers."""
 MAX_BYTES = 2**50
+"""Upper bound on sizes: more than any memory, and twice as much still fits in the 64-bit integers of the API."""
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
 NonNegative = Annotated[int, Field(ge=0, le=MAX_NUMBER)]

@@ -106,11 +106,21 @@ def test_wrong_value_error_names_the_option(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["allowed_hosts", "cors_origins", "root_path", "trusted_proxies"])
-@pytest.mark.parametrize("value", ["\udcff", "/ " + "x" * 5000])
-def test_message_about_a_list_is_short_and_printable(name: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("allowed_hosts", "is not a host name or an address"),
+        ("cors_origins", "is not an origin"),
+        ("root_path", "is not a path"),
+        ("trusted_proxies", "is not an IP address or a network"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("value", "echoed"), [("\udcff", "\ufffd"), ("/ " + "x" * 5000, r"/ x+\.\.\."), ("/ b.org", r"/ b\.org")]
+)
+def test_message_about_an_address_is_short_and_printable(name: str, problem: str, value: str, echoed: str) -> None:
     """Variables that are not UTF-8 contain surrogates."""
-    with pytest.raises(ConfigError, match=f"ATTENDANT_{name.upper()}: ") as raised:
+    with pytest.raises(ConfigError, match=f'ATTENDANT_{name.upper()}: "{echoed}" {problem}') as raised:
         load_settings([], {f"ATTENDANT_{name.upper()}": value})
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 400

@@ -1,4 +1,5 @@
 const KEY = "attendant-key";
+export const INVALID = 422; // the status of errors of the page itself: a retry does not help
 
 /**
  * An error of the server or the network, with the message, reason, field, maximum and actual value of the API, and the
@@ -40,8 +41,7 @@ export function selectModel(/** @type {string | null} */ name, /** @type {string
 /** Return the error if a response is not from the model that the page describes, or null. */
 export function modelError(/** @type {{model?: string}} */ response) {
   if (!described || !response.model || response.model === described) return null;
-  const message = `The server now uses model ${response.model}. Reload the page to show its description.`;
-  return new ApiError(409, message, { field: "model" });
+  return new ApiError(INVALID, `The server now uses model ${response.model}. Reload the page to show its description.`);
 }
 
 /**

@@ -1,7 +1,7 @@
 import { hasKey, storeKey } from "./api.js";
 import { element } from "./element.js";
 
-const NO_RETRY = [409, 413, 422]; // errors of the input, and of a page that must be reloaded
+const INPUT_ERRORS = [413, 422];
 const TOO_MANY = 429;
 const UNAVAILABLE = [0, 502, 503, 504]; // network errors, and servers or proxies during a restart
 const UNAVAILABLE_RETRY_S = 3;
@@ -67,7 +67,7 @@ export class Notices {
   }
 
   #card(/** @type {string[]} */ messages, /** @type {import("./api.js").ApiError[]} */ errors) {
-    const canRetry = errors.some(({ status }) => !NO_RETRY.includes(status));
+    const canRetry = errors.some(({ status }) => !INPUT_ERRORS.includes(status));
     const again = element("button", { type: "button", on: { click: () => this.#retry() } }, "Try again");
     return element(
       "div",

@@ -1,5 +1,5 @@
 import { showModel } from "./about.js";
-import { ApiError, call, selectModel } from "./api.js";
+import { ApiError, call, INVALID, selectModel } from "./api.js";
 import { ContextView } from "./context.js";
 import { element, find } from "./element.js";
 import { decode, encode, LinkError } from "./fragment.js";
@@ -9,7 +9,6 @@ import { SimilarityView } from "./similarity.js";
 import { Tabs } from "./tabs.js";
 import { Walkthrough } from "./walkthrough.js";
 
-const INVALID = 422; // a retry does not help
 const OPENING = "v=1"; // the fragment of the opening state
 
 /** The page: three tabs, the notices, and the link to the current state. */

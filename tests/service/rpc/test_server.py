@@ -78,11 +78,9 @@ async def test_reflection_describes_every_service_that_it_lists(channel: grpc.ai
 
 
 async def test_health_follows_the_lifecycle_of_the_server() -> None:
-    """After `set_not_serving`, the status remains NOT_SERVING. The options have their largest values."""
+    """After `set_not_serving`, the status remains NOT_SERVING."""
     metrics = Metrics(CollectorRegistry())
-    limits = ("max_grpc_message_bytes", "max_connections", "max_grpc_streams", "max_grpc_connection_age_ms")
-    largest = dict.fromkeys((*limits, "header_timeout_ms"), MAX_NUMBER)
-    server = RpcServer(Lifecycle(metrics), Settings(max_response_bytes=MAX_BYTES, **largest), metrics)
+    server = RpcServer(Lifecycle(metrics), Settings(), metrics)
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, statuses = health_pb2_grpc.HealthStub(channel).Check, []
@@ -92,6 +90,19 @@ async def test_health_follows_the_lifecycle_of_the_server() -> None:
             statuses.append((await check(health_pb2.HealthCheckRequest(service=SERVICE))).status)
     await server.stop(1)
     assert statuses == [2, 1, 2, 2]
+
+
+async def test_server_starts_with_the_largest_options() -> None:
+    """gRPC takes them as C integers."""
+    metrics = Metrics(CollectorRegistry())
+    limits = ("max_grpc_message_bytes", "max_connections", "max_grpc_streams", "max_grpc_connection_age_ms")
+    largest = dict.fromkeys((*limits, "header_timeout_ms"), MAX_NUMBER)
+    server = RpcServer(Lifecycle(metrics), Settings(max_response_bytes=MAX_BYTES, **largest), metrics)
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert (await check(health_pb2.HealthCheckRequest(service=SERVICE))).status == 2
+    await server.stop(1)
 
 
 async def test_drain_ends_open_health_watches_and_new_ones_are_not_serving() -> None:
