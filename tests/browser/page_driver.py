@@ -46,12 +46,15 @@ class PageDriver:
         self.errors.clear()
         return self
 
-    def hold(self, pattern: str) -> Callable[[], Route]:
-        """Hold the requests whose URL matches, and return a function that waits for the first one."""
+    def hold(self, pattern: str, part: str = "") -> Callable[[], Route]:
+        """Hold the requests with this URL and part of the body, and return a function that waits for the first one."""
         held: list[Route] = []
 
-        def hold(route: Route) -> None:  # Playwright sets an attribute on it, so not held.append
-            held.append(route)
+        def hold(route: Route) -> None:
+            if part in (route.request.post_data or ""):
+                held.append(route)
+            else:
+                route.continue_()
 
         self.page.route(pattern, hold)
 

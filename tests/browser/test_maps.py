@@ -144,7 +144,13 @@ def test_long_sentence_is_an_image_with_a_table_of_one_row(driver: PageDriver, r
     assert driver.cells("#map .matrix.row tbody tr") == [[format_number(value)] for value in expected]
     driver.page.get_by_role("button", name="Draw anyway").click()
     driver.settle()
+    labels = ".multiples button[aria-label*=':']"
     assert driver.page.locator(".multiples button").count() == 6 * 12
+    assert driver.page.locator(labels).count() > 0
+    driver.page.get_by_role("button", name="Remove sentence 2").click()  # it named the heads
+    driver.settle()
+    assert driver.page.locator(".multiples button").count() == 6 * 12
+    assert driver.page.locator(labels).count() == 0
     driver.page.get_by_role("button", name="Follow this row step by step").click()
     assert driver.page.get_by_role("tab", selected=True).inner_text() == "How attention works"
     driver.page.locator("#attention .units [aria-pressed=true]", has_text="bank").wait_for()

@@ -274,6 +274,19 @@ def test_example_of_a_pronoun_opens_at_a_head_that_links_it_to_its_noun(window: 
     assert driver.page.locator("#walk-target option:checked").inner_text() == "dog"
 
 
+def test_choice_of_the_user_ends_the_search_for_the_head_of_an_example(new_driver: NewDriver) -> None:
+    """The weights of all heads, which the search needs, arrive after the user has selected a head."""
+    driver = show(new_driver(), step=7)
+    weights = driver.hold("**/v1/attend", '"heads":"all"')
+    driver.page.get_by_role("button", name="it", exact=True).first.click()
+    driver.page.locator("#attention .units [aria-pressed=true]", has_text="it").wait_for()
+    driver.page.select_option("#walk-head", "3")
+    weights().continue_()
+    driver.page.wait_for_function(DRAWN)
+    assert driver.page.locator("#walk-layer").input_value() == "1"
+    assert driver.page.locator("#walk-head").input_value() == "3"
+
+
 @pytest.mark.parametrize("status", [401, 500, 503])
 def test_failure_of_the_numbers_is_shown_and_can_be_repaired(new_driver: NewDriver, status: int) -> None:
     driver = new_driver()

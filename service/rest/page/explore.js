@@ -51,7 +51,7 @@ export class Explore {
     });
     this.namesQuery = query("v1/attend", ["#heads .body"], {
       onResponse: (response) => this.multiples.nameHeads(rolesOf(response)),
-      onFailure: (failed) => failed && this.multiples.nameHeads(new Map()),
+      onFailure: (failed) => failed && this.multiples.nameHeads(null),
     });
     root.addEventListener("toggle", onToggle);
   }
@@ -76,6 +76,7 @@ export class Explore {
     this.headsQuery.request(shown ? allHeadsRequest(settings, inputOf(opened)) : null, delay);
     const short = filled.filter(({ words }) => words.length <= LONG_WORDS).slice(0, MEASURED_SENTENCES);
     this.namesQuery.request(shown && short.length ? headNamesRequest(short.map(inputOf)) : null, delay);
+    if (!short.length) this.multiples.nameHeads(null);
     if (!opened) this.multiples.clear();
     if (long) {
       this.multiples.offer(() => {

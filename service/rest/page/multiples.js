@@ -23,8 +23,8 @@ export class Multiples {
     this.onChoose = onChoose;
     this.scale = "shared";
     this.kind = "";
-    /** @type {Map<string, import("./heads.js").Role>} */
-    this.roles = new Map();
+    /** @type {Map<string, import("./heads.js").Role> | null} null if they are unknown */
+    this.roles = null;
     /** @type {{button: HTMLButtonElement, canvas: HTMLCanvasElement, symbol: HTMLElement, layer: number, head: number, matrix: number[][]}[]} */
     this.entries = [];
     this.hasHeads = true;
@@ -109,16 +109,16 @@ export class Multiples {
   }
 
   #nameOf(/** @type {{layer: number, head: number}} */ { layer, head }) {
-    const role = this.roles.get(`${layer}.${head}`);
+    const role = this.roles?.get(`${layer}.${head}`);
     return `layer ${layer}, head ${head}${role ? `: ${ROLES[role.role].name} ${formatNumber(role.value)}` : ""}`;
   }
 
-  /** Name the heads by what they do. */
-  nameHeads(/** @type {Map<string, import("./heads.js").Role>} */ roles) {
+  /** Name the heads by what they do; null removes their names. */
+  nameHeads(/** @type {Map<string, import("./heads.js").Role> | null} */ roles) {
     this.roles = roles;
     const counts = new Map();
     for (const entry of this.entries) {
-      const role = roles.get(`${entry.layer}.${entry.head}`)?.role;
+      const role = roles?.get(`${entry.layer}.${entry.head}`)?.role;
       if (role) counts.set(role, (counts.get(role) ?? 0) + 1);
       entry.symbol.textContent = role ? ROLES[role].symbol : "";
       entry.button.setAttribute("aria-label", this.#nameOf(entry));
@@ -126,8 +126,8 @@ export class Multiples {
     const named = Object.entries(ROLES).filter(([role]) => counts.has(role));
     const meaning = named.length
       ? `A symbol marks a head whose mean attention weight on such tokens is at least ${formatNumber(THRESHOLD)} in these sentences. `
-      : `No head is named: none puts a mean weight of ${formatNumber(THRESHOLD)} or more on the previous, next, first, separator or same token.`;
-    this.legend.replaceChildren(meaning, ...named.flatMap(([role, { symbol, tokens }], place) => [
+      : roles && `No head is named: none puts a mean weight of ${formatNumber(THRESHOLD)} or more on the previous, next, first, separator or same token.`;
+    this.legend.replaceChildren(meaning ?? "", ...named.flatMap(([role, { symbol, tokens }], place) => [
       place ? ", " : "", element("span", { className: "symbol" }, symbol),
       ` ${tokens} (${counts.get(role)} ${counts.get(role) === 1 ? "head" : "heads"})`]), named.length ? "." : "");
   }

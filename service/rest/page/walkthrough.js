@@ -108,7 +108,7 @@ export class Walkthrough {
 
   #build(/** @type {HTMLElement} */ root) {
     this.glossary = new Glossary();
-    this.chips = EXAMPLES.map(({ label: name, seek = "", ...example }) => ({ example, chip: button(name, () => { this.seek = seek; this.open(example); }, { className: "chip" }) }));
+    this.chips = EXAMPLES.map(({ label: name, seek = "", ...example }) => ({ example, chip: button(name, () => this.open(example, seek), { className: "chip" }) }));
     const field = (/** @type {string} */ id, /** @type {(text: string) => void} */ onText) => {
       const input = element("input", { id, type: "text", autocomplete: "off", spellcheck: false, dir: "auto", on: { input: () => onText(input.value) } });
       return input;
@@ -181,23 +181,26 @@ export class Walkthrough {
 
   restore(/** @type {WalkState} */ state) {
     this.state = state;
+    this.seek = "";
     this.#refresh(0);
   }
 
   /** Follow a token, from its place in a text. */
-  open(/** @type {Partial<WalkState>} */ place) {
-    this.#edit({ pair: null, segment: 0, layer: 1, head: null, ...place }, 0);
+  open(/** @type {Partial<WalkState>} */ place, seek = "") {
+    this.#edit({ pair: null, segment: 0, layer: 1, head: null, ...place }, 0, seek);
   }
 
-  #edit(/** @type {Partial<WalkState>} */ change, delay = TYPING_MS) {
+  /** Change the state. A change other than the step ends the search for the head of an example. */
+  #edit(/** @type {Partial<WalkState>} */ change, delay = TYPING_MS, seek = "") {
     this.state = { ...this.state, ...change };
+    this.seek = seek;
     this.#refresh(delay);
     this.onChange();
   }
 
   #go(/** @type {number} */ step) {
     this.glossary.clear();
-    this.#edit({ step: Math.max(0, Math.min(STEPS.length - 1, step)) }, 0);
+    this.#edit({ step: Math.max(0, Math.min(STEPS.length - 1, step)) }, 0, this.seek);
   }
 
   get #isSupported() {
