@@ -1,5 +1,6 @@
 """Downloads of figures and numbers: PNG, SVG and CSV of the chart and the map."""
 
+import codecs
 import csv
 import io
 import struct
@@ -41,7 +42,7 @@ def parse_csv(content: bytes) -> list[list[Any]]:
         except ValueError:
             return text
 
-    return [[value(text) for text in row] for row in csv.reader(io.StringIO(content.decode(), newline=""))]
+    return [[value(text) for text in row] for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))]
 
 
 @pytest.mark.parametrize("label", ["chart", "map"])
@@ -78,6 +79,15 @@ def test_svg_of_the_map_has_a_rectangle_per_cell_and_the_words(
     assert not [node for node in root.iter() if "style" in node.attrib or "class" in node.attrib]
 
 
+def test_figures_of_a_text_with_control_characters(driver: PageDriver, save: Callable[[str, str], bytes]) -> None:
+    """Text copied from a PDF may contain them. XML does not allow them."""
+    driver.type(1, "The ba\u0002nk is o\uffffpen.").page.get_by_role("radio", name="Tokens").check()
+    driver.settle()
+    root = ElementTree.fromstring(save("map", "SVG"))
+    assert {"ba\ufffdnk", "o\ufffdpen"} <= {node.text for node in root.iter(f"{SVG}text")}
+    assert save("map", "PNG").startswith(b"\x89PNG\r\n\x1a\n")
+
+
 def test_svg_of_the_chart_does_not_need_the_style_sheet(driver: PageDriver, save: Callable[[str, str], bytes]) -> None:
     root = ElementTree.fromstring(save("chart", "SVG"))
     (line,) = [node for node in root.iter(f"{SVG}polyline") if "context" in node.attrib["class"]]
@@ -88,9 +98,11 @@ def test_svg_of_the_chart_does_not_need_the_style_sheet(driver: PageDriver, save
 def test_csv_of_the_map_has_the_numbers_of_the_response(
     driver: PageDriver, rest: httpx.Client, save: Callable[[str, str], bytes]
 ) -> None:
-    """The text contains a comma and a quote, which CSV must escape."""
+    """The text contains a comma and a quote, which CSV must escape. Excel reads UTF-8 only after a byte order mark."""
     driver.type(1, 'He said "bank", then left.')
-    rows = parse_csv(save("map", "CSV"))
+    content = save("map", "CSV")
+    assert content.startswith(codecs.BOM_UTF8)
+    rows = parse_csv(content)
     result = rest.post("/v1/attend", json=driver.sent_bodies()[-1]).json()["results"][0]
     units = [unit["text"] for unit in result["units"]]
     assert {",", '"'} <= set(units)

@@ -5,6 +5,8 @@ const SCALE = 2; // pixels of a PNG per pixel of its figure
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"];
 const RELEASE_MS = 10_000;
 const LARGEST_SIDE = 8192; // pixels of a canvas that every browser supports
+const NOT_XML = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu; // text copied from a PDF may contain them
+const BYTE_ORDER_MARK = "\ufeff"; // without it, Excel does not read UTF-8
 
 /**
  * @typedef {() => {name: string, figure: SVGElement | null, rows: (string | number)[][]} | null} Source  the current
@@ -24,7 +26,7 @@ export function downloads(/** @type {string} */ label, /** @type {Source} */ sou
     button("PNG", isFigure(savePng), { className: "small" }),
     button("SVG", isFigure((name, figure) => saveFile(`${name}.svg`, new Blob([serialize(figure)], { type: "image/svg+xml" }))),
       { className: "small" }),
-    button("CSV", save(({ name, rows }) => saveFile(`${name}.csv`, new Blob([csv(rows)], { type: "text/csv" }))),
+    button("CSV", save(({ name, rows }) => saveFile(`${name}.csv`, new Blob([BYTE_ORDER_MARK, csv(rows)], { type: "text/csv" }))),
       { className: "small" }));
 }
 
@@ -53,7 +55,7 @@ function standalone(/** @type {SVGElement} */ figure) {
 }
 
 function serialize(/** @type {SVGElement} */ figure) {
-  return new XMLSerializer().serializeToString(figure);
+  return new XMLSerializer().serializeToString(figure).replaceAll(NOT_XML, "\ufffd");
 }
 
 /** Draw a figure on a canvas. The content security policy allows images from data URLs. */
