@@ -7,10 +7,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from service.auth import API_KEY_HEADER, AZURE_KEY_HEADER
 from service.request_log import HEADER as REQUEST_ID_HEADER
 from service.request_log import TRACE_HEADER
-from service.rest.bodies import IGNORED_HEADER, STRICT_HEADER, TIMEOUT_HEADER
+from service.rest.bodies import IGNORED_HEADER
 from service.rest.routes.oip import LENGTH_HEADER
 
 
@@ -43,18 +42,7 @@ class Cors:
             app,
             allow_origins=self._origins,
             allow_methods=["GET", "HEAD", "OPTIONS", "POST"],
-            allow_headers=[
-                "authorization",
-                "content-encoding",
-                "content-type",
-                LENGTH_HEADER,
-                TIMEOUT_HEADER,
-                REQUEST_ID_HEADER,
-                TRACE_HEADER,
-                API_KEY_HEADER,
-                AZURE_KEY_HEADER,
-                STRICT_HEADER,
-            ],
+            allow_headers=["*"],  # clients such as openai and cohere send names of their runtime and version
             expose_headers=[
                 LENGTH_HEADER,
                 "retry-after",
@@ -63,6 +51,7 @@ class Cors:
                 "x-attendant-model",
                 "x-attendant-precision",
                 "x-attendant-scored-by",
+                "x-should-retry",
                 REQUEST_ID_HEADER,
                 TRACE_HEADER,
             ],

@@ -95,18 +95,22 @@ async def test_cross_origin_headers_are_absent_by_default(model: LoadedModel) ->
 
 
 async def test_allowed_origin_gets_cross_origin_headers(model: LoadedModel) -> None:
+    """The openai package for JavaScript sends its version in headers, and reads `x-should-retry`."""
+    requested = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
     async with open_harness(model, cors_origins=f"{ORIGIN}, https://other.example") as harness:
         preflight = await harness.client.options(
             "/v1/encode",
             headers={
                 "origin": ORIGIN,
                 "access-control-request-method": "POST",
-                "access-control-request-headers": "authorization,content-type",
+                "access-control-request-headers": requested,
             },
         )
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, ORIGIN)
+        assert preflight.headers["access-control-allow-headers"] == requested
         response = await harness.post("/v1/encode", {"inputs": GOLDEN}, origin=ORIGIN)
         assert response.headers["access-control-allow-origin"] == ORIGIN
-        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        exposed = response.headers["access-control-expose-headers"]
+        assert {"x-request-id", "x-should-retry"} <= set(exposed.split(", "))
         other = await harness.post("/v1/encode", {"inputs": GOLDEN}, origin="https://evil.example")
         assert "access-control-allow-origin" not in other.headers
