@@ -11,6 +11,7 @@ IN_ORDER = """(line) => {
     const pieces = [...line.querySelectorAll(".number, em, strong")].map((piece) => piece.getBoundingClientRect());
     return pieces.slice(1).every(({ left, top }, place) => left > pieces[place].left || top > pieces[place].bottom - 4);
 }"""
+LEFT = "(node) => node.getBoundingClientRect().left"
 OVERLAPS = """async ([context, fixed]) => {
     const { lineChart } = await import("/page/chart.js");
     const line = (className, value) => ({ className, values: [1, value], label: className, marked: false });
@@ -50,6 +51,23 @@ def test_right_to_left_words_are_isolated_in_messages(driver: PageDriver) -> Non
         assert driver.page.locator(f"{selector} bdi").first.inner_text().strip() in HEBREW, selector
     driver.choose(open="0")
     assert driver.page.locator("#map .row caption bdi").inner_text() == "עולם"
+
+
+def test_units_have_the_direction_of_their_text(driver: PageDriver) -> None:
+    """Special tokens do not count. The arrow keys move in the direction of their arrow."""
+    driver.type(1, HEBREW).choose(special="keep")
+    lines = [driver.page.locator(".strip .units").first]
+    unit = lines[0].get_by_role("button", name="מה")
+    unit.focus()
+    left = unit.evaluate(LEFT)
+    driver.page.keyboard.press("ArrowLeft")
+    assert driver.page.evaluate(f"({LEFT})(document.activeElement)") < left
+    driver.page.get_by_role("tab", name="How attention works").click()
+    driver.page.locator("#walk-text").fill(HEBREW)
+    lines += [driver.page.locator("#attention .units"), driver.page.locator(".tokens")]
+    for line in lines:
+        line.get_by_text("ש").first.wait_for(state="attached")
+        assert line.evaluate("(node) => getComputedStyle(node).direction") == "rtl"
 
 
 @pytest.mark.parametrize("fixed", [1.0, 0.7, 0.52, 0.1])

@@ -10,6 +10,11 @@ export function bdi(/** @type {string} */ text) {
   return element("bdi", {}, text);
 }
 
+/** Return the text of a unit in a line of units. That of a special token does not decide the direction of the line. */
+export function unitText(/** @type {{text: string, special: boolean}} */ { text, special }) {
+  return special ? bdi(text) : text;
+}
+
 /** Isolate the text direction where markup is impossible: in accessible names, titles and options. */
 export function isolated(/** @type {string} */ text) {
   return RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text;

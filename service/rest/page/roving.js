@@ -38,11 +38,13 @@ export function rove(root, grid, [row, column] = [0, 0]) {
  * @param {HTMLElement[][]} grid
  * @returns {[number, number] | null}
  */
-function destination({ key, ctrlKey }, [row, column], grid) {
+function destination({ key, ctrlKey, target }, [row, column], grid) {
   const last = grid.length - 1;
   if (key === "Home") return ctrlKey ? [0, 0] : [row, 0];
   if (key === "End") return ctrlKey ? [last, grid[last].length - 1] : [row, grid[row].length - 1];
   if (!(key in STEPS)) return null;
-  const y = Math.max(0, Math.min(last, row + STEPS[key][0]));
-  return [y, Math.max(0, Math.min(grid[y].length - 1, column + STEPS[key][1]))];
+  const [down, right] = STEPS[key];
+  const next = getComputedStyle(/** @type {Element} */ (target)).direction === "rtl" ? -right : right;
+  const y = Math.max(0, Math.min(last, row + down));
+  return [y, Math.max(0, Math.min(grid[y].length - 1, column + next))];
 }

@@ -1,7 +1,7 @@
 import { lineChart } from "./chart.js";
 import { button, element, scroller, select, svg } from "./element.js";
 import { ROLES } from "./heads.js";
-import { bdi, isolated, ordinal } from "./naming.js";
+import { bdi, isolated, ordinal, unitText } from "./naming.js";
 import { formatCount, formatNumber } from "./number.js";
 import { bar, cosine, dot, norm, peak, scaled, softmax, strip } from "./vector.js";
 
@@ -59,8 +59,8 @@ export const STEPS = [
           : pieces > 1 ? [`, one of the ${pieces} pieces of a word that the vocabulary does not contain as a whole.`] : ["."])],
       formulas: [`t = (t_1, \\dots, t_T)`, `T = ${tokens.length}`, `t_{${row + 1}} = ${tokens[row].id}`],
       symbols: "t: the numbers of the tokens. T: how many there are.",
-      figure: [element("ol", { className: "tokens", "aria-label": "Tokens with their numbers" }, ...tokens.map((token, place) =>
-        element("li", { className: place === row ? "chosen" : "" }, element("span", { className: token.special ? "special" : "" }, bdi(token.text)),
+      figure: [element("ol", { className: "tokens", dir: "auto", "aria-label": "Tokens with their numbers" }, ...tokens.map((token, place) =>
+        element("li", { className: place === row ? "chosen" : "" }, element("span", { className: token.special ? "special" : "" }, unitText(token)),
           element("span", { className: "number quiet" }, String(token.id)))))],
       why: ["A model computes with numbers. The number of a token selects its entry in the next step. ",
         term("special token", "Special tokens"), " are not in the text. The model was trained with them at these places."],

@@ -1,6 +1,7 @@
 import { applyTint } from "./attention.js";
 import { element } from "./element.js";
 import { Links } from "./links.js";
+import { unitText } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { rove } from "./roving.js";
 
@@ -62,7 +63,7 @@ export class Strip {
           className: unit.special ? "unit special" : "unit",
           on: { click: () => this.onChoose(index), focus: point, pointerenter: point },
         },
-        element("span", { className: "text" }, unit.text),
+        element("span", { className: "text" }, unitText(unit)),
         " ",
         element("span", { className: "value" }),
       );

@@ -5,7 +5,7 @@ import { FieldFault, inputKey, truncate } from "./faults.js";
 import { formula } from "./formula.js";
 import { Glossary } from "./glossary.js";
 import { rolesOf } from "./heads.js";
-import { bdi } from "./naming.js";
+import { bdi, unitText } from "./naming.js";
 import { decodeTensor } from "./number.js";
 import { queryMaker } from "./query.js";
 import { RequestPanel } from "./request.js";
@@ -118,7 +118,7 @@ export class Walkthrough {
     this.textFault = new FieldFault([this.text], () => this.#truncate("text"));
     this.secondFault = new FieldFault([this.second], () => this.#truncate("second"));
     this.pair = element("p", { className: "quiet" });
-    this.tokenBox = element("div", { className: "units", role: "group", "aria-label": "Token to follow" });
+    this.tokenBox = element("div", { className: "units", dir: "auto", role: "group", "aria-label": "Token to follow" });
     this.compared = element("p", { className: "quiet" });
     this.pickers = element("div", { className: "inline" });
     this.slider = element("input", {
@@ -405,10 +405,10 @@ export class Walkthrough {
     const hadFocus = this.tokenBox.contains(document.activeElement);
     this.tokenBox.dataset.key = key;
     const unnamed = unnamedPlaces(this.#tokens);
-    this.tokenBox.replaceChildren(...this.#tokens.map(({ text, special, start, segment }, place) => element("button", {
-      type: "button", className: `unit${special ? " special" : ""}`, "aria-pressed": String(place === row),
-      on: { click: () => this.#edit(unnamed.includes(place) ? { start: -unnamed.indexOf(place) - 1, segment: 0 } : { start, segment }, 0) },
-    }, element("span", { className: "text" }, bdi(text)))));
+    this.tokenBox.replaceChildren(...this.#tokens.map((token, place) => element("button", {
+      type: "button", className: `unit${token.special ? " special" : ""}`, "aria-pressed": String(place === row),
+      on: { click: () => this.#edit(unnamed.includes(place) ? { start: -unnamed.indexOf(place) - 1, segment: 0 } : { start: token.start, segment: token.segment }, 0) },
+    }, element("span", { className: "text" }, unitText(token)))));
     if (hadFocus) /** @type {HTMLElement | null} */ (this.tokenBox.querySelector('[aria-pressed="true"]'))?.focus();
   }
 
