@@ -144,6 +144,15 @@ def test_long_sentence_is_tested_for_the_nearest_words(driver: PageDriver) -> No
     assert "Only the 24 nearest of 60 words are removed." in driver.page.locator("#causes .body").inner_text()
 
 
+def test_word_of_a_selected_token_stays(driver: PageDriver) -> None:
+    """The token is a part of the only word that is not removed."""
+    driver.open_texts("The unbelievably big bank.", w0="6-9-0-1-1", removed="0")
+    driver.page.locator("#causes .say").wait_for()
+    assert driver.page.locator("#causes button.unit .text").all_inner_texts() == ["The", "big", "bank"]
+    assert driver.page.locator("#causes .subject .text").inner_text() == "unbelievably"
+    assert "nearest" not in driver.page.locator("#causes .body").inner_text()
+
+
 @pytest.mark.parametrize(
     ("texts", "link", "reason"),
     [

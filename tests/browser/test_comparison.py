@@ -164,6 +164,13 @@ def test_choice_applies_to_other_sentences(driver: PageDriver) -> None:
     assert driver.selected_words() == ["the", "bank"]
 
 
+def test_words_keep_their_case(driver: PageDriver) -> None:
+    """German nouns are capitalized. Words in another case are the same word."""
+    driver.type(1, "Die Bank ist zu.").type(2, "Die Bank am Fluss.").add("BANK!")
+    assert "the 3 occurrences of Bank are identical" in driver.finding()
+    assert "The vectors of Bank, by" in driver.page.locator("#claim .body").inner_text()
+
+
 def test_repeated_word_is_compared_within_one_sentence(driver: PageDriver) -> None:
     """No other sentence contains the word. Its occurrences are told apart by ordinals."""
     driver.type(1, "The bank by the river owns the bank downtown.")

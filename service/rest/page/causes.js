@@ -51,6 +51,11 @@ export function withoutWord(text, removed, kept) {
   };
 }
 
+/** Return whether two words do not overlap. A selected token may be a part of a word. */
+function isApart(/** @type {import("./words.js").Word} */ left, /** @type {import("./words.js").Word} */ right) {
+  return left.end <= right.start || left.start >= right.end;
+}
+
 /**
  * Return a sentence without each of its other words: those nearest to the selected word, in the order of the sentence.
  *
@@ -61,7 +66,7 @@ export function removals({ text, word, words }) {
   const most = Math.min(MOST_REMOVED, Math.max(1, Math.floor(MOST_WORDS / words.length)));
   const distance = (/** @type {{start: number, end: number}} */ { start, end }) => Math.max(start - word.end, word.start - end);
   return words.map((removed, place) => ({ removed, place }))
-    .filter(({ removed }) => isWord(removed) && (removed.end <= word.start || removed.start >= word.end))
+    .filter(({ removed }) => isWord(removed) && isApart(removed, word))
     .toSorted((a, b) => distance(a.removed) - distance(b.removed)).slice(0, most)
     .toSorted((a, b) => a.place - b.place)
     .map(({ removed, place }) => ({ word: removed, place, ...withoutWord(text, removed, word) }));
@@ -184,7 +189,7 @@ export class Causes {
   /** Say how many words are removed in turn, if not all are. */
   get #limit() {
     const { removed, sentence } = this;
-    const count = sentence.words.filter((word) => isWord(word) && word.start !== sentence.word.start).length;
+    const count = sentence.words.filter((word) => isWord(word) && isApart(word, sentence.word)).length;
     return removed.length < count ? ` Only the ${removed.length} nearest of ${count} words are removed.` : "";
   }
 
@@ -198,7 +203,7 @@ export class Causes {
       const index = all.findIndex((removal) => removal.place === place);
       const text = element("span", { className: "text" }, unit.text);
       const value = element("span", { className: "value" }, index < 0 ? "" : formatNumber(effects[index]));
-      const isSubject = unit.start === word.start;
+      const isSubject = !isApart(unit, word);
       if (index < 0) return element("span", { className: `unit${isSubject ? " subject" : ""}` }, text, " ", value);
       const control = element("button", {
         type: "button", id: `cause-${place}`, className: `unit${index === chosen ? " removed" : ""}`, "aria-pressed": String(index === chosen),

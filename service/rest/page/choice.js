@@ -1,5 +1,5 @@
 import { isSmallEdit } from "./senses.js";
-import { isWord, longestWord, same, sharedWord, wordsOf } from "./words.js";
+import { distinctTexts, isWord, longestWord, same, sharedWord, wordsOf } from "./words.js";
 
 /**
  * The selected word of each sentence. A word selected by the user stays selected while its sentence contains it, also
@@ -119,8 +119,7 @@ export function inputOf(/** @type {Sentence} */ sentence) {
 
 /** Return the distinct texts of the selected words. */
 export function chosenTexts(/** @type {Sentence[]} */ sentences) {
-  const words = sentences.flatMap(({ word }) => word ?? []);
-  return words.filter((word, place) => words.findIndex((other) => same(word, other)) === place).map(({ text }) => text);
+  return distinctTexts(sentences.flatMap(({ word }) => word ?? []));
 }
 
 /**

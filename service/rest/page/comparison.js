@@ -9,7 +9,7 @@ import { formatNumber } from "./number.js";
 import { Plane } from "./plane.js";
 import { RequestPanel } from "./request.js";
 import { GROUPS, meanOf, pairsOf } from "./senses.js";
-import { wordsOf } from "./words.js";
+import { distinctTexts, wordsOf } from "./words.js";
 
 export const MEASURES = {
   cosine: "Cosine similarity of the vectors, as in a search index.",
@@ -165,7 +165,7 @@ export class Comparison {
     );
     const isCurrent = this.vectorsOf === JSON.stringify(withModel({ inputs: vectorInputs(this.sent.occurrences) }));
     if (!isCurrent) this.plane.hide();
-    else this.plane.show({ layer: place, texts: occurrences.map(({ text }) => text), numbers: this.numbers, senses: this.senses });
+    else this.plane.show({ layer: place, words: distinctTexts(occurrences), numbers: this.numbers, senses: this.senses });
     this.values.replaceChildren(numbers(layers, means, curves, haveMeans ? staticMean : null, place));
     this.root.replaceChildren(
       this.note, element("p", { className: "quiet" }, noteOnLayer0(meanOf(pairs, layers[0][this.measure]), haveMeans ? staticMean : 0)),

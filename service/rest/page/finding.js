@@ -1,6 +1,7 @@
 import { element } from "./element.js";
 import { bdi, listWords, separator } from "./naming.js";
 import { formatNumber } from "./number.js";
+import { distinctTexts } from "./words.js";
 
 /** The similarity from which dictionary entries are identical, except for rounding. */
 const IDENTICAL = 0.9995;
@@ -14,7 +15,7 @@ const LISTED_WORDS = 6;
  *   `layer`: the shown layer; `place`: its index in the values
  */
 export function finding({ occurrences, numbers, means, staticMean, layer, place }) {
-  const texts = [...new Set(occurrences.map(({ text }) => text.toLowerCase()))];
+  const texts = distinctTexts(occurrences);
   const inOne = new Set(numbers).size === 1;
   const subject = texts.length > 1
     ? ["The dictionary entries of ", ...listWords(texts.slice(0, LISTED_WORDS), "and", texts.length > LISTED_WORDS)]
@@ -32,7 +33,7 @@ export function finding({ occurrences, numbers, means, staticMean, layer, place 
 
 /** Return whether occurrences are of different words: a mean over their pairs would say nothing. */
 export function areDifferentWords(/** @type {{text: string}[]} */ occurrences) {
-  return occurrences.length > 2 && new Set(occurrences.map(({ text }) => text.toLowerCase())).size > 1;
+  return occurrences.length > 2 && distinctTexts(occurrences).length > 1;
 }
 
 /**

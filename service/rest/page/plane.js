@@ -51,9 +51,9 @@ export class Plane {
   /**
    * Move the points to a layer.
    *
-   * @param {{layer: number, texts: string[], numbers: number[], senses: (string | null)[]}} view `numbers`: of the sentences
+   * @param {{layer: number, words: string[], numbers: number[], senses: (string | null)[]}} view `words`: the different ones; `numbers`: of the sentences
    */
-  show({ layer, texts, numbers, senses }) {
+  show({ layer, words, numbers, senses }) {
     this.root.hidden = this.places.length <= layer || this.places[0].length !== numbers.length;
     if (this.root.hidden) return;
     const at = fit(this.places.flat());
@@ -66,7 +66,6 @@ export class Plane {
       const [left, top] = at(this.places[layer][index]);
       /** @type {SVGElement} */ (point).style.transform = `translate(${left}px, ${top}px)`;
     });
-    const words = [...new Set(texts.map((text) => text.toLowerCase()))];
     const named = words.length === 1 ? bdi(words[0]) : "the words";
     this.svg.setAttribute("aria-label", `The occurrences in two dimensions at layer ${layer}, by sentence: `
       + numbers.map((number, index) => `${number}${senses[index] ? `, sense ${senses[index]}` : ""}, at ${at(this.places[layer][index]).join(", ")}`).join("; "));

@@ -76,6 +76,11 @@ export function same(/** @type {{text: string}} */ left, /** @type {{text: strin
   return key(left) === key(right);
 }
 
+/** Return the texts of different words, each in the case of its first occurrence. */
+export function distinctTexts(/** @type {{text: string}[]} */ words) {
+  return words.filter((word, place) => words.findIndex((other) => same(word, other)) === place).map(({ text }) => text);
+}
+
 function key(/** @type {{text: string}} */ { text }) {
   return text.toLowerCase();
 }
