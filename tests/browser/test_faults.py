@@ -60,6 +60,13 @@ def test_error_has_the_message_of_the_server(driver: PageDriver, message: str, e
     assert alert(driver) == expected
 
 
+def test_errors_name_the_sentence_of_a_span(driver: PageDriver) -> None:
+    """No token is assigned to a combining mark. The comparison and the picture both report it."""
+    driver.open("v=1&t0=a%CC%81+bank&t1=bank&w0=1-2-0-1-1")
+    errors = driver.page.locator("#notices p:not(.actions)").all_inner_texts()
+    assert [error.split(":")[0] for error in errors] == ["Sentence 1"] * 2
+
+
 @pytest.mark.parametrize("width", [400, 1280])
 def test_error_card_does_not_cover_the_focused_field(new_driver: NewDriver, width: int) -> None:
     """The page scrolls when the card appears."""

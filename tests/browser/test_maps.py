@@ -234,6 +234,20 @@ def test_thumbnail_is_enlarged_with_labels(driver: PageDriver) -> None:
     assert not enlarged.is_visible()
     driver.page.get_by_role("button", name="layer 2, head 2").first.focus()
     assert enlarged.is_visible()
+    driver.page.keyboard.press("Escape")
+    assert not enlarged.is_visible()
+
+
+def test_tints_remain_with_forced_colors_and_in_print(new_driver: NewDriver) -> None:
+    """A map with many columns shows no numbers, so it would be blank without its tints."""
+    text = "He cashed a check at the bank and then he walked along the river."
+    driver = new_driver(forced_colors="active").open_texts(text, "bank", explore=True)
+    colors, adjusted = driver.page.locator("#map .narrow td:not(.itself, .extra, .corner)").evaluate_all(
+        """(cells) => ["backgroundColor", "printColorAdjust"].map(
+            (name) => [...new Set(cells.map((cell) => getComputedStyle(cell)[name]))])"""
+    )
+    assert {color[:17] for color in colors} == {"rgba(52, 88, 200,"}
+    assert adjusted == ["exact"]
 
 
 def roles(results: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, float]]:

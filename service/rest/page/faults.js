@@ -19,9 +19,9 @@ export function faultyItem({ field }, request) {
   return item === undefined ? null : { item, list };
 }
 
-/** Return the key of an input of a request: of the text of an occurrence, or else of the input. */
+/** Return the key of an input of a request: of the text of an occurrence or of an input with spans, or else of the input. */
 export function inputKey(/** @type {any} */ item) {
-  return JSON.stringify(item.span ? item.text : item);
+  return JSON.stringify(item.span || item.spans ? item.text : item);
 }
 
 /** Return whether an error is about a text over a limit of tokens or characters. */

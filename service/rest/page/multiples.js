@@ -31,6 +31,7 @@ export class Multiples {
     this.caption = element("p", { className: "quiet" });
     this.legend = element("p", { className: "quiet legend" });
     this.enlarged = element("div", { className: "enlarged", "aria-hidden": "true", hidden: true });
+    addEventListener("keydown", ({ key }) => { if (key === "Escape") this.#enlarge(null); });
   }
 
   /** @param {any} response of POST /v1/attend, with tensors in base64 */
