@@ -164,6 +164,17 @@ def test_choice_applies_to_other_sentences(driver: PageDriver) -> None:
     assert driver.selected_words() == ["the", "bank"]
 
 
+def test_responses_that_the_page_kept_are_for_the_sentences_that_they_compare(opened: PageDriver) -> None:
+    """The Back button goes from four sentences to two, whose responses the page kept."""
+    opened.open_texts("The bank lends.", "The bank floods.", removed="2")
+    opened.page.evaluate("location.hash = 'v=1&removed=2'")
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('4 occurrences')")
+    opened.settle().page.go_back()
+    opened.page.wait_for_function("() => document.querySelector('#finding').textContent.includes('2 occurrences')")
+    assert opened.settle().line(1).startswith("Contributions to bank")
+    assert opened.errors == []
+
+
 def test_words_keep_their_case(driver: PageDriver) -> None:
     """German nouns are capitalized. Words in another case are the same word."""
     driver.type(1, "Die Bank ist zu.").type(2, "Die Bank am Fluss.").add("BANK!")

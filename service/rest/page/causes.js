@@ -142,7 +142,7 @@ export class Causes {
       ],
       layers: "all", top_contributors: TOP_CONTRIBUTORS,
     };
-    if (this.isOpen && this.reason) this.#draw(this.reason);
+    this.view = null; // a kept response is not for the view before
     this.wanted = body && withModel(body);
     this.query.request(body, delay);
   }

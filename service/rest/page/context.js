@@ -182,6 +182,13 @@ export class ContextView {
     const shown = places.slice(0, MOST_SENTENCES);
     const occurrences = shown.map(({ text, word: { start, end } }) => ({ text, span: [start, end] }));
     const enough = occurrences.length > 1;
+    // Before the requests, because a kept response is shown at once.
+    const { notes, message } = describeCoverage({
+      model: this.model, sentences: this.sentences, filled, single, selected,
+      isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
+    });
+    if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
+    else this.comparison.showMessage(...message);
     this.compareQuery.request(enough ? { occurrences, layers: "all", top_contributors: TOP_CONTRIBUTORS } : null, delay);
     const inPicture = enough && occurrences.length <= MOST_POINTS && this.model?.outputs.includes("spans");
     this.vectorsQuery.request(inPicture ? {
@@ -189,12 +196,6 @@ export class ContextView {
       prompt: "", outputs: ["spans"], layers: "all", layer_reduce: "stack", encoding_format: "base64", dtype: "float16",
     } : null, delay);
     if (!inPicture) this.comparison.plane.clear();
-    const { notes, message } = describeCoverage({
-      model: this.model, sentences: this.sentences, filled, single, selected,
-      isRejected: (sentence) => Boolean(this.#faultOf(sentence)), numberOf: (id) => this.#number(id),
-    });
-    if (enough) this.comparison.setSentences(shown.map(({ id }) => this.#number(id)), shown.map(senseOf), notes);
-    else this.comparison.showMessage(...message);
   }
 
   /** Return why the server rejected a sentence, if it did. */
