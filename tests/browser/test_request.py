@@ -1,5 +1,6 @@
 """The page's requests, shown as curl, Python and gRPC programs."""
 
+import base64
 import json
 import os
 import re
@@ -151,6 +152,23 @@ def test_programs_of_the_similarity_tab(opened: PageDriver, server: RunningServe
     with grpc.insecure_channel(server.grpc) as channel:
         message = stub(channel).Similarity(json_format.ParseDict(body, pb.SimilarityRequest()))
     assert np.frombuffer(message.scores.data, np.float32) == pytest.approx(scores, abs=1e-5)
+
+
+def test_programs_of_a_step_return_its_weights(opened: PageDriver, server: RunningServer) -> None:
+    """All three forms return the weights of all heads for the followed token."""
+    opened.page.get_by_role("tab", name="How attention works").click()
+    opened.page.locator("#attention .formulas math").first.wait_for()
+    response = json.loads(run(["bash", "-c", program(opened, "#attention", "curl")]))
+    weights = response["results"][0]["layer_outputs"][0]["weights"]
+    expected = np.frombuffer(base64.b64decode(weights["data"]), np.float32)
+    assert weights["shape"] == [12, 1, 5]
+    printed = numbers(run([sys.executable, "-c", program(opened, "#attention", "Python")]))
+    assert printed == pytest.approx(expected.tolist(), abs=6e-4)
+    body, method = parse_command(program(opened, "#attention", "gRPC"))
+    assert method == "attendant.v1.EncoderService/Attend"
+    with grpc.insecure_channel(server.grpc) as channel:
+        _, message, *_ = stub(channel).Attend(json_format.ParseDict(body, pb.AttendRequest()))
+    assert np.frombuffer(message.layer_outputs.weights.data, np.float32) == pytest.approx(expected, abs=1e-5)
 
 
 def test_programs_verify_a_private_ca(new_driver: NewDriver, default_artifact: Path, tmp_path: Path) -> None:

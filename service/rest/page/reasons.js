@@ -3,6 +3,7 @@ import { downloads } from "./download.js";
 import { element, select } from "./element.js";
 import { heatmapFigure } from "./figure.js";
 import { columnSums, Heatmap, largestOf, pairRows, PROPORTIONAL, rowSums } from "./heatmap.js";
+import { unitText } from "./naming.js";
 import { formatNumber } from "./number.js";
 import { matchSums, matchTable, productTable, sumTable } from "./terms.js";
 
@@ -107,7 +108,7 @@ export class Reasons {
 function strip(/** @type {string} */ name, /** @type {Pair["rows"]} */ units, /** @type {number[]} */ values, /** @type {number} */ largest) {
   return element("div", { className: "strip", role: "group", "aria-label": name },
     element("p", { className: "quiet" }, name), element("div", { className: "units", dir: "auto" }, ...units.map((unit, place) => {
-      const word = element("span", { className: `unit${unit.special ? " special" : ""}` }, element("span", { className: "text" }, unit.text), " ",
+      const word = element("span", { className: `unit${unit.special ? " special" : ""}` }, element("span", { className: "text" }, unitText(unit)), " ",
         element("span", { className: "value" }, values[place] === undefined ? "" : formatNumber(values[place])));
       applyTint(word, values[place] ?? 0, largest, PROPORTIONAL);
       return word;

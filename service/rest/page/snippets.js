@@ -13,6 +13,7 @@ const GRPC_PORT = 8081;
 const REST_ONLY = ["decimals", "encoding_format"];
 const PRINTED = {
   attend: "response.results[0].maps[0].matrix.round(3)",
+  outputs: "response.results[0].layer_outputs[0].weights.round(3)", // of attend with outputs
   compare: "response.layers[-1].cosine.round(3)",
   similarity: "response.scores.round(3)",
   rerank: "[(result.index, round(result.relevance_score, 3)) for result in response.results]",
@@ -22,7 +23,7 @@ const PRINTED = {
 const ENUMS = {
   attend: {
     kind: "ATTENTION_KIND", head_reduce: "HEAD_REDUCE", layer_reduce: "MAP_LAYER_REDUCE", unit: "UNIT_KIND",
-    special_tokens: "SPECIAL_TOKENS", segments: "SEGMENTS", dtype: "DTYPE",
+    special_tokens: "SPECIAL_TOKENS", segments: "SEGMENTS", dtype: "DTYPE", outputs: "LAYER_OUTPUT",
   },
   compare: {},
   similarity: { similarity: "SIMILARITY_FUNCTION", unit: "UNIT_KIND", effect: "EFFECT" },
@@ -61,7 +62,7 @@ export function pythonOf(/** @type {string} */ operation, /** @type {Body} */ bo
     `    response = client.${operation}(`,
     ...[...first, ...lists, ...options].map((argument) => `        ${argument},`),
     "    )",
-    `print(${PRINTED[operation]})`,
+    `print(${PRINTED[body.outputs ? "outputs" : operation]})`,
     "",
   ].join("\n");
 }
@@ -85,7 +86,10 @@ export function messageOf(/** @type {string} */ operation, /** @type {Body} */ b
     if (name === "inputs") message.inputs = value.map((input) => (isPair(input) ? input : { text: input }));
     else if (name === "occurrences") {
       message.occurrences = value.map(({ text, span: [start, end] }) => ({ text, span: { start, end } }));
-    } else message[name] = prefix ? `${prefix}_${value.toUpperCase()}` : value;
+    } else if (prefix) {
+      const enumValue = (/** @type {string} */ text) => `${prefix}_${text.toUpperCase()}`;
+      message[name] = Array.isArray(value) ? value.map(enumValue) : enumValue(value);
+    } else message[name] = value;
   }
   return message;
 }

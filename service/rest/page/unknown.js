@@ -1,6 +1,6 @@
 import { element } from "./element.js";
 import { listWords } from "./naming.js";
-import { same } from "./words.js";
+import { distinctTexts } from "./words.js";
 
 const VISIBLE = /[\p{L}\p{N}\p{P}\p{S}]/u;
 const LISTED = 6;
@@ -34,7 +34,7 @@ export function unreadWords(words, tokens, unknownId) {
 /** Explain the unread words of a sentence. */
 export function describeUnread(/** @type {Unread} */ { unknown, missing }) {
   const listed = (/** @type {SegmentWord[]} */ words) => {
-    const distinct = words.filter((word, place) => words.findIndex((other) => same(other, word)) === place).map(({ text }) => text);
+    const distinct = distinctTexts(words);
     return listWords(distinct.slice(0, LISTED), "and", distinct.length > LISTED);
   };
   return [
