@@ -50,6 +50,14 @@ def test_lines_show_the_values_of_the_map(driver: PageDriver, rest: httpx.Client
     assert driver.errors == []
 
 
+def test_lines_between_long_words_fit_a_narrow_window(new_driver: NewDriver) -> None:
+    link = {"v": "1", "t0": "The Donaudampfschifffahrtsgesellschaft lends.", "explore": "1", "view": "lines"}
+    driver = new_driver(viewport={"width": 320, "height": 900}).open(urlencode(link))
+    assert driver.page.evaluate("document.documentElement.scrollWidth") == 320
+    (figure,) = driver.page.locator(".lines").all()
+    assert figure.evaluate("(node) => node.clientWidth") >= 80
+
+
 def test_map_of_a_long_sentence_fits_its_column(new_driver: NewDriver) -> None:
     driver = new_driver(viewport={"width": 1280, "height": 900}).open(urlencode({"v": "1", "t0": LONG, "explore": "1"}))
     assert len(LONG.split()) == 23
