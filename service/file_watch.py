@@ -99,12 +99,17 @@ class FileWatch(Generic[Content]):
                 self._on_restored()
                 log.info("the content in use is back, the reload no longer fails subject=%s", self._subject)
             self._set_failure("")
-        except ConfigError as error:
+        except Exception as error:  # an unexpected error must not end the watch
+            is_expected = isinstance(error, ConfigError)
+            failure = str(error) if is_expected else f"unexpected {type(error).__name__}"
             self._wait_before_retry(content)
-            if str(error) != self._failure:
-                self._set_failure(str(error))
+            if failure != self._failure:
+                self._set_failure(failure)
                 self._metrics.reloads.labels(self._subject, "error").inc()
-                log.error("reload failed, nothing changes subject=%s error=%s", self._subject, error)
+                log.error(
+                    "reload failed, nothing changes subject=%s error=%s", self._subject, failure,
+                    exc_info=None if is_expected else error,
+                )  # fmt: skip
 
     def _wait_before_retry(self, content: Content | None) -> None:
         self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if content == self._failed else PERIOD_S

@@ -83,11 +83,11 @@ class Credentials:
     @classmethod
     def load(cls, files: TlsFiles, contents: Contents) -> "Credentials":
         """Load the contents of the files. Raises a `ConfigError` that names the option, the file and the problem."""
-        from cryptography.exceptions import UnsupportedAlgorithm
-
         try:
             credentials = cls._check(files, *contents)
-        except (ValueError, UnsupportedAlgorithm) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the errors of cryptography derive from no common class
             raise ConfigError(f"{CERT_OPTION}: cannot parse {files.cert} ({error}). Replace it.") from None
         if files.read() != contents:  # OpenSSL loads the files by path, so the context may be newer
             raise ConfigError(f"{CERT_OPTION}: {files.cert} changed while it was read. Try again.")
@@ -166,7 +166,7 @@ def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.C
 
     try:
         certificates = x509.load_pem_x509_certificates(content)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         certificates = []
     marks = [line.strip() for line in content.splitlines() if line.startswith(b"-")]
     is_cut = len(marks) % 2 > 0 or not all(map(PEM_MARK.fullmatch, marks))

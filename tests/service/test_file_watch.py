@@ -30,6 +30,8 @@ class Source:
         self.applied.append(content)
         if content == "invalid":
             raise ConfigError(content)
+        if content == "defect":
+            raise ZeroDivisionError
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"attendant_{name}", {"subject": "tls", **labels})
@@ -72,6 +74,19 @@ async def test_missing_content_is_reported_once(source: Source, caplog: pytest.L
             await source.watch.check()
     assert (source.reloads, source.sample("reload_failing"), source.applied) == ([0, 1], 0, [])
     assert caplog.messages[1:] == ["the content in use is back, the reload no longer fails subject=tls"]
+
+
+async def test_unexpected_error_does_not_end_the_watch(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    source.content = "defect"
+    for _ in range(2):
+        await source.watch.check()
+    assert (source.reloads, source.sample("reload_failing")) == ([0, 1], 1)
+    (record,) = caplog.records
+    assert record.getMessage() == "reload failed, nothing changes subject=tls error=unexpected ZeroDivisionError"
+    assert record.exc_info
+    source.content = "two"
+    await source.watch.check()
+    assert (source.applied[-1], source.reloads, source.sample("reload_failing")) == ("two", [1, 1], 0)
 
 
 async def test_invalid_content_is_retried_later_and_reported_once(

@@ -4,12 +4,14 @@ import asyncio
 import gc
 import logging
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import CollectorRegistry
 
 from service.config import ConfigError, Settings
@@ -22,12 +24,21 @@ from tests.service.rest.test_server import serving_tls
 CA = Identity.make_ca("server CA")
 CLIENT_CA = Identity.make_ca("client CA")
 SERVER = CA.issue("server")
+VERSION = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x22"
+"""X.509 version 3 in DER, and a version that does not exist."""
 VALID = {"cert": SERVER.pem, "key": SERVER.key_pem, "client_ca": CLIENT_CA.pem}
 
 
 def make_files(folder: Path, **contents: bytes) -> tuple[Secret, TlsFiles]:
     secret = Secret(folder / "secret", **VALID | contents)
     return secret, TlsFiles(*(secret.path(name) for name in VALID))
+
+
+def damage(identity: Identity, old: bytes, new: bytes) -> bytes:
+    """Return the PEM of a certificate in which some bytes of its DER are replaced."""
+    der = identity.certificate.public_bytes(Encoding.DER)
+    assert old in der
+    return ssl.DER_cert_to_PEM_cert(der.replace(old, new)).encode()
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -81,6 +92,15 @@ def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -
         "empty certificate": ({"cert": b""}, "CERT_FILE: no valid PEM certificates in "),
         "half-written certificate": ({"cert": SERVER.pem[:300]}, "CERT_FILE: no valid PEM certificates in "),
         "half-written chain": ({"cert": SERVER.pem + CA.pem[:300]}, "CERT_FILE: no valid PEM certificates in "),
+        "unknown version": ({"cert": damage(SERVER, *VERSION)}, "CERT_FILE: no valid PEM certificates in "),
+        "CA of an unknown version": (
+            {"client_ca": damage(CLIENT_CA, *VERSION)},
+            "CLIENT_CA_FILE: no valid PEM certificates in ",
+        ),
+        "unsupported kind of name": (
+            {"cert": damage(SERVER, b"\x87\x04\x7f", b"\xa3\x04\x7f")},
+            "CERT_FILE: cannot parse .* Replace it",
+        ),
         "DER": ({"cert": b"\x30\x82\x01"}, "CERT_FILE: no valid PEM certificates in "),
         "empty key": ({"key": b""}, "KEY_FILE: no valid PEM key in "),
         "half-written key": ({"key": SERVER.key_pem[:100]}, "KEY_FILE: no valid PEM key in "),
