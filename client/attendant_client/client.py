@@ -1,6 +1,5 @@
 """The synchronous client."""
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -34,7 +33,7 @@ from attendant_client.requests import (
     split_body,
 )
 from attendant_client.responses import merge
-from attendant_client.retries import RetryPolicy
+from attendant_client.retries import RetryPolicy, deadline_after
 from attendant_client.transports import open_transport
 from attendant_client.types import (
     Array,
@@ -222,5 +221,4 @@ class Client:
             time.sleep(delay)
 
     def _deadline(self, timeout_s: float | None) -> float | None:
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return None if timeout_s is None or timeout_s == math.inf else time.monotonic() + timeout_s
+        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)

@@ -111,8 +111,8 @@ class Address:
         """
         try:
             parts = urlsplit(url)
-            is_url = parts.scheme in (*HTTP_SCHEMES, *GRPC_SCHEMES) and parts.hostname and parts.port != 0
-        except ValueError:  # an invalid IPv6 address or port
+            is_url = parts.scheme in (*HTTP_SCHEMES, *GRPC_SCHEMES) and httpx.URL(url).host and parts.port != 0
+        except (ValueError, httpx.InvalidURL):  # for example, an invalid port or a line break
             is_url = False
         if not is_url:
             raise ValueError(f"{url!r} is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081")
@@ -120,8 +120,10 @@ class Address:
         if tls is not None and not is_secure:
             raise ValueError(f"tls: {parts.scheme}:// is not encrypted. Use https:// or grpcs://, or remove tls.")
         is_grpc = parts.scheme in GRPC_SCHEMES
-        if is_grpc and parts.path.strip("/"):
-            raise ValueError(f"{url!r}: gRPC URLs have no path ({parts.path}). Remove it.")
+        if is_grpc and (parts.path.strip("/") or parts.query or parts.username is not None):
+            raise ValueError(
+                "url: gRPC URLs have only a host and a port, such as grpc://127.0.0.1:8081. Remove the rest."
+            )
         if channels < 1 or (channels > 1 and not is_grpc):
             raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
         target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in OpenAI's base URL

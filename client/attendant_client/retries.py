@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from attendant_client.errors import AttendantError
 
 MULTIPLIER = 4
+UNLIMITED_S = 1e9
+"""Timeout from which a call has no deadline. gRPC fails at once with timeouts over 290 years, and sockets do, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class RetryPolicy:
         if deadline is not None and time.monotonic() + delay >= deadline:
             return None
         return delay
+
+
+def deadline_after(timeout_s: float | None) -> float | None:
+    """Return the time.monotonic() reading after a timeout in seconds; None without a deadline."""
+    return None if timeout_s is None or timeout_s >= UNLIMITED_S else time.monotonic() + timeout_s
 
 
 NO_RETRIES = RetryPolicy(max_attempts=1)

@@ -50,7 +50,7 @@ class HttpTransport:
         except httpx.TimeoutException:
             raise timed_out(timeout_s) from None
         except httpx.RequestError as error:
-            raise unreachable(f"{request.url}: {error}") from None
+            raise unreachable(f"{without_password(request.url)}: {error}") from None
         return http_response(operation, response)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class AsyncHttpTransport:
         except (TimeoutError, httpx.TimeoutException):
             raise timed_out(timeout_s) from None
         except httpx.RequestError as error:
-            raise unreachable(f"{request.url}: {error}") from None
+            raise unreachable(f"{without_password(request.url)}: {error}") from None
         return http_response(operation, response)
 
     async def close(self) -> None:
@@ -192,6 +192,11 @@ def http_request(
         return client.build_request("POST", path, json=body, **options)
     except (TypeError, ValueError):  # values that JSON cannot represent
         return client.build_request("POST", path, json=to_json_value(body), **options)
+
+
+def without_password(url: httpx.URL) -> httpx.URL:
+    """Return a URL for messages, without the user and the password for a proxy."""
+    return url.copy_with(userinfo=b"")
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from jsonschema import Draft202012Validator
 
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
-from tests.client.clients import KINDS, service_url
+from tests.client.clients import KINDS, NO_RETRIES, SyncCaller, service_url
 from tests.client.results import assert_equal
 from tests.model_records import EVALUATIONS, TRAINING, add_records
 from tests.serving import ServiceThread
@@ -157,8 +158,9 @@ def test_timeout_is_an_error(client: Client) -> None:
     assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
-def test_infinite_timeout_is_none(client: Client) -> None:
-    assert client.encode(CASHED, timeout_s=math.inf).results
+@pytest.mark.parametrize("timeout_s", [math.inf, sys.maxsize])
+def test_unlimited_timeout_is_none(client: Client, timeout_s: float) -> None:
+    assert client.encode(CASHED, timeout_s=timeout_s).results
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -173,16 +175,36 @@ def test_unreachable_server_is_retried(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:8080", "ftp://a", "http://", "http://:80", "http://[::1", "http://a:b", "http://a:70000"]
+    "url",
+    [
+        "127.0.0.1:8080",
+        "ftp://a",
+        "http://",
+        "http://:80",
+        "http://[::1",
+        "http://a:b",
+        "http://a:70000",
+        "http://a\n",
+        " http://a",
+    ],
 )
 def test_invalid_url_is_rejected(kind: Any, url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL of http, https, grpc or grpcs"):
         kind(url)
 
 
-def test_grpc_url_with_a_path_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"gRPC URLs have no path \(/v1\)\. Remove it\."):
-        Client("grpc://127.0.0.1:8081/v1")
+@pytest.mark.parametrize("url", ["grpc://a:1/v1", "grpc://a:1?b=2", "grpc://user:secret1@a:1"])
+def test_grpc_url_with_more_than_host_and_port_is_rejected(url: str) -> None:
+    with pytest.raises(ValueError, match="url: gRPC URLs have only a host and a port") as raised:
+        Client(url)
+    assert "secret1" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [Client, SyncCaller])
+def test_error_does_not_show_the_password_of_the_url(kind: Any) -> None:
+    with kind("http://user:secret1@127.0.0.1:9", retries=NO_RETRIES) as client, pytest.raises(AttendantError) as raised:
+        client.model()
+    assert str(raised.value).startswith("UNAVAILABLE: http://127.0.0.1:9/v1/model: ")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
