@@ -123,10 +123,10 @@ def plain_message(message: str) -> str:
 
 def run_command(program: str, command: Callable[[], int]) -> int:
     """Run a command and return its exit status, even if it is interrupted or cannot write to standard output."""
+    _open_closed_streams()
     try:
         status = command()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return EX_INTERRUPTED
     except BrokenPipeError:
@@ -141,6 +141,13 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         )
         return EX_CANTCREAT
     return status
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null as each standard stream that is closed. Otherwise, sockets and files would get its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _discard_output() -> None:

@@ -586,8 +586,8 @@ def _run_file(arguments: list[str]) -> int:
         job = _job(parser, options)
         counts = asyncio.run(_embed_file(job, options))
     except CommandError as error:
-        hint = " Repeat the command to continue." if partial_path(options.output).exists() else ""
-        hint = "" if error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT) else hint
+        is_final = error.status in (EX_USAGE, EX_CONFIG, EX_DATAERR, EX_CANTCREAT)
+        hint = "" if is_final or not partial_path(options.output).exists() else " Repeat the command to continue."
         field, separator, problem = str(error).partition(": ")
         print(f"{COMMAND}: {CHUNK_OPTIONS.get(field, field)}{separator}{problem}{hint}", file=sys.stderr)
         return error.status

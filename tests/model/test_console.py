@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,26 @@ def test_closed_pipe_ends_the_command_silently(
         monkeypatch.setattr(sys, "stdout", pipe)
         assert COMMANDS[program]() == 141
     assert capsys.readouterr().err == ""
+
+
+def test_closed_standard_streams_are_not_reused(tmp_path: Path) -> None:
+    """Log lines would be written to whatever file or socket got the descriptor of a closed standard error."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from model.artifact.console import run_command\n"
+        "def command():\n"
+        "    with open(sys.argv[1], 'w') as file:\n"
+        "        print(sys.stdin.read())\n"
+        "        print('error', file=sys.stderr, flush=True)\n"
+        "        print(file.fileno(), file=file)\n"
+        "    return 0\n"
+        "sys.exit(run_command('attendant', command))\n"
+    )
+    command = shlex.join([sys.executable, str(script), str(tmp_path / "out")])
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(f"exec {command} <&- >&- 2>&-", check=True, shell=True, env=environment)
+    assert int((tmp_path / "out").read_text()) > 2
 
 
 def test_other_errors_of_the_system_are_not_hidden() -> None:

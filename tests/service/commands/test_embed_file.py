@@ -239,9 +239,9 @@ def test_output_is_checked_before_rows_are_read(tmp_path: Path, run_embed: RunEm
         (directory, f"{directory}: is a directory. Set -o to a file."),
         (tmp_path / "no" / "out.npy", f"{tmp_path / 'no'}: no such directory. Create it."),
         (tmp_path / "complete.npy", f"{tmp_path / 'complete.npy'}: exists. Remove it or set --overwrite."),
-        (
-            long := tmp_path / ("x" * 240 + ".npy"),
-            f"{long}: cannot be written (File name too long). Check the path and the free space.",
+        *(
+            (path, f"{path}: cannot be written (File name too long). Check the path and the free space.")
+            for path in (tmp_path / f"{'x' * length}.npy" for length in (240, 250, 260))
         ),
     ):
         assert run_embed(path, "-o", target) == (73, f"attendant embed: {problem}\n")
