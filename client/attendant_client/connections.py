@@ -28,8 +28,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # The default of 30 s is too slow for a rollout that replaces two servers in that time.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # The default of 120 s would keep ignoring a restarted server.
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # The default of 120 s would keep ignoring a restarted server, whereas the retries of a call span 2 s.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # Detect a server that vanished without closing its connections, such as a lost node. The server allows one ping per
     # 10 s. By default, gRPC waits a minute for a response to its bandwidth pings, and sends no keepalive pings until
     # then.

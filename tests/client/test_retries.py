@@ -4,6 +4,7 @@ import time
 
 import pytest
 from attendant_client import AttendantError, RetryPolicy
+from attendant_client.connections import CHANNEL_OPTIONS
 
 
 def error(reason: str, retry_after_s: float | None = None) -> AttendantError:
@@ -21,6 +22,14 @@ def test_delay_is_multiplied_by_4_without_a_hint() -> None:
     delays = [policy.delay_s(error("DRAINING"), attempt, None) or 0 for attempt in (1, 2, 3, 8)]
     for delay, expected in zip(delays, (0.1, 0.4, 1.6, 2.0), strict=True):
         assert expected <= delay <= 1.25 * expected
+
+
+def test_attempts_last_longer_than_the_reconnection_of_grpc() -> None:
+    """Otherwise, all attempts fail with the error of an earlier connection, although the server is back."""
+    policy = RetryPolicy()
+    delays = [policy.delay_s(error("UNAVAILABLE"), attempt, None) or 0 for attempt in range(1, policy.max_attempts)]
+    backoff_s = dict(CHANNEL_OPTIONS)["grpc.max_reconnect_backoff_ms"] / 1000
+    assert sum(delays) > 1.2 * backoff_s  # gRPC adds up to 20% jitter
 
 
 @pytest.mark.parametrize("reason", ["INVALID_ARGUMENT", "TOO_LONG", "INTERNAL", "DEADLINE_EXCEEDED"])
