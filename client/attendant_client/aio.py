@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, TlsFiles
+from attendant_client.connections import Address, TlsFiles, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -91,6 +91,7 @@ class AsyncClient:
         self._timeout_s = timeout_s
         self._retries = retries or RetryPolicy()
         self._model: ModelInfo | None = None
+        self._is_closed = False
 
     async def encode(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -188,6 +189,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection."""
+        self._is_closed = True
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -229,6 +231,8 @@ class AsyncClient:
     async def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
         attempt = 0
         while True:
+            if self._is_closed:
+                raise closed()
             attempt += 1
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:

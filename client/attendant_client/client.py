@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, TlsFiles
+from attendant_client.connections import Address, TlsFiles, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -87,6 +87,7 @@ class Client:
         self._timeout_s = timeout_s
         self._retries = retries or RetryPolicy()
         self._model: ModelInfo | None = None
+        self._is_closed = False
 
     def encode(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -180,6 +181,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
+        self._is_closed = True
         self._transport.close()
 
     def __enter__(self) -> Self:
@@ -210,6 +212,8 @@ class Client:
     def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
         attempt = 0
         while True:
+            if self._is_closed:
+                raise closed()
             attempt += 1
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:

@@ -183,3 +183,8 @@ def with_hint(message: str) -> str:
 def timed_out(timeout_s: float | None) -> AttendantError:
     """Return the error for a response that did not arrive in time."""
     return AttendantError("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", f"No response within {timeout_s} s.")
+
+
+def closed() -> AttendantError:
+    """Return the error for a call on a client that is closed."""
+    return AttendantError("CANCELLED", "CANCELLED", "The client was closed.")

@@ -15,10 +15,10 @@ from attendant_client.connections import (
     Address,
     TlsFiles,
     authorization,
+    closed,
     timed_out,
     unreachable,
 )
-from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
@@ -137,7 +137,7 @@ class AsyncGrpcTransport:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             # gRPC cancels the calls of a channel that is closed, but not the tasks that wait for them.
-            raise AttendantError("CANCELLED", "CANCELLED", "The client was closed.") from None
+            raise closed() from None
         return decode_messages(operation, messages)
 
     async def close(self) -> None:

@@ -173,6 +173,16 @@ def test_unreachable_server_is_retried(name: str) -> None:
     assert (raised.value.code, raised.value.retryable) == ("UNAVAILABLE", True)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_call_on_a_closed_client_is_an_error(name: str) -> None:
+    kind, protocol = KINDS[name]
+    with kind(f"{protocol}://127.0.0.1:9") as client:
+        client.close()
+        with pytest.raises(AttendantError, match=r"The client was closed\.") as raised:
+            client.model()
+    assert (raised.value.code, raised.value.retryable) == ("CANCELLED", False)
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     "url",
