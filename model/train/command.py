@@ -1,6 +1,9 @@
 """The train command: trains a tokenizer and a model, publishes the model and exports it."""
 
+import contextlib
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -46,36 +49,55 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
     out.mkdir(parents=True, exist_ok=True)
     processes = Processes.start()
     try:
-        source, checkpoint = load_init(config)
-        if checkpoint is not None and "max_input_tokens" not in config.model.model_fields_set:
-            limit = min(config.model.max_input_tokens, checkpoint.max_input_tokens)
-            config = config.model_copy(update={"model": config.model.model_copy(update={"max_input_tokens": limit})})
-        if processes.is_first:
-            _start_run(config, checkpoint, out, progress)
-        processes.wait()
-        definition = (out / TOKENIZER).read_text(encoding="utf-8")
-        tokenizer = _load_tokenizer(out / TOKENIZER, definition)
-        objective = make_objective(config, tokenizer, checkpoint)
-        start = "" if source is None else f", starting from {source.source}"
-        progress(f"{objective.name} of {config.model.name} on {processes.device}{start}")
-        result = train(config, objective, tokenizer, out, processes)
-        if not processes.is_first:
-            return None
-        progress(f"validation loss {result.validation_loss:.4f} {objective.unit}")
-        initial = None if source is None else source.source
-        record = make_record(objective, config, result, select_precision(config, processes.device), initial)
-        if _is_exported(out / ARTIFACT, record):
-            progress(f"{out / ARTIFACT} is up to date")
-            return Artifact.open(out / ARTIFACT).manifest
-        init = None if source is None or checkpoint is None else (source, checkpoint)
-        publish(objective, config, definition, record, out / MODEL, init)
-        draw_curves(out, objective.unit)
-        progress(f"wrote {out / MODEL} and {out / CURVES}")
-        return export(
-            str(out / MODEL), out / ARTIFACT, revision=None, name=config.model.name, progress=progress, overwrite=True
-        )
+        with _locked(out) if processes.is_first else contextlib.nullcontext():
+            return _run(config, out, processes, progress)
     finally:
         processes.stop()
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Lock the directory. Raises TrainError if another process trains in it: both would write the same files."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainError(f"{directory}: in use by another process. Wait for its end.") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _run(config: TrainConfig, out: Path, processes: Processes, progress: Progress) -> Manifest | None:
+    source, checkpoint = load_init(config)
+    if checkpoint is not None and "max_input_tokens" not in config.model.model_fields_set:
+        limit = min(config.model.max_input_tokens, checkpoint.max_input_tokens)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"max_input_tokens": limit})})
+    if processes.is_first:
+        _start_run(config, checkpoint, out, progress)
+    processes.wait()
+    definition = (out / TOKENIZER).read_text(encoding="utf-8")
+    tokenizer = _load_tokenizer(out / TOKENIZER, definition)
+    objective = make_objective(config, tokenizer, checkpoint)
+    start = "" if source is None else f", starting from {source.source}"
+    progress(f"{objective.name} of {config.model.name} on {processes.device}{start}")
+    result = train(config, objective, tokenizer, out, processes)
+    if not processes.is_first:
+        return None
+    progress(f"validation loss {result.validation_loss:.4f} {objective.unit}")
+    initial = None if source is None else source.source
+    record = make_record(objective, config, result, select_precision(config, processes.device), initial)
+    if _is_exported(out / ARTIFACT, record):
+        progress(f"{out / ARTIFACT} is up to date")
+        return Artifact.open(out / ARTIFACT).manifest
+    init = None if source is None or checkpoint is None else (source, checkpoint)
+    publish(objective, config, definition, record, out / MODEL, init)
+    draw_curves(out, objective.unit)
+    progress(f"wrote {out / MODEL} and {out / CURVES}")
+    return export(
+        str(out / MODEL), out / ARTIFACT, revision=None, name=config.model.name, progress=progress, overwrite=True
+    )
 
 
 def _start_run(config: TrainConfig, checkpoint: Checkpoint | None, out: Path, progress: Progress) -> None:

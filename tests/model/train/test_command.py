@@ -1,5 +1,6 @@
 """The command with a conflicting run directory, damaged files or signals: one line of error, nothing lost."""
 
+import fcntl
 import os
 import random
 import signal
@@ -45,6 +46,17 @@ def test_other_options_are_an_error_before_the_first_checkpoint(
     assert not (tmp_path / "run" / CHECKPOINT).exists()
     document["tokenizer"]["vocab_size"] = 50
     assert "another tokenizer.vocab_size (60, now 50)" in train(document, tmp_path, capsys)
+
+
+def test_directory_in_use_is_an_error(document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    error = train(document, tmp_path, capsys)
+    os.close(descriptor)
+    assert error == f"attendant-model: {out}: in use by another process. Wait for its end."
+    assert not list(out.iterdir())
 
 
 def test_run_of_an_older_version_has_the_default_parts(
