@@ -50,7 +50,7 @@ class HttpTransport:
         except httpx.TimeoutException:
             raise timed_out(timeout_s) from None
         except httpx.RequestError as error:
-            raise unreachable(f"{without_password(request.url)}: {error}") from None
+            raise unreachable(describe_failure(request, error)) from None
         return http_response(operation, response)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class AsyncHttpTransport:
         except (TimeoutError, httpx.TimeoutException):
             raise timed_out(timeout_s) from None
         except httpx.RequestError as error:
-            raise unreachable(f"{without_password(request.url)}: {error}") from None
+            raise unreachable(describe_failure(request, error)) from None
         return http_response(operation, response)
 
     async def close(self) -> None:
@@ -194,9 +194,9 @@ def http_request(
         return client.build_request("POST", path, json=to_json_value(body), **options)
 
 
-def without_password(url: httpx.URL) -> httpx.URL:
-    """Return a URL for messages, without the user and the password for a proxy."""
-    return url.copy_with(userinfo=b"")
+def describe_failure(request: httpx.Request, error: httpx.RequestError) -> str:
+    """Return the URL, without user and password, and the error. Errors such as a reset connection have no message."""
+    return f"{request.url.copy_with(userinfo=b'')}: {str(error) or type(error).__name__}"
 
 
 def http_response(operation: str, response: httpx.Response) -> Any:

@@ -2,7 +2,9 @@
 
 import math
 import shutil
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,23 @@ def test_unreachable_server_is_retried(name: str) -> None:
     with kind(url, retries=retries) as client, pytest.raises(AttendantError) as raised:
         client.model()
     assert (raised.value.code, raised.value.retryable) == ("UNAVAILABLE", True)
+
+
+def test_error_names_the_reset_of_a_connection() -> None:
+    """The asynchronous error of httpx has no message."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as executor:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def reset() -> None:
+            connection, _ = server.accept()
+            connection.recv(1)
+            connection.close()  # resets, because received bytes are unread
+
+        resetting = executor.submit(reset)
+        with SyncCaller(url, retries=NO_RETRIES) as client, pytest.raises(AttendantError) as raised:
+            client.model()
+        resetting.result()
+    assert str(raised.value) == f"UNAVAILABLE: {url}/v1/model: ReadError"
 
 
 @pytest.mark.parametrize("name", KINDS)
