@@ -1,7 +1,8 @@
 """Tokens, words and spans of an input, and aggregation of token maps to these units.
 
 Words are defined here, the same way for every model. A word is a maximal run of letters, digits and marks, with inner
-apostrophes and hyphens. Each CJK ideograph and each other non-space character is a separate word.
+apostrophes, hyphens and format characters, as in Unicode's UAX #29: the joiners of Persian and Sinhala, soft hyphens,
+but not zero width spaces. Each CJK ideograph and each other non-space character is a separate word.
 
 Aggregation sums columns and averages rows over a unit's tokens (Clark et al. 2019, section 4.1), so that rows still sum
 to 1. Scores do not sum to 1: their columns are combined with log-sum-exp, so that a softmax over words equals the
@@ -43,7 +44,7 @@ SEGMENTS: dict[Segments, tuple[int, int]] = {"a_to_a": (0, 0), "a_to_b": (0, 1),
 @lru_cache(maxsize=1)
 def _word_pattern() -> regex.Pattern[str]:
     run = r"[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+"
-    return regex.compile(rf"{run}(?:['’‐‑-]{run})*|\S", regex.VERSION1)
+    return regex.compile(rf"{run}(?:(?:['’‐‑-]|[\p{{Cf}}--\u200b]+){run})*|\S", regex.VERSION1)
 
 
 def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Offsets]:

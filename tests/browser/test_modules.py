@@ -14,6 +14,7 @@ TEXTS = [
     "銀行とriverのbank、東京。3.14 is π; naïve cafe\u0301 Straße",
     "👩‍👩‍👧 🏦 𝔘𝔫𝔡 a bank\tor\u00a0two\u3000three \u200b zero",
     "हिन्दी में बैंक، البنك",
+    "می\u200cخواهم ශ්\u200dරී foot\xadball ភាសា\u200bខ្មែរ \u200fשלום\u200e",
     "!?…—“”",
 ]
 

@@ -6,7 +6,7 @@
  */
 
 const RUN = String.raw`[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+`;
-const WORD = new RegExp(String.raw`${RUN}(?:['’‐‑\-]${RUN})*|\S`, "gv");
+const WORD = new RegExp(String.raw`${RUN}(?:(?:['’‐‑\-]|[\p{Cf}--\u200b]+)${RUN})*|\S`, "gv");
 const WORD_CHARACTER = /[\p{L}\p{N}]/u;
 const CONTENT_LENGTH = 4; // few function words of languages with spaces are as long
 

@@ -16,7 +16,7 @@ from service.operations.units import describe_tokens, find_words, is_removed_by_
 JOINERS = "'’-‐‑"
 PIECES = (
     *"abzÄß019 \t\n\x00\x1c.,;:!?()[]#@_$€+'’-‐‑",
-    *"\u0301\u0308\ufe0f\u200d\u200b\u202e\u00a0\u3000",
+    *"\u0301\u0308\ufe0f\u200c\u200d\u200b\u202e\u00ad\u00a0\u3000",
     *"漢字一㐀ひらカナ한글〇々",
     *"אבגأبجकषि๐กำ½²Ⅷªﷺ",
     *"👩💻😀🇩🇪",
@@ -34,16 +34,23 @@ def in_run(character: str) -> bool:
     return unicodedata.category(character)[0] in "LNM" and not ideograph
 
 
+def skip_joiners(text: str, at: int) -> int:
+    """Return the index after an apostrophe or hyphen, or after format characters, that may join two runs."""
+    if text[at] in JOINERS:
+        return at + 1
+    while at < len(text) and unicodedata.category(text[at]) == "Cf" and text[at] != "\u200b":
+        at += 1
+    return at
+
+
 def reference_words(text: str) -> Iterator[Offsets]:
     """Apply the rule one character at a time."""
     at = 0
     while at < len(text):
         end = at + 1
         if in_run(text[at]):
-            while end < len(text) and (
-                in_run(text[end]) or (text[end] in JOINERS and in_run(text[end + 1 : end + 2] or " "))
-            ):
-                end += 1
+            while end < len(text) and in_run(text[skip_joiners(text, end) :][:1] or " "):
+                end = skip_joiners(text, end) + 1
         if not text[at].isspace():
             yield at, end
         at = end
@@ -68,6 +75,8 @@ def test_find_words_follows_the_rule_on_edge_case_texts() -> None:
                                                     "’", "-", "roll"]),
         ("3.14 is π²", ["3", ".", "14", "is", "π²"]),
         ("漢字 and かな", ["漢", "字", "and", "かな"]),
+        ("می\u200cخواهم ශ\u200dරී foot\xadball", ["می\u200cخواهم", "ශ\u200dරී", "foot\xadball"]),
+        ("ភាសា\u200bខ្មែរ \u200fשלום\u200e", ["ភាសា", "\u200b", "ខ្មែរ", "\u200f", "שלום", "\u200e"]),
         ("", []),
         (" \t\n", []),
     ],
