@@ -10,7 +10,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --no-emit-index-u
   --no-emit-package attendant-client --custom-compile-command "make lock"
 COMPILE_HASHES := $(COMPILE) --generate-hashes --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt client/pyproject.toml
-WORKERS := 2
+WORKERS := 3
 # Without compiled files, each process compiles the tests and the server again.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -45,6 +45,13 @@ HANG_TIMEOUT_S = 60
 
 
 LONGEST = (
+    "tests/e2e/test_training.py",
+    "tests/model/train/test_examples.py",
+    "tests/model/test_export_cuda.py",
+    "tests/e2e/test_attention_families.py",
+    "tests/service/test_supervisor.py",
+    "tests/service/test_app.py",
+    "tests/service/test_worker_models.py",
     "tests/e2e/test_similarity.py",
     "tests/model/train/test_objectives.py",
     "tests/service/commands/test_compare.py",
@@ -63,6 +70,14 @@ LONGEST = (
 def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collections, which commands and tests run."""
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After each file, exclude what remains, too: shared models, and the modules that the tests have imported."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

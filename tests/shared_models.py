@@ -10,6 +10,9 @@ from service.model_options import ModelOption
 OPTIONS = ("provider", "precision", "threads", "max_batch_tokens", "gpu_device", "gpu_memory_limit_bytes", "min_cosine")
 """Settings that `LoadedModel.load` reads, besides the directory and the pinned digest."""
 
+KEPT = 16
+"""Maximum number of models in memory: those used last."""
+
 load_anew = LoadedModel.load
 _loaded: dict[tuple[object, ...], LoadedModel] = {}
 
@@ -22,8 +25,12 @@ def load_shared(settings: Settings, option: ModelOption | None = None) -> Loaded
     option = option or settings.served_models[0]
     artifact = Artifact.open(option.directory, option.digest)
     key = (artifact.digest, *(getattr(settings, name) for name in OPTIONS))
-    if key not in _loaded:
-        _loaded[key] = load_anew(settings, option)
-        if (explain := _loaded[key].explain) is not None:
-            explain.probe()
-    return replace(_loaded[key], artifact=artifact)
+    model = _loaded.pop(key, None)
+    if model is None:
+        model = load_anew(settings, option)
+        if model.explain is not None:
+            model.explain.probe()
+    _loaded[key] = model
+    if len(_loaded) > KEPT:
+        del _loaded[next(iter(_loaded))]
+    return replace(model, artifact=artifact)

@@ -152,8 +152,15 @@ def test_supervisor_is_small_and_loads_no_runtime(workers: RunningServer) -> Non
 
 
 def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_counts(own_workers: RunningServer) -> None:
+    counts = (REQUESTS, 'attendant_request_duration_seconds_count{api="rest",lane="fast"')
+
+    def await_counts(requests: int) -> None:
+        """Requests are counted after their responses."""
+        wait_until(lambda: all(metric(own_workers, name) >= requests for name in counts))
+
     tally = Counter(encode(own_workers) for _ in range(20))
     victim, other = worker_ids(own_workers)
+    await_counts(20)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: metric(own_workers, "attendant_worker_restarts_total") == 1)  # before, it may get connections
     for _ in range(20):
@@ -163,9 +170,8 @@ def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_count
     assert other in worker_ids(own_workers)
     tally.update(encode(own_workers) for _ in range(20))
     assert tally == {200: 60}
-    for name in (REQUESTS, 'attendant_request_duration_seconds_count{api="rest",lane="fast"'):
-        wait_until(lambda name=name: metric(own_workers, name) >= 60)  # type: ignore[misc]  # counted after the response
-        assert metric(own_workers, name) == 60
+    await_counts(60)
+    assert [metric(own_workers, name) for name in counts] == [60, 60]
 
 
 @pytest.mark.slow
