@@ -14,7 +14,8 @@ TEXTS = [
     "銀行とriverのbank、東京。3.14 is π; naïve cafe\u0301 Straße",
     "👩‍👩‍👧 🏦 𝔘𝔫𝔡 a bank\tor\u00a0two\u3000three \u200b zero",
     "हिन्दी में बैंक، البنك",
-    "می\u200cخواهم ශ්\u200dරී foot\xadball ភាសា\u200bខ្មែរ \u200fשלום\u200e",
+    "می\u200cخواهم ශ්\u200dරී foot\xadball ភាសា\u200bខ្មែរ \u200fשלום\u200e col·lecció צה״ל",
+    "👍🏽❤️ 🇩🇪🇫🇷🇪 1️⃣ 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f!",
     "!?…—“”",
 ]
 

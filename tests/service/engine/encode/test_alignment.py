@@ -13,13 +13,14 @@ from model.artifact.tokenizer import Offsets, Side, TokenizedInput, Tokenizer, T
 from service.engine.model_loader import LoadedModel
 from service.operations.units import describe_tokens, find_words, is_removed_by_truncation, overlapping_tokens, words_of
 
-JOINERS = "'’-‐‑"
+JOINERS = "'’-‐‑·‧׳״"
+EMOJI, FLAG = {*"👩💻😀"}, {*"🇩🇪"}
 PIECES = (
-    *"abzÄß019 \t\n\x00\x1c.,;:!?()[]#@_$€+'’-‐‑",
+    *"abzÄß019 \t\n\x00\x1c.,;:!?()[]#@_$€+'’-‐‑·״",
     *"\u0301\u0308\ufe0f\u200c\u200d\u200b\u202e\u00ad\u00a0\u3000",
     *"漢字一㐀ひらカナ한글〇々",
     *"אבגأبجकषि๐กำ½²Ⅷªﷺ",
-    *"👩💻😀🇩🇪",
+    *"👩💻😀🏽🇩🇪",
     "👩‍💻",
     "don't",
     "well-known",
@@ -43,6 +44,15 @@ def skip_joiners(text: str, at: int) -> int:
     return at
 
 
+def emoji_end(text: str, at: int) -> int:
+    """Return where an emoji sequence ends, whose first character is before `at`."""
+    while at < len(text) and (unicodedata.category(text[at])[0] == "M" or text[at] == "🏽"):
+        at += 1
+    if text[at : at + 1] == "\u200d" and text[at + 1 : at + 2] in EMOJI:
+        return emoji_end(text, at + 2)
+    return at
+
+
 def reference_words(text: str) -> Iterator[Offsets]:
     """Apply the rule one character at a time."""
     at = 0
@@ -51,6 +61,10 @@ def reference_words(text: str) -> Iterator[Offsets]:
         if in_run(text[at]):
             while end < len(text) and in_run(text[skip_joiners(text, end) :][:1] or " "):
                 end = skip_joiners(text, end) + 1
+        elif text[at] in FLAG:
+            end += text[end : end + 1] in FLAG
+        elif text[at] in EMOJI:
+            end = emoji_end(text, end)
         if not text[at].isspace():
             yield at, end
         at = end
@@ -75,6 +89,8 @@ def test_find_words_follows_the_rule_on_edge_case_texts() -> None:
                                                     "’", "-", "roll"]),
         ("3.14 is π²", ["3", ".", "14", "is", "π²"]),
         ("漢字 and かな", ["漢", "字", "and", "かな"]),
+        ("col·lecció צה״ל · ״א״", ["col·lecció", "צה״ל", "·", "״", "א", "״"]),
+        ("👩‍👩‍👧👍🏽❤️ 🇩🇪🇫🇷!", ["👩‍👩‍👧", "👍🏽", "❤️", "🇩🇪", "🇫🇷", "!"]),
         ("می\u200cخواهم ශ\u200dරී foot\xadball", ["می\u200cخواهم", "ශ\u200dරී", "foot\xadball"]),
         ("ភាសា\u200bខ្មែរ \u200fשלום\u200e", ["ភាសា", "\u200b", "ខ្មែរ", "\u200f", "שלום", "\u200e"]),
         ("", []),
