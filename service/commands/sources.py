@@ -45,6 +45,7 @@ from service.models_file import ModelEntry, configured_models
 from service.operations.encode import encode
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
+from service.spelling import Spelling
 
 if TYPE_CHECKING:
     from attendant_client import AsyncClient, AttendantError
@@ -81,6 +82,7 @@ TIMEOUT_MS = 3_600_000
 LIMITS = ("max_inputs", "max_queue_ms", "max_queue_tokens", "max_response_bytes", "max_spans_per_request")
 """Options that protect a server from its clients."""
 PROGRESS_INTERVAL_S = 5.0
+NO_OPTIONS = Spelling(options={}, keeps_ids=True)
 
 T = TypeVar("T")
 
@@ -132,7 +134,8 @@ async def encode_texts(
 
 
 def name_text(error: ServiceError, labels: Sequence[str]) -> None:
-    """Replace the path of an input with its label."""
+    """Replace the path of an input with its label, in an error without suggestions to change options of a request."""
+    error.spell(NO_OPTIONS)
     match = re.fullmatch(r"inputs\[(\d+)\](.*)", error.field or "")
     if match is not None:
         error.field = labels[int(match[1])] + match[2]
@@ -323,6 +326,7 @@ class EngineSource(VectorSource):
         try:
             return list((await OPERATIONS[operation].run(self._engine, request, Call())).results)
         except ServiceError as error:
+            error.spell(NO_OPTIONS)
             permanent = isinstance(error, InvalidArgument | NotFound | Unsupported)
             raise SourceError(error.message, EX_CONFIG if permanent else EX_UNAVAILABLE, error.field) from None
 

@@ -248,6 +248,7 @@ def test_line_over_the_character_limit_is_named(run: Run, exported: Path, tmp_pa
     status, out, err = run(exported, exported, "--texts", texts)
     assert (status, out) == (65, "")
     assert f"{texts}: line 41: too many characters (" in err
+    assert "). Split the text. Truncation does not apply" in err
     assert "long long" not in err
 
 
