@@ -346,7 +346,7 @@ def update_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> str:
         ArtifactError: the artifact is invalid or cannot be written, or `change` raises it.
     """
     try:
-        with _lock(root):
+        with locked(root):
             artifact = Artifact.open(root)
             body = change(artifact.manifest).model_dump_json(indent=1).encode()
             digest = hashlib.sha256(body).hexdigest()
@@ -389,10 +389,11 @@ def _sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _lock(directory: Path) -> Iterator[None]:
+def locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the exclusive lock of a directory. Raises BlockingIOError if it is already held and `wait` is False."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

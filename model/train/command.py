@@ -1,14 +1,12 @@
 """The train command: trains a tokenizer and a model, publishes the model and exports it."""
 
-import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
-from model.artifact.files import Artifact, ArtifactError
+from model.artifact.files import Artifact, ArtifactError, locked
 from model.artifact.manifest import Manifest, TrainingRecord
 from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import Checkpoint, load_checkpoint
@@ -49,24 +47,15 @@ def run_training(config_file: Path, out: Path, progress: Progress) -> Manifest |
     out.mkdir(parents=True, exist_ok=True)
     processes = Processes.start()
     try:
-        with _locked(out) if processes.is_first else contextlib.nullcontext():
+        with ExitStack() as held:
+            if processes.is_first:
+                try:
+                    held.enter_context(locked(out, wait=False))
+                except BlockingIOError:  # both processes would write the same files
+                    raise TrainError(f"{out}: in use by another process. Wait for its end.") from None
             return _run(config, out, processes, progress)
     finally:
         processes.stop()
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Lock the directory. Raises TrainError if another process trains in it: both would write the same files."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainError(f"{directory}: in use by another process. Wait for its end.") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _run(config: TrainConfig, out: Path, processes: Processes, progress: Progress) -> Manifest | None:
