@@ -24,7 +24,7 @@ from tests.deploy.manifests import (
     parse_quantity,
 )
 
-KUBERNETES = ("1.30", "1.34", "1.37")
+KUBERNETES = ("1.30", "1.37")
 """The oldest supported version, one in between, and the newest."""
 SCHEMAS = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "schemas").glob("*.json"))

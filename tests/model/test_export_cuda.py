@@ -179,7 +179,8 @@ def test_backend_agrees_with_float32_for_every_kind_of_graph(publish: Publish, f
             assert cosines.min() > least_of_tokens
 
 
-@pytest.mark.parametrize("family", mark_slow(*WINDOWS, fast=("modernbert",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", WINDOWS)
 def test_texts_that_every_window_covers_run_in_a_graph_without_windows(family: str, tmp_path: Path) -> None:
     """It contains no weights. Longer texts, also beside short ones, run in the other graph."""
     longest = WINDOWS[family][1]

@@ -123,6 +123,7 @@ def test_directory_that_does_not_exist_is_checked(tmp_path: Path) -> None:
         check_free_space(tmp_path / "a" / "b", required, "files", "move")
 
 
+@pytest.mark.slow
 def test_mapped_files_do_not_count_as_memory(source: Path, tmp_path: Path) -> None:
     """`attendant serve SOURCE` limits the private memory of the exporter, in which the system counts mapped files."""
     code = (
