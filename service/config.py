@@ -40,6 +40,16 @@ Bytes = Annotated[int, Field(gt=0, le=MAX_BYTES)]
 T = TypeVar("T")
 
 
+def _reject_empty(value: object) -> object:
+    """Reject an empty path, which would be the working directory."""
+    if value == "":
+        raise PydanticCustomError("path", "must be a path")
+    return value
+
+
+FilePath = Annotated[Path, BeforeValidator(_reject_empty)]
+
+
 class ConfigError(Exception):
     """An invalid option, named in the message."""
 
@@ -50,7 +60,7 @@ class Settings(BaseModel):
     # Names end in their unit.
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
-    model_dir: Path = Path("models/all-MiniLM-L6-v2")
+    model_dir: FilePath = Path("models/all-MiniLM-L6-v2")
     """Directory of the artifact to serve."""
     model_digest: str | None = None
     """Required artifact digest, with or without "sha256:". Any other artifact is rejected at startup. Unset accepts
@@ -58,13 +68,13 @@ class Settings(BaseModel):
     models: str = ""
     """Models to serve, separated by commas: name=directory, or name=directory@sha256:digest to require a digest. The
     first one is the default. If set, ATTENDANT_MODEL_DIR and ATTENDANT_MODEL_DIGEST do not apply."""
-    models_file: Path | None = None
+    models_file: FilePath | None = None
     """TOML file with the models to serve, their digests and aliases (docs/models-file.md). Changes of the file and of
     the artifacts apply while the server runs. If set, no other option selects models."""
     model_aliases: str = ""
     """Other names of models in requests, separated by commas: alias for the default model, or alias=name for a model of
     ATTENDANT_MODELS."""
-    cache_dir: Path | None = None
+    cache_dir: FilePath | None = None
     """Directory of the artifacts that `attendant serve SOURCE` exports. Unset selects $XDG_CACHE_HOME/attendant, or
     ~/.cache/attendant."""
 
@@ -94,17 +104,17 @@ class Settings(BaseModel):
     requests."""
     openai_token_ids: bool = False
     """Accept token ids at /v1/embeddings. They must be ids of the served model's vocabulary."""
-    api_keys_file: Path | None = None
+    api_keys_file: FilePath | None = None
     """File with one key, or name:sha256[:weight[:tokens_per_second]], per line. If set, requests need a key. Changes of
     the file apply within seconds."""
-    admin_keys_file: Path | None = None
+    admin_keys_file: FilePath | None = None
     """File of keys, in the format of ATTENDANT_API_KEYS_FILE, that may load and unload models and list callers. Unset
     disables these operations. Changes of the file apply within seconds."""
-    tls_cert_file: Path | None = None
+    tls_cert_file: FilePath | None = None
     """PEM file with the server's certificate and its intermediates. If set, all ports require TLS."""
-    tls_key_file: Path | None = None
+    tls_key_file: FilePath | None = None
     """PEM file with the unencrypted key of the certificate."""
-    tls_client_ca_file: Path | None = None
+    tls_client_ca_file: FilePath | None = None
     """PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port does not."""
 
     precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
@@ -319,7 +329,7 @@ def load_serve_settings(
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         problem = plain_message(first["msg"])
-        raise ConfigError(f"{PREFIX}{name.upper()}: {problem} ({echo(str(first['input']))}).") from None
+        raise ConfigError(f"{PREFIX}{name.upper()}: {problem} ({echo(str(first['input'])) or 'empty'}).") from None
     _ = settings.served_models  # raises for an invalid list
     if settings.drain_delay_ms >= settings.drain_timeout_ms:
         raise ConfigError(

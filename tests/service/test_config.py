@@ -106,6 +106,13 @@ def test_wrong_value_error_names_the_option(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name.endswith(("_dir", "_file"))])
+def test_empty_path_is_an_error(name: str) -> None:
+    """It would be the working directory, and without an error, an empty variable could start a server without keys."""
+    with pytest.raises(ConfigError, match=rf"^ATTENDANT_{name.upper()}: must be a path \(empty\)\.$"):
+        load_settings([], {f"ATTENDANT_{name.upper()}": ""})
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
