@@ -34,6 +34,8 @@ run: model  ## serve the default model: REST 8080, gRPC 8081, admin 8082
 test: $(VENV)/dev model browsers deploy-tools  ## run all tests except slow ones; WORKERS=1 for one process
 	@$(PYTEST) $(PARALLEL)
 
+# Most of these tests keep a core busy.
+test-slow: WORKERS := 2
 test-slow: $(VENV)/dev model browsers deploy-tools languages  ## run the slow tests: oracles on many texts, every model family, many random examples
 	@FUZZ_EXAMPLES=100 $(PYTEST) -m "slow or examples" $(PARALLEL)
 

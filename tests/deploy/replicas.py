@@ -27,7 +27,10 @@ class Replicas:
     def __init__(self, model_dir: Path, **options: object) -> None:
         # This provider starts in half the time of the default. With one thread per replica, they get equal shares of
         # the CPU.
-        self._options = {"model_dir": model_dir, "provider": "cpu", "threads": 1, "access_log": "none"} | options
+        self._options = {
+            "model_dir": model_dir, "provider": "cpu", "threads": 1, "access_log": "none",
+            "max_queue_ms": 30_000,  # on a busy machine, requests wait for seconds
+        } | options  # fmt: skip
         # Processes use different addresses, so that tests can run in parallel.
         network = f"127.{os.getpid() >> 8 & 127}.{os.getpid() & 255}"
         self._addresses = (f"{network}.{number}" for number in itertools.count(1))

@@ -19,7 +19,7 @@ SERVICE_CONFIG = (DEPLOY / "grpc-service-config.json").read_text()
 @pytest.fixture
 def replicas(default_artifact: Path) -> Iterator[Replicas]:
     find_tool("nginx")
-    with run_replicas(default_artifact, max_queue_ms=30_000) as replicas:  # on a slow CPU, all requests wait for 3 s
+    with run_replicas(default_artifact) as replicas:
         replicas.start_all(2)
         yield replicas
 
