@@ -162,7 +162,7 @@ def find_tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return all tensors of model.safetensors, or of the shards that its index lists.
+    """Return all tensors of model.safetensors or, if there is only an index, of the shards that it lists.
 
     Without any safetensors file, pytorch_model.bin or its shards are read, restricted to tensors.
 
@@ -172,7 +172,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     is_pickled = any(path.suffix == ".bin" for path in weight_files(directory))
     first = PICKLED if is_pickled else SAFETENSORS
     tensors: dict[str, Tensor] = {}
-    for name in _shards(directory / f"{first}.index.json") or [first]:
+    shards = [] if (directory / first).is_file() else _shards(directory / f"{first}.index.json")  # as in transformers
+    for name in shards or [first]:
         path = directory / name
         if Path(name).name != name or not path.is_file():
             if weight_files(directory):

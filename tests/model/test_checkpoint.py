@@ -82,8 +82,20 @@ def test_shards_equal_single_file(published: Path, tmp_path: Path) -> None:
     assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
+def test_single_file_takes_precedence_over_shards(source: Path, published: Path) -> None:
+    """Saving a model again can leave the shards of its earlier weights, which transformers does not read."""
+    tensors = load_file(source / "model.safetensors")
+    shard = "model-00001-of-00001.safetensors"
+    save_file({name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, source / shard)
+    write_json(source / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, shard)})
+    expected = load_checkpoint(published).encoder.state_dict()
+    actual = load_checkpoint(source).encoder.state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize("name", ["../tiny-bert/model.safetensors", "/etc/hostname", "none.safetensors", "..", "", 7])
 def test_shard_outside_of_directory_is_rejected(source: Path, name: str | int) -> None:
+    (source / "model.safetensors").rename(source / "other.safetensors")
     change_json(source / "model.safetensors.index.json", weight_map={"embeddings.word_embeddings.weight": name})
     with pytest.raises(CheckpointError):
         load_checkpoint(source)
