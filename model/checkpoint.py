@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -244,6 +245,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     tensors = merge_adapters(tensors, config, settings.task)
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors, scratch)
+    _warn_about_padding(files, family.first_position(ConfigReader(config)) - 1, tokenizer)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
     embedding_config = read_embedding_config(files, size, settings)
     max_input_tokens, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
@@ -315,6 +317,27 @@ def _warn_about_length(
         files.warn(
             f"texts of {max_input_tokens} tokens take {gigabytes:.1f} GB of memory in OpenVINO for the biases of this "
             "model's scores. To limit it, set --max-input-tokens."
+        )
+
+
+RARE = "\u16a0"
+"""A letter that becomes the unknown token, or bytes."""
+
+
+def _warn_about_padding(files: Published, padding_id: int, definition: bytes) -> None:
+    """Warn if texts can contain the padding token of RoBERTa or MPNet, which counts as no position in transformers.
+
+    `padding_id` is -1 for other families.
+    """
+    tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
+    tokenizer.no_padding()
+    if padding_id < 0 or tokenizer.id_to_token(padding_id) is None:
+        return
+    if any(padding_id in tokenizer.encode(text).ids for text in (tokenizer.decode([padding_id]), RARE)):
+        files.warn(
+            f"the padding token (id {padding_id}) is {tokenizer.id_to_token(padding_id)!r} of {TOKENIZER}, which texts "
+            "can contain. Here it has a position like other tokens. In transformers it has none, which changes the "
+            "vectors. Correct pad_token_id in config.json if it is not the one of the training."
         )
 
 

@@ -33,6 +33,8 @@ CONVERSION = (
     f".backend_tokenizer.save(sys.argv[1] + '/{TOKENIZER}')"
 )
 """A program for `python -c "..." DIRECTORY`: none of its characters is special in a shell's double quotes."""
+PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "ByT5Tokenizer", "PhobertTokenizer")
+"""Tokenizers of transformers that are Python code: they neither read nor write tokenizer.json."""
 VOCABULARIES = (("vocab.txt",), ("vocab.json", "merges.txt"), ("*.model",))
 """Patterns of vocabulary files. Without one, transformers builds a tokenizer with only special tokens."""
 SPECIAL_TOKENS = {name: f"[{name.partition('_')[0].upper()}]" for name in
@@ -46,6 +48,11 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
     """
     directory = options.files.transformer
     path = directory / TOKENIZER
+    if options.class_name in PYTHON_CLASSES:
+        raise CheckpointError(
+            f"{path}: missing, and {options.class_name} is Python code of transformers, which is not supported. Use a "
+            f"model with {TOKENIZER}."
+        )
     if not any(all(any(directory.glob(name)) for name in names) for names in VOCABULARIES):
         raise CheckpointError(
             f"{path}: missing, and there is no vocabulary. Download {TOKENIZER} from the model's page, or its "
@@ -309,6 +316,11 @@ def read_tokenizer(
     options = TokenizerSettings(files, model_config, settings)
     if path.is_file():
         reject_pointer(path)
+        if options.class_name in PYTHON_CLASSES:
+            files.warn(
+                f"{TOKENIZER} is used, though {options.class_name} of transformers does not read it and may return "
+                "other tokens. Compare some vectors with the library that wrote the files."
+            )
         definition = path.read_bytes()
         try:
             tokenizer = Tokenizer.from_str(definition.decode())

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import EmbeddingConfig
+from tests.model.family_cases import load_oracle
 from tests.model.model_files import change_json, write_json
+from tests.model.sequences import run
 from tests.model_records import TRAINING
 
 Publish = Callable[[str], Path]
@@ -37,6 +41,20 @@ def test_checkpoint_has_defaults_without_sentence_transformers_files(published: 
 def test_max_input_tokens_excludes_unused_positions_of_roberta(publish: Publish) -> None:
     """Two of the 41 position embeddings are unused."""
     assert load_checkpoint(publish("roberta")).max_input_tokens == 39
+
+
+@pytest.mark.parametrize(("padding_id", "token"), [(1, ""), (0, "<s>"), (2, "</s>"), (3, ""), (10, "'&'")])
+def test_padding_token_in_texts_is_named(publish: Publish, tmp_path: Path, padding_id: int, token: str) -> None:
+    """transformers counts positions without this token. A byte-level tokenizer never yields <unk>."""
+    directory = shutil.copytree(publish("roberta"), tmp_path / "model")
+    change_json(directory / "config.json", pad_token_id=padding_id)
+    checkpoint = load_checkpoint(directory)
+    library = load_oracle(directory)
+    input_ids = torch.tensor([checkpoint.text_tokenizer().encode([TokenizerInput("a & b")])[0].input_ids])
+    with torch.inference_mode():
+        expected = library(input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state[0]
+    assert torch.allclose(run(checkpoint, input_ids), expected, atol=1e-4) is (token == "")
+    assert [token in warning for warning in checkpoint.warnings] == [True] * (token != "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -13,11 +13,13 @@ import tokenizers
 import transformers
 
 from model.checkpoint import load_checkpoint
-from model.source.published import CheckpointError
+from model.source.published import CheckpointError, Published
+from model.source.sentence_transformers import read_transformer_settings
+from model.source.tokenizer import PYTHON_CLASSES, read_tokenizer
 from tests.model.conftest import Publish
 from tests.model.model_files import change_json, read_json, write_json
 from tests.model.published_tokenizers import load_tokenizer
-from tests.model.tiny_tokenizers import SENTENCES
+from tests.model.tiny_tokenizers import BUILDERS, SENTENCES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXTS = (
@@ -124,7 +126,7 @@ def test_checkpoint_has_converted_tokenizer(source: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, r"only tokenizers of BERT .* \(not BertJapaneseTokenizer\)"),
+        ({"tokenizer_class": "HerbertTokenizer"}, r"only tokenizers of BERT .* \(not HerbertTokenizer\)"),
         ({"do_basic_tokenize": False}, "has do_basic_tokenize or never_split"),
         ({"never_split": ["x"]}, "has do_basic_tokenize or never_split"),
         ({"additional_special_tokens": ["<ent>"]}, "it has added tokens"),
@@ -195,3 +197,21 @@ def test_suggested_command_writes_the_tokenizer(publish: Publish, tmp_path: Path
     converted = tokenizers.Tokenizer.from_str(load_tokenizer(directory).definition.decode())
     oracle = tokenizers.Tokenizer.from_file(str(published / "tokenizer.json"))
     assert [converted.encode(text).ids for text in SENTENCES] == [oracle.encode(text).ids for text in SENTENCES]
+
+
+def test_tokenizers_that_are_python_code_are_named(vocabulary: Path) -> None:
+    """They have no tokenizer.json to save, and do not read one."""
+    names = [name for name in PYTHON_CLASSES if not hasattr(getattr(transformers, name), "backend_tokenizer")]
+    assert names == list(PYTHON_CLASSES)
+    write_json(vocabulary / "tokenizer_config.json", {"tokenizer_class": names[0], "word_tokenizer_type": "basic"})
+    with pytest.raises(CheckpointError, match="BertJapaneseTokenizer is Python code of transformers, which is not"):
+        load_tokenizer(vocabulary)
+    tokenizer = BUILDERS["wordpiece"]()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.save(str(vocabulary / "tokenizer.json"))
+    library = transformers.AutoTokenizer.from_pretrained(vocabulary)
+    assert library("déjà")["input_ids"] != tokenizer.encode("déjà").ids
+    files = Published(vocabulary)
+    read_tokenizer(files, read_json(vocabulary / "config.json"), read_transformer_settings(files))
+    assert "BertJapaneseTokenizer of transformers does not read it" in files.warnings()[0]
