@@ -70,11 +70,16 @@ from model.source.sentence_transformers import (
 from model.source.tokenizer import read_tokenizer
 
 
-def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None) -> None:
-    """Raise CheckpointError if unattended expansion tokens are outside the attention window of the query's tokens.
+def check_expansion(encoder: Encoder, expansion: ExpansionRecord | None, padding_side: TruncationSide) -> None:
+    """Raise CheckpointError if expansion tokens precede the query, as padding does with this side.
 
-    Such tokens would attend to no token at all.
+    Neither may unattended ones be outside the attention window of the query's tokens: they would attend to no token.
     """
+    if expansion is not None and padding_side == "left":
+        raise CheckpointError(
+            f"{TOKENIZER_CONFIG}: padding_side: unsupported with query_expansion ('left'), because the expansion would "
+            "precede the query. Supported: right."
+        )
     windows = [layer.window for layer in encoder.config.layers if layer.window is not None]
     if expansion is None or expansion.attended or not windows:
         return
@@ -252,7 +257,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     late = read_late_interaction(files, tokenizer, projection, size, positions)
     if late is not None:
         late = late.limit_sides(max_input_tokens)
-        check_expansion(encoder, late.head.record.expansion)
+        check_expansion(encoder, late.head.record.expansion, published.padding_side)
         embedding_config = replace(embedding_config, prompts=late.prompts, default_prompt_name=None)
         if settings.max_input_tokens is None:  # PyLate's tokenizer limit excludes the marker
             max_input_tokens = max(max_input_tokens, late.max_tokens or 0)

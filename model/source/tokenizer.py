@@ -276,6 +276,13 @@ class TokenizerSettings:
             raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not true or false ({value!r}). Correct it.")
         return value
 
+    def side(self, key: str, default: str | None) -> TruncationSide:
+        """Return "left" or "right". Raises CheckpointError."""
+        value = self.get(key) or default or "right"
+        if str(value).lower() not in ("right", "left"):
+            raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} {value!r}. Supported: right or left.")
+        return "left" if str(value).lower() == "left" else "right"
+
     def added_tokens(self) -> Iterator[AddedToken]:
         """Yield the tokens that the settings add to tokenizer.json or change, in id order."""
         named = [token for key in SPECIAL_TOKEN_KEYS if (token := self.get(key))]
@@ -298,10 +305,11 @@ class TokenizerSettings:
 
 @dataclass(frozen=True)
 class PublishedTokenizer:
-    """A tokenizer.json with all of a model's settings, and the side where inputs are truncated."""
+    """A tokenizer.json with all of a model's settings, and the sides where inputs are truncated and padded."""
 
     definition: bytes
     truncation_side: TruncationSide
+    padding_side: TruncationSide
 
 
 def read_tokenizer(
@@ -335,13 +343,11 @@ def read_tokenizer(
     apply_settings(values, options)
     if settings.do_lower_case:
         _add_first(values, "normalizer", {"type": "Lowercase"})  # as in sentence-transformers
-    side = options.get("truncation_side") or (values.get("truncation") or {}).get("direction") or "right"
-    if str(side).lower() not in ("right", "left"):
-        raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported truncation_side {side!r}. Supported: right or left.")
-    return PublishedTokenizer(
-        _add_tokens(json.dumps(values, ensure_ascii=False), options).encode(),
-        "left" if str(side).lower() == "left" else "right",
+    truncation_side, padding_side = (
+        options.side(f"{name}_side", (values.get(name) or {}).get("direction")) for name in ("truncation", "padding")
     )
+    definition = _add_tokens(json.dumps(values, ensure_ascii=False), options).encode()
+    return PublishedTokenizer(definition, truncation_side, padding_side)
 
 
 def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:

@@ -55,6 +55,7 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
             "native, minimum", "3_Normalize/config.json", {"module_input_name": None},
             r"3_Normalize/config\.json: module_input_name: unsupported \(None\)",
         ),
+        ("pylate", "tokenizer_config.json", {"padding_side": "left"}, "padding_side: unsupported with query_expansion"),
         ("pylate", "config_sentence_transformers.json", {"query_prefix": 7}, "query_prefix is not a string"),
         ("pylate", "config_sentence_transformers.json", {"skiplist_words": [7]}, "skiplist_words is not a list of str"),
         ("pylate", "config_sentence_transformers.json", {"model_type": "colbert"}, "model_type: unsupported"),

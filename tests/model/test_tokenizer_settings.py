@@ -115,12 +115,13 @@ def publish(directory: Path, style: str, model_type: str, flags: dict[str, Any],
 
 
 def check_equal(directory: Path) -> None:
-    """Compare ids and token types of texts and pairs, and the side of truncation, with transformers."""
+    """Compare ids and token types of texts and pairs, and the sides of truncation and padding, with transformers."""
     compare(load_tokenizer(directory), transformers.AutoTokenizer.from_pretrained(directory))
 
 
 def compare(published: PublishedTokenizer, expected: Any) -> None:
-    assert published.truncation_side == expected.truncation_side
+    sides = (published.truncation_side, published.padding_side)
+    assert sides == (expected.truncation_side, expected.padding_side)
     actual = tokenizers.Tokenizer.from_str(published.definition.decode())
     actual.no_truncation()
     actual.no_padding()
