@@ -278,9 +278,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         "ForMaskedLM": masked_lm or sparse,
         "ForPreTraining": masked_lm or sparse,
     }
-    role_max_tokens: dict[RetrievalRole, int] = {}
-    if late is None and classifier is None and settings.max_input_tokens is None:
-        role_max_tokens = {role: min(limit, positions) for role, limit in transformer.role_max_tokens.items()}
+    has_roles = late is None and classifier is None
     warn_about_reranker(files, encoder.config.causal, config, classifier)
     _warn_about_length(files, encoder.config, transformer, max_input_tokens)
     return Checkpoint(
@@ -299,7 +297,7 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         sparse=sparse,
         multi_vector=read_multi_vector(directory, size) if late is None else late.head,
         truncation_side=published.truncation_side,
-        role_max_tokens=role_max_tokens,
+        role_max_tokens=transformer.limit_roles(positions, settings.max_input_tokens) if has_roles else {},
         special_tokens_in_text=settings.special_tokens_in_text,
         warnings=tuple(files.warnings()),
         unexported=weights.unexported(*(name for name, head in exported.items() if head)),

@@ -579,9 +579,8 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
         )
     encoder.config = _read_sizes(config, hidden_size, encoder.has_segments)
     embedding = read_embedding_config(files, hidden_size, settings)
-    limit, origin = read_max_input_tokens(
-        transformer, encoder.config.max_position_embeddings, settings.max_input_tokens
-    )
+    positions = encoder.config.max_position_embeddings
+    limit, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
     embedding.origins["max_input_tokens"] = origin
     name = str(config.get("model_type") or "unknown")
     return Checkpoint(
@@ -595,6 +594,7 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
         classifier=classifier,
         token_classifier=token_classifier,
         truncation_side=published.truncation_side,
+        role_max_tokens={} if classifier else transformer.limit_roles(positions, settings.max_input_tokens),
         special_tokens_in_text=settings.special_tokens_in_text,
         warnings=tuple(files.warnings()),
     )

@@ -154,6 +154,12 @@ class TransformerSettings:
     role_max_tokens: dict[RetrievalRole, int]
     do_lower_case: bool
 
+    def limit_roles(self, max_position_embeddings: int, option: int | None) -> dict[RetrievalRole, int]:
+        """Return the token limits of roles, at most `max_position_embeddings`; none with the option for all inputs."""
+        if option is not None:
+            return {}
+        return {role: min(limit, max_position_embeddings) for role, limit in self.role_max_tokens.items()}
+
 
 def read_transformer_settings(files: Published) -> TransformerSettings:
     """Return the settings of the module Transformer. Raises CheckpointError for unsupported settings."""
