@@ -201,7 +201,11 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     if not isinstance(source, str):
         raise CheckpointError(f"{TEMPLATE}: missing. A reranker that is a language model needs its chat template.")
     prompt = (options.get("prompts") or {}).get(options.get("default_prompt_name"))
-    text = _render(source, prompt, {name: token_content(special.get(name)) or "" for name in SPECIAL_TOKENS})
+    call = files.transformer_config.nested("processing_kwargs").nested("chat_template", "processing_kwargs.call")
+    for key in ("chat_template", "continue_final_message"):
+        call.require(key, False)
+    variables = {name: token_content(special.get(name)) or "" for name in SPECIAL_TOKENS} | dict(call)
+    text = _render(source, prompt, variables)
     before, _, rest = text.partition(QUERY)
     middle, _, after = rest.partition(DOCUMENT)
     added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len, reverse=True)
@@ -217,8 +221,11 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     )
 
 
-def _render(source: str, prompt: str | None, special: Mapping[str, str]) -> str:
-    """Render a conversation with query and document, once each. Templates are code, so they run in a sandbox."""
+def _render(source: str, prompt: str | None, variables: Mapping[str, Any]) -> str:
+    """Render a conversation with query and document, once each. Templates are code, so they run in a sandbox.
+
+    `variables` are the special tokens and the arguments of files, such as `add_generation_prompt`.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -229,7 +236,7 @@ def _render(source: str, prompt: str | None, special: Mapping[str, str]) -> str:
             {"role": role, "content": [{"type": "text", "text": text}] if structured else text} for role, text in texts
         ]
         try:
-            rendered = environment.from_string(source).render(messages=messages, **special)
+            rendered = environment.from_string(source).render({**variables, "messages": messages})
         except TemplateError as error:
             raise CheckpointError(f"{TEMPLATE}: cannot be rendered ({error}). Correct it.") from None
         if rendered.count(QUERY) == rendered.count(DOCUMENT) == 1 and rendered.find(QUERY) < rendered.find(DOCUMENT):

@@ -200,8 +200,7 @@ def _check_task(file: ConfigFile, files: Published) -> None:
     if not isinstance(task, str) or task not in TASKS:
         raise unsupported(f"{file.name}: transformer_task", task, TASKS)
     output, name = TASKS[task]
-    if files.order != LOGIT_SCORE:
-        file.require("module_output_name", name)
+    file.require("module_output_name", name)
     modalities = file.nested("modality_config", "modality_config")
     for modality in modalities:
         options = modalities.nested(modality, "modality")

@@ -8,9 +8,11 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
+from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from tests.model.logit_score_cases import LOGIT_SCORE, MAX_INPUT_TOKENS, TEMPLATE, publish_logit_score
+from tests.model.model_files import change_json
 from tests.retrievers import publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import load_retriever
@@ -134,6 +136,25 @@ def test_invalid_files_are_errors(
     publish_logit_score(directory, template, **score)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "mode": "a"}]
+)
+def test_template_has_the_arguments_of_the_files(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    before, end = TEMPLATE.split("<|im_start|>assistant")
+    condition = "{% if add_generation_prompt %}<|im_start|>assistant{{ mode }}"
+    publish_logit_score(tmp_path, f"{before}{condition}{end}{{% endif %}}")
+    change_json(tmp_path / "sentence_bert_config.json", processing_kwargs={"chat_template": arguments})
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.warnings == ()
+    assert checkpoint.classifier is not None
+    template = checkpoint.classifier.record.template
+    assert template is not None
+    message = f"{template.head}{QUERY}{template.middle}a{template.tail}"
+    ids = checkpoint.text_tokenizer().encode([TokenizerInput(message)])[0].input_ids
+    library = CrossEncoder(str(tmp_path), device="cpu").preprocess([(QUERY, "a")], prompt="Judge the document")
+    assert [*template.prefix_ids, *ids, *template.suffix_ids] == library["input_ids"][0].tolist()
 
 
 def test_template_that_is_not_utf8_is_named(tmp_path: Path) -> None:
