@@ -19,6 +19,8 @@ from model.artifact.manifest import (
 )
 from model.heads.row_head import HeadLayout, RowHead, read_labels
 from model.source.published import CheckpointError, Module, Published, require_finite, token_content
+from model.source.sentence_transformers import read_transformer_settings
+from model.source.tokenizer import SPECIAL_TOKEN_KEYS, TokenizerSettings
 
 ARCHITECTURE, TOKEN_ARCHITECTURE = "ForSequenceClassification", "ForTokenClassification"
 
@@ -150,7 +152,6 @@ MODULE = "LogitScore"
 TEMPLATE = "chat_template.jinja"
 QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
 """Placeholder texts with private-use characters, which no template contains."""
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def find_logit_score(files: Published) -> Module | None:
@@ -178,7 +179,8 @@ def read_logit_score(
     require_finite(vector, "lm_head.weight")
     head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
     options = files.sentence_transformers
-    template = _read_template(files, options, tokenizers.Tokenizer.from_str(tokenizer.decode()))
+    settings = TokenizerSettings(files, config, read_transformer_settings(files))
+    template = _read_template(files, settings, tokenizers.Tokenizer.from_str(tokenizer.decode()))
     record = ClassificationHead(
         graph="classification",
         pooling="last",
@@ -190,12 +192,16 @@ def read_logit_score(
     return Classifier(head, record)
 
 
-def _read_template(files: Published, options: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> PairTemplateRecord:
+def _read_template(
+    files: Published, settings: TokenizerSettings, tokenizer: tokenizers.Tokenizer
+) -> PairTemplateRecord:
     """Return the parts of the chat template, with the model's default prompt as the instruction."""
-    special = files.tokenizer_config
+    options = files.sentence_transformers
     path = files.transformer / TEMPLATE
     try:
-        source = path.read_text(encoding="utf-8") if path.is_file() else special.get("chat_template")
+        source = settings.argument("chat_template")
+        if source is None:
+            source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: not UTF-8. Download the model again.") from None
     if not isinstance(source, str):
@@ -204,7 +210,7 @@ def _read_template(files: Published, options: Mapping[str, Any], tokenizer: toke
     call = files.transformer_config.nested("processing_kwargs").nested("chat_template", "processing_kwargs.call")
     for key in ("chat_template", "continue_final_message"):
         call.require(key, False)
-    variables = {name: token_content(special.get(name)) or "" for name in SPECIAL_TOKENS} | dict(call)
+    variables = {name: token_content(settings.get(name)) or "" for name in SPECIAL_TOKEN_KEYS} | dict(call)
     text = _render(source, prompt, variables)
     before, _, rest = text.partition(QUERY)
     middle, _, after = rest.partition(DOCUMENT)

@@ -251,6 +251,10 @@ class TokenizerSettings:
         values = [layer.get(key) for layer in self._layers]
         return next((value for value in values if value is not None), default)
 
+    def argument(self, key: str) -> Any:
+        """Return a value of sentence-transformers' files, which override all others; None if it is missing."""
+        return self._layers[0].get(key)
+
     def merged(self) -> dict[str, Any]:
         """Return the settings of all files; tokenizer_config.json takes precedence."""
         return {**self.files.read(self.files.transformer / SPECIAL_TOKENS_MAP).raw, **self.files.tokenizer_config.raw}

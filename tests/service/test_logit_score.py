@@ -138,14 +138,24 @@ def test_invalid_files_are_errors(
         load_checkpoint(directory)
 
 
+GENERATION = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True, "mode": "a"}}}
+
+
 @pytest.mark.parametrize(
-    "arguments", [{}, {"add_generation_prompt": True}, {"add_generation_prompt": True, "mode": "a"}]
+    ("name", "changes"),
+    [
+        ("sentence_bert_config.json", {}),
+        ("sentence_bert_config.json", GENERATION),
+        ("sentence_bert_config.json", {"processor_kwargs": {"chat_template": TEMPLATE}}),
+        ("tokenizer_config.json", {"sep_token": "</s>"}),
+        ("special_tokens_map.json", {"sep_token": "</s>"}),
+    ],
 )
-def test_template_has_the_arguments_of_the_files(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_template_is_rendered_as_in_sentence_transformers(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     before, end = TEMPLATE.split("<|im_start|>assistant")
     condition = "{% if add_generation_prompt %}<|im_start|>assistant{{ mode }}"
-    publish_logit_score(tmp_path, f"{before}{condition}{end}{{% endif %}}")
-    change_json(tmp_path / "sentence_bert_config.json", processing_kwargs={"chat_template": arguments})
+    publish_logit_score(tmp_path, f"{{{{ sep_token }}}}{before}{condition}{end}{{% endif %}}")
+    change_json(tmp_path / name, **changes)
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint.warnings == ()
     assert checkpoint.classifier is not None
