@@ -165,7 +165,7 @@ class App:
                 if others_serve:
                     await self._start_rpc()
                 self._forget_removed()
-                await self._rpc.set_serving(True)
+                await self._rpc.set_serving(link is None or not link.start.is_measured)
                 if link is None:
                     self._watch_models()
                     self._announce()
@@ -399,6 +399,8 @@ class App:
         match message["event"]:
             case "announce":
                 self._announce()
+            case "serve":
+                start_task(self._rpc.set_serving(True))
             case "watch":
                 self._watch_models()
             case "prepare":

@@ -235,7 +235,7 @@ class Supervisor:
         models = self._models
         if models is not None and not serves and self._reads_file:
             models = models | {"content": ""}
-        start = Start(worker.number, self._settings.workers, settings, models)
+        start = Start(worker.number, self._settings.workers, settings, models, self._is_measuring)
         worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
@@ -356,6 +356,8 @@ class Supervisor:
             self._select_number(worker, message["texts_per_second"], message["gpu_copies"])
         if not (self._is_measuring or worker.is_replaced):
             worker.is_ready = worker.was_ready = True
+            if worker.channel is not None:
+                worker.channel.send({"event": "serve"})
             self._acceptor.start()
             self._start_others()
 

@@ -113,13 +113,15 @@ class Start:
     """The first message to a worker: its options, with its share of the limits, and its index among the workers.
 
     It carries the descriptors of the metrics memory and the quota memory. Ports in `settings` belong to the supervisor.
-    `models`: the models in use, if any worker has loaded them.
+    `models`: the models in use, if any worker has loaded them. `is_measured`: whether the supervisor may replace this
+    process once it is ready. If not, the message "serve" follows.
     """
 
     number: int
     workers: int
     settings: Message
     models: Message | None = None
+    is_measured: bool = False
 
 
 def die_with_parent() -> None:

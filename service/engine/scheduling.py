@@ -883,7 +883,8 @@ class Admission:
             )
         if wait + own > remaining:
             raise QueueFull(
-                f"Server too busy for the deadline (estimated wait {wait * 1000:.0f} ms)",
+                f"Server too busy for the deadline (estimated wait {wait * 1000:.0f} ms, run time {own * 1000:.0f} ms, "
+                f"remaining {remaining * 1000:.0f} ms)",
                 "Retry later, or increase the timeout.",
                 retry_after_s=wait,
             )

@@ -25,8 +25,9 @@ from service.callers import BURST_S
 from service.config import Settings, load_settings
 from service.quota_board import create_board
 from service.shared_values import Slot
+from service.sockets import bind
 from service.supervisor import MAX_FAILURES, Supervisor, Worker, share
-from service.worker_link import REST, Channel
+from service.worker_link import PARENT, REST, Channel, Start
 from tests.conftest import (
     ROOT,
     RunningServer,
@@ -484,6 +485,31 @@ def test_signal_while_the_first_worker_is_replaced_ends_the_server(tiny_artifact
             break
     process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def test_measured_worker_is_not_serving_until_it_is_selected(tiny_artifact: Path) -> None:
+    """Otherwise, a client that waits for SERVING could lose its connection when the worker is replaced."""
+    with bind("127.0.0.1", 0, "gRPC") as free:
+        port = free.getsockname()[1]
+    channel, end = Channel.pair()
+    environment = server_environment() | {PARENT: str(os.getpid())}
+    command = [sys.executable, "-m", "service", "worker", str(end.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[end.fileno()])
+    end.close()
+    channel.end.settimeout(60)
+    settings = {"model_dir": str(tiny_artifact), "grpc_port": port}
+    start = Start(0, 1, settings, is_measured=True)
+    channel.send(start.__dict__, (Slot.create().descriptor, create_board(1)))
+    while json.loads(channel.end.recv(10_000))["event"] != "ready":
+        pass
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as client:
+        watch = health_pb2_grpc.HealthStub(client).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        channel.send({"event": "serve"})
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    process.terminate()
+    assert process.wait(60) == 0
+    channel.close()
 
 
 def test_mps_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_wait_limit_of_a_large_request_includes_its_own_time() -> None:
 
 
 def test_request_is_rejected_when_its_deadline_is_too_close() -> None:
-    with pytest.raises(QueueFull, match="Server too busy for the deadline"):
+    with pytest.raises(QueueFull, match=r"too busy .* wait 1000 ms, run time 100 ms, remaining (500|49\d) ms"):
         check(admission(*[100] * 10), 100, time.monotonic() + 0.5)
     check(admission(*[100] * 10), 100, time.monotonic() + 60)
 
