@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from attendant_client.types import EncodeRequest, EncodeResponse, Input
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, values
 
 from model.artifact.files import MANIFEST, WEIGHTS, Artifact, describe_file, write_manifest
 from model.artifact.manifest import Manifest
@@ -46,6 +46,14 @@ POISON = "zebra"
 def fast_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changed files of this process need not stay the same for a second."""
     monkeypatch.setattr(file_watch, "SETTLE_S", 0)
+
+
+@pytest.fixture(autouse=True)
+def values_of_this_process() -> Iterator[None]:
+    """Tests of slots and supervisors store the values of metrics in shared memory, which keeps no exemplars."""
+    before = values.ValueClass
+    yield
+    values.ValueClass = before
 
 
 @pytest.fixture(scope="session")

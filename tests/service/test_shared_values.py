@@ -1,19 +1,10 @@
 """Values of metrics in shared memory: they survive their process, and their sum reads like one process."""
 
-from collections.abc import Iterator
-
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from service.metrics import LARGEST, SMALLEST, SUM, Metrics
 from service.shared_values import Aggregate, Slot
-
-
-@pytest.fixture(autouse=True)
-def usual_values() -> Iterator[None]:
-    before = values.ValueClass
-    yield
-    values.ValueClass = before
 
 
 def scrape(*slots: Slot) -> dict[str, float]:
