@@ -332,9 +332,11 @@ def _warn_about_padding(files: Published, padding_id: int, definition: bytes) ->
 
     `padding_id` is -1 for other families.
     """
+    if padding_id < 0:
+        return
     tokenizer = tokenizers.Tokenizer.from_str(definition.decode())
     tokenizer.no_padding()
-    if padding_id < 0 or tokenizer.id_to_token(padding_id) is None:
+    if tokenizer.id_to_token(padding_id) is None:
         return
     if any(padding_id in tokenizer.encode(text).ids for text in (tokenizer.decode([padding_id]), RARE)):
         files.warn(

@@ -50,7 +50,7 @@ def fast_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def values_of_this_process() -> Iterator[None]:
-    """Tests of slots and supervisors store the values of metrics in shared memory, which keeps no exemplars."""
+    """Undo that tests of slots and supervisors store metric values in shared memory, which keeps no exemplars."""
     before = values.ValueClass
     yield
     values.ValueClass = before

@@ -142,7 +142,7 @@ export class Causes {
       ],
       layers: "all", top_contributors: TOP_CONTRIBUTORS,
     };
-    this.view = null; // a kept response is not for the view before
+    this.view = null; // a kept response is shown at once, and the previous view belongs to other sentences
     this.wanted = body && withModel(body);
     this.query.request(body, delay);
   }

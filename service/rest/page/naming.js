@@ -10,7 +10,7 @@ export function bdi(/** @type {string} */ text) {
   return element("bdi", {}, text);
 }
 
-/** Return the text of a unit in a line of units. That of a special token does not decide the direction of the line. */
+/** Return the text of a unit for a line of units, whose direction special tokens must not decide. */
 export function unitText(/** @type {{text: string, special: boolean}} */ { text, special }) {
   return special ? bdi(text) : text;
 }

@@ -51,7 +51,7 @@ export class Plane {
   /**
    * Move the points to a layer.
    *
-   * @param {{layer: number, words: string[], numbers: number[], senses: (string | null)[]}} view `words`: the different ones; `numbers`: of the sentences
+   * @param {{layer: number, words: string[], numbers: number[], senses: (string | null)[]}} view `words`: the distinct words; `numbers`: of the sentences
    */
   show({ layer, words, numbers, senses }) {
     this.root.hidden = this.places.length <= layer || this.places[0].length !== numbers.length;
