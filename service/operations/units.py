@@ -1,10 +1,10 @@
 """Tokens, words and spans of an input, and aggregation of token maps to these units.
 
 Words are defined here, the same way for every model. A word is a maximal run of letters, digits and marks, with inner
-apostrophes, hyphens, middle dots (Catalan), geresh and gershayim (Hebrew), and format characters other than zero width
-spaces, such as the joiners of Persian and Sinhala. Each CJK ideograph, each emoji sequence and each other non-space
-character is a separate word. In this, it follows Unicode's UAX #29; unlike there, inner hyphens do not end a word, and
-punctuation in numbers does.
+apostrophes, hyphens, middle dots (Catalan), geresh and gershayim (Hebrew, the latter also typed as quotation mark), and
+format characters other than zero width spaces, such as the joiners of Persian and Sinhala. Each CJK ideograph, each
+emoji sequence and each other non-space character is a separate word. In this, it follows Unicode's UAX #29; unlike
+there, inner hyphens do not end a word, and punctuation in numbers does.
 
 Aggregation sums columns and averages rows over a unit's tokens (Clark et al. 2019, section 4.1), so that rows still sum
 to 1. Scores do not sum to 1: their columns are combined with log-sum-exp, so that a softmax over words equals the
@@ -46,7 +46,8 @@ SEGMENTS: dict[Segments, tuple[int, int]] = {"a_to_a": (0, 0), "a_to_b": (0, 1),
 @lru_cache(maxsize=1)
 def _word_pattern() -> regex.Pattern[str]:
     run = r"[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+"
-    words = rf"{run}(?:(?:['’‐‑·‧׳״-]|[\p{{Cf}}--\u200b]+){run})*"
+    quote = r'(?<=\p{Hebrew})"(?=\p{Hebrew})'
+    words = rf"{run}(?:(?:['’‐‑·‧׳״-]|{quote}|[\p{{Cf}}--\u200b]+){run})*"
     emoji = r"\p{Extended_Pictographic}[\p{M}\p{Emoji_Modifier}\U000e0020-\U000e007f]*"
     flag = r"\p{Regional_Indicator}{2}"
     return regex.compile(rf"{words}|{emoji}(?:\u200d{emoji})*|{flag}|\S", regex.VERSION1)

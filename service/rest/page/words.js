@@ -9,7 +9,9 @@ const RUN = String.raw`[[\p{L}\p{N}\p{M}]--[\p{Ideographic}]]+`;
 const EMOJI = String.raw`\p{Extended_Pictographic}[\p{M}\p{Emoji_Modifier}\u{e0020}-\u{e007f}]*`;
 const FLAG = String.raw`\p{Regional_Indicator}{2}`;
 const OTHER = String.raw`[^\p{White_Space}\x1c-\x1f]`; // the non-space characters of Python, which differ from \S
-const WORD = new RegExp(String.raw`${RUN}(?:(?:['’‐‑·‧׳״\-]|[\p{Cf}--\u200b]+)${RUN})*|${EMOJI}(?:\u200d${EMOJI})*|${FLAG}|${OTHER}`, "gv");
+const QUOTE = String.raw`(?<=\p{Script=Hebrew})"(?=\p{Script=Hebrew})`; // typed for gershayim
+const JOINER = String.raw`['’‐‑·‧׳״\-]|${QUOTE}|[\p{Cf}--\u200b]+`;
+const WORD = new RegExp(String.raw`${RUN}(?:(?:${JOINER})${RUN})*|${EMOJI}(?:\u200d${EMOJI})*|${FLAG}|${OTHER}`, "gv");
 const WORD_CHARACTER = /[\p{L}\p{N}]/u;
 const CONTENT_LENGTH = 4; // few function words of languages with spaces are as long
 

@@ -16,7 +16,7 @@ from service.operations.units import describe_tokens, find_words, is_removed_by_
 JOINERS = "'’-‐‑·‧׳״"
 EMOJI, FLAG = {*"👩💻😀"}, {*"🇩🇪"}
 PIECES = (
-    *"abzÄß019 \t\n\x00\x1c.,;:!?()[]#@_$€+'’-‐‑·״",
+    *"abzÄß019 \t\n\x00\x1c.,;:!?()[]#@_$€+'’-‐‑·״\"",
     *"\u0301\u0308\ufe0f\u200c\u200d\u200b\u202e\u00ad\u00a0\u3000",
     *"漢字一㐀ひらカナ한글〇々",
     *"אבגأبجकषि๐กำ½²Ⅷªﷺ",
@@ -37,7 +37,9 @@ def in_run(character: str) -> bool:
 
 def skip_joiners(text: str, at: int) -> int:
     """Return the index after an apostrophe or hyphen, or after format characters, that may join two runs."""
-    if text[at] in JOINERS:
+    around = text[at - 1], text[at + 1 : at + 2] or " "
+    is_gershayim = text[at] == '"' and all("HEBREW" in unicodedata.name(character, "") for character in around)
+    if text[at] in JOINERS or is_gershayim:
         return at + 1
     while at < len(text) and unicodedata.category(text[at]) == "Cf" and text[at] != "\u200b":
         at += 1
@@ -90,6 +92,7 @@ def test_find_words_follows_the_rule_on_edge_case_texts() -> None:
         ("3.14 is π²", ["3", ".", "14", "is", "π²"]),
         ("漢字 and かな", ["漢", "字", "and", "かな"]),
         ("col·lecció צה״ל · ״א״", ["col·lecció", "צה״ל", "·", "״", "א", "״"]),
+        ('צה"ל "אב" a"b ק"מ"', ['צה"ל', '"', "אב", '"', "a", '"', "b", 'ק"מ', '"']),
         ("👩‍👩‍👧👍🏽❤️ 🇩🇪🇫🇷!", ["👩‍👩‍👧", "👍🏽", "❤️", "🇩🇪", "🇫🇷", "!"]),
         ("می\u200cخواهم ශ\u200dරී foot\xadball", ["می\u200cخواهم", "ශ\u200dරී", "foot\xadball"]),
         ("ភាសា\u200bខ្មែរ \u200fשלום\u200e", ["ភាសា", "\u200b", "ខ្មែរ", "\u200f", "שלום", "\u200e"]),
