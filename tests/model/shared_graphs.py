@@ -64,11 +64,16 @@ def _stable(value: Any) -> Any:
 
 
 def _content(module: nn.Module, signature: GraphSignature) -> Iterator[bytes]:
-    """Yield everything that determines the graph: classes, attributes, tensors and the signature."""
+    """Yield everything that determines the graph: classes, attributes, weights and the signature.
+
+    Weights that are inputs of the module determine it only by their types and shapes, as other inputs do.
+    """
     for name, part in module.named_modules():
         attributes = {key: _stable(value) for key, value in vars(part).items() if key not in INTERNAL}
         yield repr((name, type(part), part.training, attributes)).encode()
-    for name, tensor in [*module.state_dict().items(), *signature.example_inputs.items()]:
+    weights = module.state_dict()
+    for name, tensor in [*weights.items(), *signature.example_inputs.items()]:
         yield repr((name, tensor.dtype, tensor.shape)).encode()
-        yield tensor.detach().numpy().tobytes()
+        if name in weights and not signature.variadic:
+            yield tensor.detach().numpy().tobytes()
     yield repr((signature.dynamic_axes, signature.outputs)).encode()
