@@ -22,6 +22,7 @@ PACKAGES = {
         "httptools",
         "opentelemetry",
         "orjson",
+        "pybase64",
         "starlette",
         "uvicorn",
         "uvloop",

@@ -3,7 +3,6 @@
 Converters are built once per type from its fields. A field has the same name in JSON, in the proto and in Python.
 """
 
-import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, reduce
@@ -13,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import pybase64
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
 from attendant_client.types import DTYPES, Alternative, Array, Encoding, Nullable, PresentWith, SparseMatrix, shortest
@@ -47,7 +47,7 @@ class Base64:
         self.array = array
 
     def __str__(self) -> str:
-        return base64.b64encode(self.array.tobytes()).decode("ascii")
+        return pybase64.b64encode_as_string(np.ascontiguousarray(self.array).data)
 
 
 # Types
@@ -217,7 +217,7 @@ def _json_reader(kind: Any) -> Converter:
     if _is_array(kind):
         element = _element(kind)
         return lambda value: (
-            to_array(base64.b64decode(value["data"]), value["dtype"], value["shape"])
+            to_array(pybase64.b64decode(value["data"]), value["dtype"], value["shape"])
             if isinstance(value, dict)
             else np.asarray(value, element)
         )

@@ -4,14 +4,13 @@ Large JSON is rendered and sent in parts, in short steps that do not block other
 """
 
 import asyncio
-import base64
-from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import orjson
+import pybase64
 from attendant_client.types import Array, Token, Unit, Word
 from attendant_client.wire import Base64, JsonWriter, dtype_name, fields_of, item_type, json_writer, strip
 from starlette.requests import Request
@@ -59,7 +58,7 @@ class Base64Rows:
         if len(self.matrix) and self.matrix[0].nbytes > SLICE_BYTES:  # to be rendered in pieces
             texts: Iterator[Any] = map(Base64, self.matrix)
         else:
-            texts = iter([b2a_base64(row, newline=False).decode("ascii") for row in self.matrix])
+            texts = iter([pybase64.b64encode_as_string(row) for row in self.matrix])
         if not self._described:
             return texts
         tensor = {"shape": self.matrix.shape[1:], "dtype": dtype_name(self.matrix, self._described)}
@@ -256,10 +255,10 @@ def _end_of_slice(items: Any, start: int, *, alike: bool) -> int:
 
 
 def _base64_pieces(array: Array) -> Iterator[bytes]:
-    data = memoryview(array.tobytes())
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     yield b'"'
     for start in range(0, len(data), SLICE_BYTES):
-        yield base64.b64encode(data[start : start + SLICE_BYTES])
+        yield pybase64.b64encode(data[start : start + SLICE_BYTES])
     yield b'"'
 
 
