@@ -64,10 +64,9 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
             f"{path}: missing, and {problem}. Run: pip install transformers sentencepiece protobuf && "
             f'python -c "{CONVERSION}" {shlex.quote(str(directory))}'
         )
-    config = options.merged()
     tokenizer = BertWordPieceTokenizer(  # as transformers builds from the same files
         _read_vocabulary(directory),
-        **_special_tokens(config),
+        **_special_tokens(options),
         **_wordpiece_flags(options),
     )
     return str(tokenizer.to_str())
@@ -75,29 +74,26 @@ def convert_tokenizer(options: "TokenizerSettings", model_config: Mapping[str, A
 
 def _find_obstacle(options: "TokenizerSettings", model_config: Mapping[str, Any]) -> str | None:
     """Return why the tokenizer cannot be converted, or None. Raises CheckpointError if vocab.txt is missing."""
-    directory, config = options.files.transformer, options.merged()
-    kind = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+    directory = options.files.transformer
+    kind = options.get("tokenizer_class") or model_config.get("tokenizer_class")
     if model_config.get("model_type") not in WORDPIECE_TYPES or (kind is not None and kind not in TOKENIZER_CLASSES):
         return f"only tokenizers of BERT are converted here (not {kind or model_config.get('model_type')})"
     if not (directory / "vocab.txt").is_file():
         raise CheckpointError(f"{directory / TOKENIZER}: missing, and so is vocab.txt. {REDOWNLOAD}")
-    if config.get("do_basic_tokenize") is False or config.get("never_split"):
+    if options.get("do_basic_tokenize") is False or options.get("never_split"):
         return "tokenizer_config.json has do_basic_tokenize or never_split"
-    expected = set(_special_tokens(config).values())
-    decoder = config.get("added_tokens_decoder") or {}
-    added = [*options.added, *(config.get("additional_special_tokens") or ())]
-    added += [token.get("content") for token in decoder.values()]
-    if any(_content(token) not in expected for token in added):
+    expected = set(_special_tokens(options).values())
+    added = [*options.added_tokens()]
+    if any(token.content not in expected for token in added):
         return "it has added tokens"
-    flagged = [token for token in (*config.values(), *decoder.values()) if isinstance(token, dict)]
-    if any(token.get(flag) for token in flagged for flag in ("lstrip", "rstrip", "single_word")):
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return "special tokens have options"
     missing = expected - _read_vocabulary(directory).keys()
     return f"vocab.txt has no {min(missing)}" if missing else None
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    return {name: _content(config.get(name) or default) for name, default in SPECIAL_TOKENS.items()}
+def _special_tokens(options: "TokenizerSettings") -> dict[str, str]:
+    return {name: _content(options.get(name) or default) for name, default in SPECIAL_TOKENS.items()}
 
 
 def _content(token: Any) -> str:
@@ -255,10 +251,6 @@ class TokenizerSettings:
         """Return a value of sentence-transformers' files, which override all others; None if it is missing."""
         return self._layers[0].get(key)
 
-    def merged(self) -> dict[str, Any]:
-        """Return the settings of all files; tokenizer_config.json takes precedence."""
-        return {**self.files.read(self.files.transformer / SPECIAL_TOKENS_MAP).raw, **self.files.tokenizer_config.raw}
-
     @property
     def has_token_types(self) -> bool:
         """Whether the model reads token types, which mark a pair's second text."""
@@ -291,8 +283,9 @@ class TokenizerSettings:
         """Yield the tokens that the settings add to tokenizer.json or change, in id order."""
         named = [token for key in SPECIAL_TOKEN_KEYS if (token := self.get(key))]
         special = [*named, *self._extra_tokens()]
-        for layer in self._layers:  # tokens with roles that only some models define, such as "image_token"
-            special += [layer[key] for key in layer if key.endswith("_token") and isinstance(layer[key], (str, dict))]
+        keys = dict.fromkeys(key for layer in self._layers for key in layer if key.endswith("_token"))
+        # Also tokens with roles that only some models define, such as "image_token".
+        special += [token for key in keys if isinstance(token := self.get(key), (str, dict))]
         decoder = self.get("added_tokens_decoder") or {}
         for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
             yield _added_token(token, special=_content(token) in map(_content, named))

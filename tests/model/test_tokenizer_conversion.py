@@ -115,6 +115,17 @@ def test_other_special_tokens_are_read_from_special_tokens_map(vocabulary: Path)
     assert [converted.encode(text).ids for text in TEXTS] == [expected(text)["input_ids"] for text in TEXTS]
 
 
+def test_special_tokens_map_overrides_tokenizer_config(vocabulary: Path) -> None:
+    with (vocabulary / "vocab.txt").open("a") as lines:
+        lines.write("<s>\n<mask>\n")
+    write_json(vocabulary / "special_tokens_map.json", {"cls_token": "<s>", "mask_token": "<mask>"})
+    configure(vocabulary, cls_token="[CLS]", mask_token="[MASK]")
+    expected = transformers.AutoTokenizer.from_pretrained(vocabulary)
+    converted = tokenizers.Tokenizer.from_str(load_tokenizer(vocabulary).definition.decode())
+    for text in ("a [MASK]", "a <mask>"):
+        assert converted.encode(text).ids == expected(text)["input_ids"]
+
+
 def test_checkpoint_has_converted_tokenizer(source: Path) -> None:
     tokens = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json")).get_vocab()
     (source / "vocab.txt").write_text("\n".join(sorted(tokens, key=lambda token: tokens[token])))
