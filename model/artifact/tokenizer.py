@@ -308,11 +308,11 @@ class TokenizedInput:
             return not all(self.special_tokens_mask)
         return not all(self._encoding.special_tokens_mask)
 
-    def truncate(self, limit: int, side: Side) -> "TokenizedInput":
+    def truncate(self, limit: int, side: Side, *, keep_pair: bool = False) -> "TokenizedInput":
         """Truncate to `limit` tokens, including special tokens, by dropping tokens at `side`.
 
         Pairs are truncated as in the tokenizers library's strategy "longest_first", with the prompt counted as part of
-        the first text. Special tokens and the prompt are never dropped.
+        the first text; with `keep_pair`, only the first text is. Special tokens and the prompt are never dropped.
         """
         if len(self) <= limit:
             return self
@@ -320,6 +320,9 @@ class TokenizedInput:
         room = max(0, limit - (len(self) - len(texts[0]) - len(texts[1])))
         prompt = self.prompt_range[1] - self.prompt_range[0]
         first, second = _fit_longest_first(len(texts[0]), len(texts[1]), room)
+        if keep_pair:
+            second = min(len(texts[1]), room)
+            first = room - second
         if first < prompt:
             first, second = prompt, min(len(texts[1]), max(0, room - prompt))
         own = texts[0][prompt:]

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from model.artifact.manifest import ClassificationHead, ScoreActivation
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
-from service.errors import ConflictingFields, Duplicate, InvalidFormat, RequestTooLarge, TooMany, UnsupportedByModel
+from service.errors import (
+    ConflictingFields,
+    Duplicate,
+    InvalidFormat,
+    RequestTooLarge,
+    TooLong,
+    TooMany,
+    UnsupportedByModel,
+)
 from service.operations.inputs import (
     INPUT,
     JSON_CHARACTER_BYTES,
@@ -328,10 +336,16 @@ def prepare_pairs(
     for index, item in enumerate(request.inputs):
         own = "" if prompt is None else prompt.text
         encoded = engine.tokenizer.encode_pairs(item.text or "", hypotheses, prompt=own, offsets=unit is not None)
-        for tokens in encoded:
+        for label, tokens in enumerate(encoded):
+            used = len(tokens) - tokens.first_text_tokens
+            if used >= engine.manifest.max_input_tokens:
+                raise TooLong(
+                    "leaves no room for text", "Shorten it or the template.",
+                    field=f"labels[{label}]", actual=used, maximum=engine.manifest.max_input_tokens - 1, unit="tokens",
+                )  # fmt: skip
             # Effects require the same units with every label.
             truncation = request.truncation if unit is None else None
-            kept = check_length(tokens, engine.manifest, truncation, f"inputs[{index}]")
+            kept = check_length(tokens, engine.manifest, truncation, f"inputs[{index}]", keep_pair=True)
             texts.append(_without_second(TokenizedText.of(kept, engine.tokenizer, engine.manifest, unit)))
     if unit is not None:
         remedy = "Send fewer or shorter texts or fewer labels"

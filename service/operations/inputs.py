@@ -348,11 +348,12 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     limit: int | None = None,
     *,
     may_split: bool = False,
+    keep_pair: bool = False,
 ) -> TokenizedInput:
     """Return the tokens, truncated if requested. Raises `Empty` if there is no content, and `TooLong` over the limit.
 
     `truncation` is None for operations that do not truncate. `limit` defaults to the limit for inputs without a role.
-    `may_split`: whether the operation can split the input into chunks.
+    `may_split`: whether the operation can split the input into chunks. `keep_pair`: truncate only the first text.
     """
     if not tokens.has_content:
         raise Empty("no content after tokenization", "Send text.", field=path)
@@ -360,7 +361,7 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     if len(tokens) <= limit:
         return tokens
     end = truncation if truncation in ("left", "right") else manifest.truncation_side
-    truncated = tokens.truncate(limit, end)
+    truncated = tokens.truncate(limit, end, keep_pair=keep_pair)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps prompt tokens
         first, last = tokens.prompt_range
         raise no_room(last - first, limit, prompt_field)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import transformers
 
-from tests.labels import CLASSIFIER, ENTAILMENT, publish_classifier
+from tests.labels import CLASSIFIER, ENTAILMENT, MAX_INPUT_TOKENS, publish_classifier
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import load_kind
 
@@ -45,6 +45,19 @@ async def test_scores_equal_transformers(
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
     (best, *_) = await classify(model, labels=labels, multi_label=multi_label, template=template, top_k=1)
     assert best["labels"] == results[0]["labels"][:1]
+
+
+async def test_truncation_keeps_the_label(model: ServiceHarness) -> None:
+    pipeline = transformers.pipeline("zero-shot-classification", str(publish_classifier(ENTAILMENT)), device="cpu")
+    text, labels = "The river bank flows past the old mill. " * 5, ["wind and " * 6 + "rain", "wind and " * 6 + "sun"]
+    oracle: Any = pipeline(text, labels)
+    (result,) = await classify(model, inputs=[text], labels=labels, truncation="right")
+    scores = {item["label"]: item["score"] for item in result["labels"]}
+    assert result["truncated"]
+    assert scores == pytest.approx(dict(zip(oracle["labels"], oracle["scores"], strict=True)), abs=1e-6)
+    body = {"inputs": [text], "labels": ["sun", "wind " * MAX_INPUT_TOKENS], "truncation": "right"}
+    error = (await model.post("/v1/classify", body)).json()["error"]
+    assert (error["field"], error["maximum"]) == ("labels[1]", MAX_INPUT_TOKENS - 1)
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
