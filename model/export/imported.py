@@ -556,6 +556,12 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
     pad = config.get("pad_token_id")
     is_classifier = has_architecture(config, ARCHITECTURE, TOKEN_ARCHITECTURE)
     encoder = ImportedEncoder(graph, pad if isinstance(pad, int) and pad >= 0 else 0, is_classifier=is_classifier)
+    family = find_family(config)
+    if "position_ids" in encoder.inputs and family is not None and family.first_position(ConfigReader(config)):
+        raise CheckpointError(
+            f"{graph.name}: input position_ids is not supported for {family.name}, whose positions do not start at 0. "
+            f"Export it without this input. {PYTORCH}"
+        )
     tokenizer = Tokenizer(published.definition)
     classifier: Classifier | None = None
     token_classifier: TokenClassifier | None = None
@@ -572,7 +578,8 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
         else:
             classifier = make_classifier(config, files.sentence_transformers, head, pooling)
     hidden_size = encoder.measure(samples[0].input_ids)
-    if is_classifier and hidden_size != config.get(_find_key(config, HIDDEN), hidden_size):
+    is_named = encoder.output in HIDDEN_STATES and not is_classifier
+    if not is_named and hidden_size != config.get(_find_key(config, HIDDEN), hidden_size):
         raise CheckpointError(
             f"{graph.name}: output {encoder.output} has vectors of size {hidden_size}, which is not that of hidden "
             f"states in config.json. For a classifier, the output must be named {LOGITS}. {PYTORCH}"
@@ -585,7 +592,7 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
     name = str(config.get("model_type") or "unknown")
     return Checkpoint(
         encoder=encoder,
-        family=find_family(config) or Family(name, lambda reader: encoder.config, {}),
+        family=family or Family(name, lambda reader: encoder.config, {}),
         config=config,
         max_input_tokens=limit,
         tokenizer=published.definition,

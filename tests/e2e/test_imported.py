@@ -86,6 +86,26 @@ def test_graphs_of_unknown_architectures_are_served(publish: Publish, tmp_path: 
     export(str(tmp_path / "model"), tmp_path / "other", settings=SettingOptions(max_input_tokens=40))
 
 
+def test_positions_of_roberta_are_refused(publish: Publish, tmp_path: Path) -> None:
+    """They start after the padding id, whereas the input would start at 0."""
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    publish_graph(publish("roberta"), tmp_path / "model", inputs=inputs, dynamo=False)
+    with pytest.raises(CheckpointError, match=r"model\.onnx: input position_ids is not supported for roberta"):
+        export_quietly(tmp_path / "model", tmp_path / "artifact", Variants())
+
+
+def test_logits_of_another_name_are_no_hidden_states(graph_model: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(graph_model, tmp_path / "model")
+    path = directory / "onnx" / "model.onnx"
+    model = onnx.load(path)
+    rename("last_hidden_state", "output")(model)
+    onnx.save(model, path)
+    export_quietly(directory, tmp_path / "artifact", Variants())
+    change_json(directory / "config.json", hidden_size=12)
+    with pytest.raises(CheckpointError, match="output output has vectors of size 24, which is not that of hidden"):
+        export_quietly(directory, tmp_path / "artifact", Variants())
+
+
 @pytest.mark.slow
 def test_graphs_with_positions_and_in_float16_are_served(publish: Publish, tmp_path: Path) -> None:
     published = publish("qwen3")
