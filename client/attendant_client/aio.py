@@ -36,7 +36,7 @@ from attendant_client.requests import (
 )
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy, deadline_after
-from attendant_client.transports import open_async_transport
+from attendant_client.transports import Response, open_async_transport
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -97,8 +97,8 @@ class AsyncClient:
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> EncodeResponse:
         """Return embeddings of the inputs; raises `AttendantError`."""
-        parts: list[EncodeResponse] = await self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: EncodeResponse = await self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
+        return response
 
     async def embed(
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -113,22 +113,22 @@ class AsyncClient:
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
     ) -> AttendResponse:
         """Return attention maps of the inputs; raises `AttendantError`."""
-        parts: list[AttendResponse] = await self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: AttendResponse = await self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
+        return response
 
     async def tokenize(
         self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None
     ) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
-        parts: list[TokenizeResponse] = await self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
-        return merge(parts)
+        response: TokenizeResponse = await self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
+        return response
 
     async def compare(
         self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
     ) -> CompareResponse:
         """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
         body = make_comparison(occurrences, **options)
-        response: CompareResponse = await self._call("compare", body, self._deadline(timeout_s))
+        response: CompareResponse = (await self._call("compare", body, self._deadline(timeout_s)))[0]
         return response
 
     async def similarity(
@@ -141,7 +141,7 @@ class AsyncClient:
     ) -> SimilarityResponse:
         """Return the similarity of queries and documents, and its explanation; raises `AttendantError`."""
         body = make_similarity(queries, documents, **options)
-        response: SimilarityResponse = await self._call("similarity", body, self._deadline(timeout_s))
+        response: SimilarityResponse = (await self._call("similarity", body, self._deadline(timeout_s)))[0]
         return response
 
     async def rerank(
@@ -154,35 +154,35 @@ class AsyncClient:
     ) -> RerankResponse:
         """Return the documents by their relevance to the query, best first; raises `AttendantError`."""
         body = make_ranking(query, documents, **options)
-        response: RerankResponse = await self._call("rerank", body, self._deadline(timeout_s))
+        response: RerankResponse = (await self._call("rerank", body, self._deadline(timeout_s)))[0]
         return response
 
     async def classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
-        parts: list[ClassifyResponse] = await self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: ClassifyResponse = await self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
+        return response
 
     async def token_classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResponse:
         """Return labeled spans (named entities) of the inputs; raises `AttendantError`."""
         body = make_body(inputs, **options)
-        parts: list[TokenClassifyResponse] = await self._call_in_parts("token_classify", body, timeout_s)
-        return merge(parts)
+        response: TokenClassifyResponse = await self._call_in_parts("token_classify", body, timeout_s)
+        return response
 
     async def fill_mask(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResponse:
         """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
-        parts: list[FillMaskResponse] = await self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: FillMaskResponse = await self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
+        return response
 
     async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
         """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
         body = make_model_query(name)
-        info: ModelInfo = await self._call("model", body, self._deadline(timeout_s))
+        info: ModelInfo = (await self._call("model", body, self._deadline(timeout_s)))[0]
         if name is None:
             self._model = info
         return info
@@ -200,7 +200,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> list[Any]:
+    async def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         deadline = self._deadline(timeout_s)
         info = self._model or await self.model(timeout_s=timeout_s)
         max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
@@ -210,14 +210,14 @@ class AsyncClient:
             for part in split_body(body, info.limits, max_bytes)
         ]
         try:
-            return [response for responses in await asyncio.gather(*tasks) for response in responses]
+            return merge([response for responses in await asyncio.gather(*tasks) for response in responses])
         finally:
             for task in tasks:  # after an error, the other parts are not sent
                 task.cancel()
 
     async def _call_part(
         self, operation: str, part: InputChunk, deadline: float | None, slots: asyncio.Semaphore
-    ) -> list[Any]:
+    ) -> list[Response]:
         try:
             async with slots:
                 return [await self._call(operation, part.body, deadline)]
@@ -228,7 +228,7 @@ class AsyncClient:
         responses = [await self._call_part(operation, half, deadline, slots) for half in halves(part)]
         return [response for half in responses for response in half]
 
-    async def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
+    async def _call(self, operation: str, body: Body, deadline: float | None) -> Response:
         attempt = 0
         while True:
             if self._is_closed:

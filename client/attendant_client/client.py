@@ -34,7 +34,7 @@ from attendant_client.requests import (
 )
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy, deadline_after
-from attendant_client.transports import open_transport
+from attendant_client.transports import Response, open_transport
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -93,8 +93,8 @@ class Client:
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> EncodeResponse:
         """Return embeddings of the inputs; raises `AttendantError`."""
-        parts: list[EncodeResponse] = self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: EncodeResponse = self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
+        return response
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
@@ -107,20 +107,20 @@ class Client:
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
     ) -> AttendResponse:
         """Return attention maps of the inputs; raises `AttendantError`."""
-        parts: list[AttendResponse] = self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: AttendResponse = self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
+        return response
 
     def tokenize(self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
-        parts: list[TokenizeResponse] = self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
-        return merge(parts)
+        response: TokenizeResponse = self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
+        return response
 
     def compare(
         self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
     ) -> CompareResponse:
         """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
         body = make_comparison(occurrences, **options)
-        response: CompareResponse = self._call("compare", body, self._deadline(timeout_s))
+        response: CompareResponse = self._call("compare", body, self._deadline(timeout_s))[0]
         return response
 
     def similarity(
@@ -133,7 +133,7 @@ class Client:
     ) -> SimilarityResponse:
         """Return the similarity of queries and documents, and its explanation; raises `AttendantError`."""
         body = make_similarity(queries, documents, **options)
-        response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))
+        response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))[0]
         return response
 
     def rerank(
@@ -146,35 +146,35 @@ class Client:
     ) -> RerankResponse:
         """Return the documents by their relevance to the query, best first; raises `AttendantError`."""
         body = make_ranking(query, documents, **options)
-        response: RerankResponse = self._call("rerank", body, self._deadline(timeout_s))
+        response: RerankResponse = self._call("rerank", body, self._deadline(timeout_s))[0]
         return response
 
     def classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
-        parts: list[ClassifyResponse] = self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: ClassifyResponse = self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
+        return response
 
     def token_classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResponse:
         """Return labeled spans (named entities) of the inputs; raises `AttendantError`."""
         body = make_body(inputs, **options)
-        parts: list[TokenClassifyResponse] = self._call_in_parts("token_classify", body, timeout_s)
-        return merge(parts)
+        response: TokenClassifyResponse = self._call_in_parts("token_classify", body, timeout_s)
+        return response
 
     def fill_mask(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResponse:
         """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
-        parts: list[FillMaskResponse] = self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
-        return merge(parts)
+        response: FillMaskResponse = self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
+        return response
 
     def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
         """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
         body = make_model_query(name)
-        info: ModelInfo = self._call("model", body, self._deadline(timeout_s))
+        info: ModelInfo = self._call("model", body, self._deadline(timeout_s))[0]
         if name is None:
             self._model = info
         return info
@@ -192,7 +192,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> list[Any]:
+    def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> Any:
         deadline = self._deadline(timeout_s)
         info = self._model or self.model(timeout_s=timeout_s)
         max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
@@ -207,9 +207,9 @@ class Client:
                     error.count_from(part.first)
                     raise
                 pending.extend(reversed(halves(part)))
-        return responses
+        return merge(responses)
 
-    def _call(self, operation: str, body: Body, deadline: float | None) -> Any:
+    def _call(self, operation: str, body: Body, deadline: float | None) -> Response:
         attempt = 0
         while True:
             if self._is_closed:

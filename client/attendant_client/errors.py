@@ -12,6 +12,7 @@ RETRYABLE = frozenset(
         "STARTING",
         "DRAINING",
         "BACKEND_FAILED",
+        "MODEL_CHANGED",
         "UNAVAILABLE",
     )
 )

@@ -79,8 +79,11 @@ def _decode_maps(messages: Sequence[Any]) -> AttendResponse:
     return AttendResponse(header.model, precision, results, read_message(Usage, header.usage))
 
 
-def merge(responses: Sequence[MergeableT]) -> MergeableT:
-    """Return one response with all results, in order."""
+def merge(parts: Sequence[tuple[MergeableT, str | None]]) -> MergeableT:
+    """Return one response with all results, in order. Raises `AttendantError` if the parts name different models."""
+    responses = [response for response, _ in parts]
+    if len({model for _, model in parts if model is not None}) > 1:
+        raise AttendantError("ABORTED", "MODEL_CHANGED", "The model changed between two parts of the call. Repeat it.")
     if len(responses) == 1:
         return responses[0]
     usage = Usage(

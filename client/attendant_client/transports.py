@@ -23,6 +23,10 @@ from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
 
+MODEL_HEADER = "x-attendant-model"
+"""The response header and trailing metadata with the model's name and digest."""
+Response = tuple[Any, str | None]
+"""A response, and the name and digest of its model; None if a proxy removes the header."""
 MAX_CONNECTIONS = 100
 """Connections of an HTTP client, the default of httpx."""
 
@@ -30,7 +34,7 @@ MAX_CONNECTIONS = 100
 class Transport(Protocol):
     """A connection to one server."""
 
-    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
         """Return the response; raises `AttendantError`."""
 
     def close(self) -> None:
@@ -43,7 +47,7 @@ class HttpTransport:
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._client = httpx.Client(**address.http_options(api_key))
 
-    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
         request = http_request(self._client, operation, body, timeout_s)
         try:
             response = self._client.send(request)
@@ -65,14 +69,19 @@ class GrpcTransport:
         self._channels = [open_channel(grpc, address) for _ in range(address.channels)]
         self._methods = itertools.cycle([open_methods(channel) for channel in self._channels])
 
-    def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
-        message = to_message(operation, body)
+    def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
+        message, method = to_message(operation, body), next(self._methods)[operation]
+        options: dict[str, Any] = {"timeout": timeout_s, "metadata": self._metadata}
         try:
-            response = next(self._methods)[operation](message, timeout=timeout_s, metadata=self._metadata)
-            messages = list(response) if operation == "attend" else [response]
+            if operation == "attend":
+                call = method(message, **options)
+                messages = list(call)
+            else:
+                response, call = method.with_call(message, **options)
+                messages = [response]
         except grpc.RpcError as error:
             raise grpc_error(error) from None
-        return decode_messages(operation, messages)
+        return decode_messages(operation, messages), dict(call.trailing_metadata() or ()).get(MODEL_HEADER)
 
     def close(self) -> None:
         for channel in self._channels:
@@ -88,7 +97,7 @@ def open_transport(url: str, api_key: str | None, tls: TlsFiles | None, channels
 class AsyncTransport(Protocol):
     """A connection to one server."""
 
-    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
         """Return the response; raises `AttendantError`."""
 
     async def close(self) -> None:
@@ -103,7 +112,7 @@ class AsyncHttpTransport:
         # Queueing requests in httpx's pool would take quadratic time.
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
         request = http_request(self._client, operation, body, timeout_s)
         try:
             async with asyncio.timeout(None if timeout_s is None else timeout_s + SLACK_S), self._connections:
@@ -126,11 +135,12 @@ class AsyncGrpcTransport:
         self._channels = [open_channel(grpc.aio, address) for _ in range(address.channels)]
         self._methods = itertools.cycle([open_methods(channel) for channel in self._channels])
 
-    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
         message = to_message(operation, body)
         call = next(self._methods)[operation](message, timeout=timeout_s, metadata=self._metadata)
         try:
             messages = [item async for item in call] if operation == "attend" else [await call]
+            metadata = await call.trailing_metadata()
         except grpc.RpcError as error:
             raise grpc_error(error) from None
         except asyncio.CancelledError:
@@ -138,7 +148,7 @@ class AsyncGrpcTransport:
                 raise
             # gRPC cancels the calls of a channel that is closed, but not the tasks that wait for them.
             raise closed() from None
-        return decode_messages(operation, messages)
+        return decode_messages(operation, messages), dict(metadata or ()).get(MODEL_HEADER)
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -199,7 +209,7 @@ def describe_failure(request: httpx.Request, error: httpx.RequestError) -> str:
     return f"{request.url.copy_with(userinfo=b'')}: {str(error) or type(error).__name__}"
 
 
-def http_response(operation: str, response: httpx.Response) -> Any:
+def http_response(operation: str, response: httpx.Response) -> Response:
     """Decode the response to an operation; raises `AttendantError`."""
     try:
         document = response.json()
@@ -207,4 +217,4 @@ def http_response(operation: str, response: httpx.Response) -> Any:
         document = None
     if not response.is_success or not isinstance(document, dict):
         raise http_error(response.status_code, document, response.headers.get("retry-after"))
-    return decode_json(operation, document)
+    return decode_json(operation, document), response.headers.get(MODEL_HEADER)

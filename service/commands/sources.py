@@ -343,9 +343,15 @@ class ServerSource(VectorSource):
 
         options |= {"truncation": "auto", "model": self._options.model}
         try:
-            return list((await getattr(self._client, operation)(texts, **options)).results)
+            results = list((await getattr(self._client, operation)(texts, **options)).results)
+            digest = (await self._client.model(self._options.model)).digest
         except AttendantError as error:
             raise _server_error(error, self._url) from None
+        if digest != self.info.digest:
+            change = f"{self.info.digest[:19]} to {digest[:19]}"
+            remedy = "Repeat it with the earlier model, or with --overwrite"
+            raise SourceError(f"--server: the model changed during the run ({change}). {remedy}.", EX_CONFIG)
+        return results
 
 
 def open_source(arguments: argparse.Namespace, options: VectorOptions) -> AbstractAsyncContextManager[VectorSource]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from attendant_client import AsyncClient, AttendantError, Client, Input
+from attendant_client.responses import merge
 
 from tests.client.clients import SyncCaller
 from tests.serving import ServiceThread
@@ -84,3 +85,14 @@ def test_error_in_half_of_a_part_counts_inputs_from_the_start_of_the_request(
     with pytest.raises(AttendantError) as raised:
         client.encode([*["a"] * 259, " ", "a"])
     assert raised.value.field == "inputs[259]"
+
+
+@pytest.mark.parametrize("operation", ["encode", "attend"])
+def test_model_that_changes_between_parts_is_an_error(client: Client, operation: str) -> None:
+    """The response would contain vectors of two models."""
+    info = client.model()
+    part = client._call(operation, {"inputs": ["a"]}, None)
+    assert part[1] == f"{info.name}@{info.digest}"
+    assert len(merge([part, part, (part[0], None)]).results) == 3
+    with pytest.raises(AttendantError, match="MODEL_CHANGED: The model changed between two parts of the call"):
+        merge([part, (part[0], "other@sha256:0")])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,16 @@ def test_run_continues_on_another_server_when_one_goes_away(
     with ServiceThread(model, model_dir=default_artifact) as other:
         status, err = run_embed(path, "-o", out, "--server", f"grpc://{other.grpc}")
     assert (status, read_vectors(out)[0]) == (0, list(range(1, 1001))), err
+
+
+async def test_a_model_that_changes_during_the_run_is_an_error(model: LoadedModel) -> None:
+    """The file would contain vectors of two models, and name one."""
+    with ServiceThread(model) as server:
+        options = vector_sources.VectorOptions()
+        async with vector_sources.open_server_source(server.rest, None, options, {}) as source:
+            source.info = replace(source.info, digest="sha256:0")
+            with pytest.raises(vector_sources.SourceError, match=r"the model changed during the run \(sha256:0 to sha"):
+                await source.encode(["a"])
 
 
 @pytest.mark.parametrize("prefix", ["other", "v2"])
