@@ -125,6 +125,8 @@ class Address:
             raise ValueError(
                 "url: gRPC URLs have only a host and a port, such as grpc://127.0.0.1:8081. Remove the rest."
             )
+        if parts.scheme == "grpc" and parts.port is None:  # gRPC's default is 443
+            raise ValueError("url: grpc:// requires a port, such as grpc://127.0.0.1:8081. Add it.")
         if channels < 1 or (channels > 1 and not is_grpc):
             raise ValueError(f"channels: must be 1 for REST, and at least 1 for gRPC ({channels}). Change it.")
         target = parts.netloc if is_grpc else url.rstrip("/").removesuffix("/v1")  # as in OpenAI's base URL
@@ -182,7 +184,8 @@ def with_hint(message: str) -> str:
 
 def timed_out(timeout_s: float | None) -> AttendantError:
     """Return the error for a response that did not arrive in time."""
-    return AttendantError("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", f"No response within {timeout_s} s.")
+    seconds = timeout_s and round(timeout_s, 3)
+    return AttendantError("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", f"No response within {seconds} s.")
 
 
 def closed() -> AttendantError:

@@ -1,5 +1,6 @@
 """Errors returned by the server, or raised if it cannot be reached."""
 
+import copyreg
 import re
 from typing import Any
 
@@ -57,6 +58,10 @@ class AttendantError(Exception):
         self.actual = actual
         self.request_id = request_id
         self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy the error, also to another process: by its attributes, not by calling the class."""
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
     @property
     def retryable(self) -> bool:

@@ -105,7 +105,7 @@ def http_error(status: int, document: Any, retry_after: str | None) -> Attendant
         case {"code": str(name), "param": field, "message": str(message)}:  # /v1/models returns OpenAI's errors
             return AttendantError(code, name.upper(), message, field=field, retry_after_s=retry_after_s)
     # Of another server, or of a proxy, which sends no reason.
-    reason = "UNAVAILABLE" if status in (502, 503, 504) else code
+    reason = "UNAVAILABLE" if status in (429, 502, 503, 504) else code
     return AttendantError(code, reason, f"HTTP status {status}.", retry_after_s=retry_after_s)
 
 

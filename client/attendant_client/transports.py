@@ -19,6 +19,7 @@ from attendant_client.connections import (
     timed_out,
     unreachable,
 )
+from attendant_client.errors import AttendantError
 from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.requests import CALLS, Body, to_json_value, to_message
 from attendant_client.responses import ARRAYS, MODELS_PATH, decode_json, decode_messages, grpc_error, http_error
@@ -217,4 +218,7 @@ def http_response(operation: str, response: httpx.Response) -> Response:
         document = None
     if not response.is_success or not isinstance(document, dict):
         raise http_error(response.status_code, document, response.headers.get("retry-after"))
-    return decode_json(operation, document), response.headers.get(MODEL_HEADER)
+    try:
+        return decode_json(operation, document), response.headers.get(MODEL_HEADER)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise AttendantError("UNKNOWN", "UNKNOWN", "Not a response of Attendant. Check the URL.") from None

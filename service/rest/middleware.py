@@ -117,8 +117,6 @@ class RequestMiddleware:
         needs_admin = scope["method"] == "POST" and oip.LOAD_PATH.fullmatch(scope["path"]) is not None  # checked there
         if self._keys is not None and not is_public and not needs_admin:
             record.caller = self._keys.check(headers)
-            if scope["method"] == "POST" and record.caller.quota is not None:
-                record.caller.quota.check()
         needs_no_key = is_public or needs_admin
         record.is_known = record.api != health.NAME and not (self._keys is not None and needs_no_key)
         if record.response is not None:

@@ -229,6 +229,13 @@ def test_grpc_url_with_more_than_host_and_port_is_rejected(url: str) -> None:
     assert "secret1" not in str(raised.value)
 
 
+def test_unencrypted_grpc_url_requires_a_port() -> None:
+    """By default, gRPC would connect to port 443."""
+    with pytest.raises(ValueError, match=r"url: grpc:// requires a port, such as grpc://127\.0\.0\.1:8081"):
+        Client("grpc://localhost")
+    Client("grpcs://localhost").close()
+
+
 @pytest.mark.parametrize("kind", [Client, SyncCaller])
 def test_error_does_not_show_the_password_of_the_url(kind: Any) -> None:
     with kind("http://user:secret1@127.0.0.1:9", retries=NO_RETRIES) as client, pytest.raises(AttendantError) as raised:

@@ -1,6 +1,8 @@
 """attendant-client errors for invalid values name the same fields over gRPC and HTTP."""
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -275,6 +277,7 @@ def test_call_of_a_client_that_is_closed_is_an_error() -> None:
         (404, '{"detail": "Not Found"}'),
         (404, '{"error": "a"}'),
         (404, '{"error": {"message": "a", "param": null, "code": null}}'),
+        (429, "slow down"),
         (503, '{"error": {"message": "a", "param": null, "code": 503}}'),
     ],
 )
@@ -282,8 +285,24 @@ def test_response_of_another_server_is_an_error(status: int, content: str) -> No
     response = httpx.Response(status, headers=[(b"retry-after", b"\xb2")], text=content)
     with pytest.raises(AttendantError) as raised:
         http_response("model", response)
-    reason = {200: "UNKNOWN", 404: "NOT_FOUND", 503: "UNAVAILABLE"}[status]
+    reason = {200: "UNKNOWN", 404: "NOT_FOUND", 429: "UNAVAILABLE", 503: "UNAVAILABLE"}[status]
     assert (raised.value.reason, raised.value.message) == (reason, f"HTTP status {status}.")
+    assert raised.value.retryable == (status in (429, 503))
+
+
+@pytest.mark.parametrize("content", ['{"results": 5}', '{"results": [{"pooled": {"data": "a"}}]}'])
+def test_json_of_another_server_is_an_error(content: str) -> None:
+    with pytest.raises(AttendantError, match="UNKNOWN: Not a response of Attendant"):
+        http_response("encode", httpx.Response(200, text=content))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_copy_of_an_error_is_complete(duplicate: Callable[[AttendantError], AttendantError]) -> None:
+    """Process pools send errors to another process, and wait forever for an error that cannot be copied."""
+    error = AttendantError("NOT_FOUND", "MODEL_NOT_FOUND", "inputs[0]: a", field="inputs[0]", retry_after_s=1.5)
+    error.count_from(256)
+    copied = duplicate(error)
+    assert (str(copied), vars(copied)) == ("MODEL_NOT_FOUND: inputs[256]: a", vars(error))
 
 
 def test_damaged_response_is_an_error() -> None:

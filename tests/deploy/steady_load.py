@@ -158,7 +158,7 @@ def stream_send(channel: grpc.Channel) -> Send:
 @contextlib.contextmanager
 def open_client(target: str, retries: RetryPolicy | None = None) -> Iterator[Client]:
     """Yield a client for a gRPC target, which may list several addresses; a URL names one host."""
-    with Client("grpc://127.0.0.1", retries=retries or RetryPolicy()) as client:
+    with Client("grpc://127.0.0.1:1", retries=retries or RetryPolicy()) as client:
         client._transport.close()
         client._transport = GrpcTransport(Address(True, target, None), None)
         yield client

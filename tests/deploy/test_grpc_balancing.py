@@ -106,7 +106,7 @@ def test_stopped_replica_behind_a_proxy_loses_no_call(
 
 def test_tls_address_has_no_health_check() -> None:
     """A TLS address may belong to a proxy, through which a health check reaches one server only."""
-    configs = [dict(Address.parse(url).channel_options)["grpc.service_config"] for url in ("grpc://a", "grpcs://a")]
+    configs = [dict(Address.parse(url).channel_options)["grpc.service_config"] for url in ("grpc://a:1", "grpcs://a")]
     assert ["healthCheckConfig" in config for config in configs] == [True, False]
     assert all("round_robin" in config for config in configs)
 

@@ -337,6 +337,10 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
                 stub.Encode(request, metadata=(("x-api-key", "few"),))
             assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert dict(raised.value.trailing_metadata())["grpc-retry-pushback-ms"]
+            tokenize = pb.TokenizeRequest(inputs=[pb.Input(text="money")])  # not charged, so not rejected either
+            assert stub.Tokenize(tokenize, metadata=(("x-api-key", "few"),)).results
+        tokenized = httpx.post(f"{running.rest}/v1/tokenize", json={"inputs": "money"}, headers={"x-api-key": "few"})
+        assert tokenized.status_code == 200
         rejected = httpx.post(f"{running.rest}/v1/encode", json={"inputs": "money"}, headers={"x-api-key": "few"})
         assert (rejected.status_code, rejected.json()["error"]["reason"]) == (429, "QUOTA_EXCEEDED")
         assert 5 <= int(rejected.headers["retry-after"]) <= 20
@@ -357,8 +361,8 @@ def test_server_applies_new_keys_and_names_callers(tiny_artifact: Path, tmp_path
         assert 'attendant_caller_requests_total{caller="search",outcome="error"} 0.0' in text
         assert 'attendant_caller_requests_total{caller="limited",outcome="rejected"} 2.0' in text
         assert 'attendant_caller_requests_total{caller="search",outcome="ok"}' in text
-        for code in (401, 429):
-            assert f'attendant_requests_total{{api="rest",code="{code}",endpoint="/v1/encode",model="none"}}' in text
+        for code, name in ((401, "none"), (429, "tiny-bert")):
+            assert f'attendant_requests_total{{api="rest",code="{code}",endpoint="/v1/encode",model="{name}"}}' in text
     finally:
         running.process.terminate()
         _, log = running.process.communicate(timeout=30)
