@@ -1,9 +1,14 @@
 """Command line of `attendant-model`: train a model, export a published one to an artifact, or verify an artifact."""
 
+import signal
+
+# Ctrl-C while the rest is imported ends the process without a traceback.
+if (HANDLER := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +22,7 @@ from model.artifact.console import (
     Parser,
     ReportedError,
     Subcommand,
+    language_code,
     output_path,
     run_command,
 )
@@ -28,6 +34,8 @@ from model.export.description import describe_evaluation, describe_heads, descri
 from model.export.sample_texts import read_texts, sample_sentences
 from model.source.known_models import TASKS, list_models
 from model.source.model_size import describe_choices
+
+signal.signal(signal.SIGINT, HANDLER)
 
 DEFAULT_EVAL_TEXTS = 2000
 
@@ -145,17 +153,12 @@ def _parser() -> Parser:
     listing = add_command("list", "list the supported architectures with well-known models")
     listing.add_argument("--models", action="store_true", help="list the models with tasks, languages, sizes and costs")
     listing.add_argument("--task", choices=TASKS, help="only models for a task")
-    listing.add_argument("--language", type=_language, metavar="CODE", help="only models for a language, such as de")
+    listing.add_argument(
+        "--language", type=language_code, metavar="CODE", help="only models for a language, such as de"
+    )
     verify = add_command("verify", "verify every file of an artifact against its manifest")
     verify.add_argument("artifact", type=Path)
     return parser
-
-
-def _language(text: str) -> str:
-    """Validate a language code; argparse reports the error."""
-    if not (2 <= len(text) <= 3 and text.isascii() and text.isalpha() and text.islower()):
-        raise argparse.ArgumentTypeError(f"not a language code ({text[:20]!r}). Use one of ISO 639, such as en or de")
-    return text
 
 
 def _model_name(text: str) -> str:

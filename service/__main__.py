@@ -1,11 +1,16 @@
 """`attendant serve | embed | ask | compare | evaluate | size | cache | options`."""
 
+import signal
+
+# Ctrl-C while the rest is imported ends the process without a traceback.
+if (HANDLER := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import asyncio
 import importlib
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +24,8 @@ from service.exporter import ExportError, python_path
 from service.logs import set_up_logging
 from service.process import LOADING_THREAD
 from service.sockets import check_ports
+
+signal.signal(signal.SIGINT, HANDLER)
 
 if TYPE_CHECKING:
     from service.worker_link import WorkerLink

@@ -22,12 +22,13 @@ from service.lifecycle import Status
 
 PROBES = {"/livez", "/healthz", "/readyz"}
 METRICS = "/metrics"
+METHODS = ("GET", "HEAD", "OPTIONS")
 COMPRESSION_LEVEL = 1
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 256
 COPY_BYTES = 64 * 1024
-REASONS = {200: "OK", 503: "Service Unavailable"}
+REASONS = {200: "OK", 204: "No Content", 503: "Service Unavailable"}
 """Reason phrases of the supervisor's responses."""
 END_OF_HEAD = b"\r\n\r\n"
 HOP_HEADERS = (b"connection", b"keep-alive")
@@ -113,8 +114,8 @@ class AdminPort:
                 name.strip().lower(): value.strip() for name, _, value in (item.partition(":") for item in fields)
             }
             path = target.partition("?")[0]
-            is_read = method in ("GET", "HEAD") and (path in PROBES or path == METRICS)
-            is_own = is_read and self._is_allowed(headers.get("host"))
+            is_probe = method in METHODS and (path in PROBES or path == METRICS)
+            is_own = is_probe and self._is_allowed(headers.get("host"))
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             if method == "GET" and path == CALLERS and not has_body:
                 writer.write(await self._describe_callers(head))
@@ -125,7 +126,10 @@ class AdminPort:
                 return
             options = [option.strip() for option in headers.get("connection", "").lower().split(",")]
             closes = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
-            response = await self._respond(path, headers, closes)
+            if method == "OPTIONS":
+                response = _response(204, b"", headers={"allow": ", ".join(METHODS)}, closes=closes)
+            else:
+                response = await self._respond(path, headers, closes)
             writer.write(response if method == "GET" else response[: response.index(END_OF_HEAD) + len(END_OF_HEAD)])
             await writer.drain()
             if closes:
@@ -231,7 +235,8 @@ def _response(
     headers: dict[str, str] | None = None,
     closes: bool = False,
 ) -> bytes:
-    fields = {"content-type": content_type, "content-length": str(len(body))} | (headers or {})
+    content = {} if status == 204 else {"content-type": content_type, "content-length": str(len(body))}
+    fields = content | (headers or {})
     if closes:
         fields["connection"] = "close"
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

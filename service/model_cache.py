@@ -230,9 +230,8 @@ def _export_locked(cache: Path, key: CacheKey, source: str) -> Artifact:
 
 
 def _export(cache: Path, key: CacheKey, lock: int) -> None:
-    """Export a model to its cache directory, and remove leftovers of killed exports and outdated files."""
+    """Export a model to its cache directory, and remove leftovers of a killed export and outdated files."""
     out = cache / key.name
-    _remove_scratch(cache, key)
     source = key.exported
     recorded = _recorded(out)
     if key.hub_id is not None and recorded is not None and is_commit(recorded[1]):
@@ -245,16 +244,12 @@ def _export(cache: Path, key: CacheKey, lock: int) -> None:
     try:
         run_exporter(source, out, lock)
     finally:
-        _remove_scratch(cache, key)
+        for scratch in cache.glob(f".{key.name}.*"):
+            shutil.rmtree(scratch, ignore_errors=True)
     if key.exported != DEFAULT and key.hub_id is None:
         for stale in cache.glob(f"{key.label}-*"):
             if stale != out:
                 shutil.rmtree(stale, ignore_errors=True)
-
-
-def _remove_scratch(cache: Path, key: CacheKey) -> None:
-    for path in cache.glob(f".{key.name}.*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -35,11 +35,6 @@ def use_range(first: int, last: int) -> str:
     return f"Use {first}." if first == last else f"Use {first} to {last}."
 
 
-def route_name(operation: str) -> str:
-    """Return an operation's name in its route path."""
-    return operation.replace("_", "-")
-
-
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """What a client can do about an error.
@@ -96,7 +91,7 @@ class Spelling:
             return spelled
         if spelled is not None:
             return spelled[value]
-        return f'"{route_name(value) if field == "operation" else value}"'
+        return f'"{value}"'
 
     def option(self, field: str) -> str | None:
         """Return the name of an option that an error suggests changing; None if the API does not support it."""

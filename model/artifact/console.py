@@ -95,6 +95,16 @@ class Subcommand(Parser):
         return options, extra
 
 
+LANGUAGE_CODE, USE_LANGUAGE_CODE = re.compile("[a-z]{2,3}"), "Use one of ISO 639, such as en or de"
+
+
+def language_code(text: str) -> str:
+    """Validate a language code; argparse reports the error."""
+    if not LANGUAGE_CODE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"not a language code ({text[:20]!r}). {USE_LANGUAGE_CODE}")
+    return text
+
+
 def output_path(text: str) -> Path:
     """Validate an output path; argparse reports the error."""
     if text == "-":

@@ -6,8 +6,7 @@ import os
 import resource
 import shutil
 import string
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from model.artifact.files import (
     Artifact,
     ArtifactError,
     describe_file,
+    locked,
     write_manifest,
 )
 from model.artifact.manifest import (
@@ -222,12 +222,11 @@ def export(  # noqa: PLR0913  # the options of the command
         progress("warning: --no-explain changes nothing: an ONNX graph has no attention maps")
     if graph is not None and variants.names:
         raise CheckpointError(f"--variant {variants.names[0]}: an ONNX graph has no variants. {PYTORCH}")
-    out.parent.mkdir(parents=True, exist_ok=True)
     with (
         limited_memory(graph),
-        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", ignore_cleanup_errors=True) as directory,
+        _scratch_directory(out) as scratch,
     ):
-        scratch, root = Path(directory), Path(directory) / "artifact"
+        root = scratch / "artifact"
         checkpoint = _load(located.directory, settings, scratch, is_graph=graph is not None)
         _report_settings(checkpoint, source, revision, progress)
         if restricts_commercial_use(located.license):
@@ -370,13 +369,33 @@ def export_graph(module: Encoder | HiddenStatesEncoder, path: Path, outputs: tup
     write_graph(module, path, WEIGHTS, GraphSignature(examples, dynamic_axes, outputs))
 
 
+@contextlib.contextmanager
+def _scratch_directory(out: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `out`, after removing what a killed export has left there.
+
+    Raises OutputError while another export to `out` is running.
+    """
+    scratch = out.parent / f".{out.name}.export"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(scratch, wait=False))
+        except BlockingIOError:
+            raise OutputError(f"{out}: another export is writing it. Wait, or choose another directory.") from None
+        for path in scratch.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _replace(out: Path, new: Path, old: Path) -> None:
-    if out.exists():
-        os.rename(out, old)
     try:
+        if out.exists():
+            os.rename(out, old)
         os.rename(new, out)
-    except BaseException:
-        if old.exists():
+    except BaseException:  # including the end of the process on a signal
+        if old.exists() and not out.exists():
             os.rename(old, out)
         raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -72,8 +72,8 @@ def number(low: str, high: str, remedy: str = "") -> Callable[[str], Fraction]:
             raise argparse.ArgumentTypeError(f'not a number ("{_shorten(text)}"). {remedy}')
         # Check the range first: "1e999999999" as an exact value would have a billion digits.
         if not float(low) <= value <= float(high):
-            limit = low if value < float(low) else high
-            raise argparse.ArgumentTypeError(f"out of range ({value:g}, limit {limit}). {remedy}")
+            bound = f"minimum {low}" if value < float(low) else f"limit {high}"
+            raise argparse.ArgumentTypeError(f"out of range ({value:g}, {bound}). {remedy}")
         return Fraction(repr(value))
 
     return parse

@@ -29,6 +29,7 @@ from model.artifact.console import (
     EX_OK,
     EX_UNAVAILABLE,
     EX_USAGE,
+    language_code,
     output_path,
 )
 from service.commands import sources
@@ -765,7 +766,12 @@ def _parser() -> Parser:
     add("--chunk-overlap", type=integer(0, 2**20), metavar="N", help="tokens to repeat from the previous chunk at most")
     add("--one-per-chunk", action="store_true", help="make a chunk of each sentence or paragraph")
     add("--late", action="store_true", help="late chunking: encode the whole text, and pool the tokens of each chunk")
-    add("--chunk-language", metavar="CODE", help="language of the sentences: en, de, ... (default: en)")
+    add(
+        "--chunk-language",
+        metavar="CODE",
+        type=language_code,
+        help="language of the sentences: en, de, ... (default: en)",
+    )
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_source_options()
     add("--ray", action="store_true", help="use a Ray cluster: the one at RAY_ADDRESS, or else a new one")

@@ -840,12 +840,12 @@ class Admission:
     ) -> None:
         """Raise `QueueFull` if a request of this cost cannot be queued now. An idle lane admits any request.
 
-        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request of more than a batch
-        would run far beyond it even on an idle lane. The wait limit is `max_queue_ms` plus the run time of the request
-        itself. A request of several batches counts as one slice of the token limit, and leaves one slice free, so that
-        no large request locks out small ones. A named caller may hold at most as many queued tokens as are still free,
-        so that no caller locks out others (Choudhury and Hahne, Dynamic Queue Length Thresholds for Shared-Memory
-        Packet Switches, 1998).
+        Raises `DeadlineExceeded` after `deadline`, a time.monotonic() reading, and if a request would run beyond it
+        even on an idle lane. An idle lane rejects only requests of more than a batch that would run far beyond it. The
+        wait limit is `max_queue_ms` plus the run time of the request itself. A request of several batches counts as one
+        slice of the token limit, and leaves one slice free, so that no large request locks out small ones. A named
+        caller may hold at most as many queued tokens as are still free, so that no caller locks out others (Choudhury
+        and Hahne, Dynamic Queue Length Thresholds for Shared-Memory Packet Switches, 1998).
 
         Args:
             cost: of the whole request.
@@ -868,12 +868,15 @@ class Admission:
             wait = self.wait_s(cost, caller) + blocked_s
         requested = self.backlog.held_tokens(cost.tokens)
         limit = self._max_tokens - (self._slice if cost.tokens > self._max_batch_tokens else 0)
-        limit -= self.backlog.held_by(caller)
-        if queued and queued + requested > limit:
+        held = self.backlog.held_by(caller)
+        excess = queued + requested + held - limit
+        if queued and excess > 0:
+            is_full = queued + requested > limit
+            whose, count, free = ("", queued, limit) if is_full else (" for this caller", held, limit - queued)
             raise QueueFull(
-                f"Queue full ({queued} tokens queued, {requested} requested, limit {limit})",
+                f"Queue full{whose} ({count} tokens queued, {requested} requested, limit {free})",
                 "Retry later.",
-                retry_after_s=self.run_s(round((queued + requested - limit) * self._token_us)),
+                retry_after_s=self.run_s(round(excess * self._token_us)),
             )
         if wait > self._max_wait_s + own:
             raise QueueFull(
@@ -881,6 +884,8 @@ class Admission:
                 "Retry later.",
                 retry_after_s=wait - self._max_wait_s,
             )
+        if own > remaining:  # not for lack of capacity
+            raise too_large_for_deadline(own, remaining)
         if wait + own > remaining:
             raise QueueFull(
                 f"Server too busy for the deadline (estimated wait {wait * 1000:.0f} ms, run time {own * 1000:.0f} ms, "
@@ -928,7 +933,7 @@ class TokenizerAdmission:
 
 
 def too_large_for_deadline(run_s: float, remaining: float) -> DeadlineExceeded:
-    """Return the error for a request that needs far longer than the remaining time, both in seconds."""
+    """Return the error for a request that needs longer than the remaining time, both in seconds."""
     return DeadlineExceeded(
         f"Request too large for the deadline (estimated run time {run_s * 1000:.0f} ms, "
         f"remaining {remaining * 1000:.0f} ms)",

@@ -28,6 +28,7 @@ from attendant_client.types import (
 from numpy.typing import NDArray
 from sentencex import get_sentence_boundaries
 
+from model.artifact.console import LANGUAGE_CODE, USE_LANGUAGE_CODE
 from model.artifact.manifest import split_pooling
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.engine import Engine
@@ -36,6 +37,7 @@ from service.engine.vectors import finish_pooled
 from service.errors import (
     ConflictingFields,
     Empty,
+    InvalidFormat,
     MissingField,
     OutOfRange,
     ServiceError,
@@ -169,6 +171,8 @@ def _check_request(engine: Engine, request: EncodeRequest, options: ChunkOptions
         raise ConflictingFields(
             "not supported with chunks", f"Use {named('outputs', 'pooled')} alone.", field="outputs"
         )
+    if not LANGUAGE_CODE.fullmatch(options.language):
+        raise InvalidFormat("not a language code", f"{USE_LANGUAGE_CODE}.", field="chunks.language")
     check_count(len(request.inputs), "inputs", call.max_inputs or engine.limits.max_inputs)
     for index, item in enumerate(request.inputs):
         _check_input(item, options, f"inputs[{index}]", engine.limits)

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from model.__main__ import main as model_main
 from model.artifact.console import STATUSES, Parser, run_command
 from service.__main__ import main as service_main
 from service.commands import ask, compare, embed, evaluate, size
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 
 LONG = "x" * 100_000
 """Exceeds the stdout buffer, so that the write itself fails."""
@@ -107,6 +108,21 @@ def test_interrupted_command_exits_with_130(
     monkeypatch.setattr(module, interrupt)
     assert main(["size"] if main is service_main else ["verify", "models/none"]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"), [("service.__main__", "service.config"), ("model.__main__", "numpy.linalg")]
+)
+def test_interrupted_import_ends_a_command_silently(module: str, imported: str) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(name, *_):\n"
+        f"        if name == {imported!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, Interrupt)\nimport {module}"
+    )
+    result = run_python("-c", code)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from model.artifact.files import Artifact, ArtifactError, write_manifest
+from model.artifact.files import Artifact, ArtifactError, locked, write_manifest
 from model.artifact.manifest import ParityRecord
 from model.artifact.names import SpaceError
 from model.export import export as export_module
@@ -108,6 +108,33 @@ def test_export_keeps_old_artifact_when_rename_fails(
     with pytest.raises((OSError, ArtifactError)):
         export_model(labse, artifact, overwrite=True)
     assert read_files(artifact) == read_files(exported)
+
+
+def test_export_keeps_old_artifact_when_it_is_stopped_between_two_renames(
+    labse: Path, artifact: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def stop(old: Path, new: Path) -> None:
+        rename(old, new)
+        if old == artifact:
+            raise SystemExit(143)
+
+    monkeypatch.setattr(os, "rename", stop)
+    with pytest.raises(SystemExit):
+        export_model(labse, artifact, overwrite=True)
+    assert read_files(artifact) == read_files(exported)
+
+
+def test_export_removes_files_of_a_killed_export_but_not_of_a_running_one(published: Path, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / ".out.export"
+    (scratch / "artifact").mkdir(parents=True)
+    (scratch / "weights").touch()
+    with locked(scratch), pytest.raises(ArtifactError, match="out: another export is writing it"):
+        export_model(published, out)
+    assert len(list(scratch.iterdir())) == 2
+    export_model(published, out)
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_export_writes_nothing_when_source_is_missing(tmp_path: Path) -> None:

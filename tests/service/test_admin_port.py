@@ -17,6 +17,9 @@ async def test_head_gets_the_status_of_get_without_the_body(path: str, status: i
     bound = socket.create_server(("127.0.0.1", 0))
     await port.start(bound, None)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
+    writer.write(f"OPTIONS {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert head == b"HTTP/1.1 204 No Content\r\nallow: GET, HEAD, OPTIONS\r\n\r\n"
     for method in ("HEAD", "GET"):
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)

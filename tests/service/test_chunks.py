@@ -109,6 +109,11 @@ def test_text_of_one_chunk_has_the_vector_of_the_text(client: Client) -> None:
     [
         ({"outputs": ["tokens"]}, "CONFLICTING_FIELDS", "outputs: not supported with chunks"),
         ({"pooling": "cls", "chunks": {"mode": "late"}}, "CONFLICTING_FIELDS", "chunks.mode:"),
+        (
+            {"chunks": {"language": "de-AT"}},
+            "INVALID_FORMAT",
+            "chunks.language: not a language code. Use one of ISO 639",
+        ),
         ({"chunks": {"max_tokens": 300}}, "OUT_OF_RANGE", "chunks.max_tokens: out of range (300). Use 1 to 254,"),
         ({"chunks": {"overlap_tokens": 129}}, "OUT_OF_RANGE", "chunks.overlap_tokens: out of range (129). Use 0 to 1"),
         ({"chunks": {"by": "token", "merge": False}}, "CONFLICTING_FIELDS", "chunks.merge: set, but chunks.by is"),
@@ -188,6 +193,7 @@ def test_embed_writes_a_row_per_chunk(tmp_path: Path, run_embed: RunEmbed, servi
     [
         (["--late"], "--late: set without --chunk"),
         (["--chunk", "token", "--one-per-chunk"], "--one-per-chunk: not supported with --chunk token"),
+        (["--chunk", "sentence", "--chunk-language", "German"], "--chunk-language: not a language code ('German')"),
         (["--chunk", "token", "--chunk-language", "de"], "--chunk-language: not supported with --chunk token"),
         (["--chunk", "sentence", "-o", "x.npy"], "--chunk: not supported for NumPy files"),
         (["--chunk", "sentence", "--keep", "text"], "--keep: text is a column of the chunks"),

@@ -93,6 +93,6 @@ async def test_the_model_lists_its_token_labels(labeling: ServiceHarness, harnes
     error = (await harness.post("/v1/token-classify", {"inputs": TEXTS})).json()["error"]
     assert (error["reason"], error["actual"]) == ("UNSUPPORTED_BY_MODEL", "token_classify")
     assert error["message"] == (
-        'Operation "token-classify" is not supported for this model. It supports "encode", "attend", "compare", '
+        'Operation "token_classify" is not supported for this model. It supports "encode", "attend", "compare", '
         '"similarity", "rerank" and "tokenize". Use a token classifier.'
     )

@@ -35,7 +35,7 @@ from service.rest.bodies import (
 )
 from service.rest.responses import to_document
 from service.rest.routes import tei
-from service.spelling import ENGINE, route_name
+from service.spelling import ENGINE
 
 SEPARATOR = "\n"
 """Separates the fields of a document that `rank_fields` selects."""
@@ -70,7 +70,7 @@ def operation_route(operation: Operation) -> Route:
     """Return the route of an operation."""
     entry = OPERATIONS[operation]
     return Route(
-        f"/v1/{route_name(operation)}",
+        f"/v1/{operation.replace('_', '-')}",
         operation,
         run(operation),
         schema_of(entry.response),

@@ -218,7 +218,7 @@ def test_unusable_texts_are_named_before_any_model_is_loaded(
     ("arguments", "message"),
     [
         (("--top-k", "60"), "--top-k: too many for the texts (60, limit 59)"),
-        (("--top-k", "0"), "--top-k: out of range (0, limit 1). Use 1 to 1000"),
+        (("--top-k", "0"), "--top-k: out of range (0, minimum 1). Use 1 to 1000"),
         (("--limit", "1000001"), "--limit: out of range (1e+06, limit 100000). Use 1 to 100000"),
         (("--min-cosine", "2"), "--min-cosine: out of range (2, limit 1). Use -1 to 1"),
         (("--min-overlap", "nan"), '--min-overlap: not a number ("nan"). Use 0 to 1'),

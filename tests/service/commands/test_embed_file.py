@@ -126,7 +126,7 @@ def test_embed_writes_each_row_once_in_every_format(
          ".parquet, .gz, .zst). Set --input-format{help}"),
         ("in.txt", b"", ["--id-field", "id"], 2, "--id-field: not supported for lines of text. Use row numbers{help}"),
         ("in.txt", b"", ["--api-key-file", "k"], 2, "--api-key-file: set without --server. Remove it{help}"),
-        ("in.txt", b"", ["--dimensions", "0"], 2, "--dimensions: out of range (0, limit 1). Use 1 to 1048576{help}"),
+        ("in.txt", b"", ["--dimensions", "0"], 2, "--dimensions: out of range (0, minimum 1). Use 1 to 1048576{help}"),
         ("in.txt", b"", ["-o", "/nowhere/out.npy"], 73, "/nowhere: no such directory. Create it."),
         ("in.txt", b"", ["--server", "ftp://a"], 2,
          "--server: 'ftp://a' is not a URL of http, https, grpc or grpcs, such as grpc://127.0.0.1:8081"),

@@ -163,13 +163,13 @@ def test_gpu_is_estimated_from_a_measured_one(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--texts-per-second", "0"), "--texts-per-second: out of range (0, limit 1e-3). Use 1e-3 to 1e12"),
-        (("--texts-per-second", "-5"), "--texts-per-second: out of range (-5, limit 1e-3). Use 1e-3 to 1e12"),
+        (("--texts-per-second", "0"), "--texts-per-second: out of range (0, minimum 1e-3). Use 1e-3 to 1e12"),
+        (("--texts-per-second", "-5"), "--texts-per-second: out of range (-5, minimum 1e-3). Use 1e-3 to 1e12"),
         (("--texts-per-second", "nan"), '--texts-per-second: not a number ("nan"). Use 1e-3 to 1e12'),
         (("--texts-per-second", "inf"), "--texts-per-second: out of range (inf, limit 1e12). Use 1e-3 to 1e12"),
         (("--texts-per-second", "1e999999999"), "--texts-per-second: out of range (inf, limit 1e12)"),
         (("--texts-per-second", "many"), '--texts-per-second: not a number ("many")'),
-        (("--mean-tokens", "0.5"), "--mean-tokens: out of range (0.5, limit 1). Use 1 to 1e6"),
+        (("--mean-tokens", "0.5"), "--mean-tokens: out of range (0.5, minimum 1). Use 1 to 1e6"),
         (("--mean-tokens", "300"), "--mean-tokens: over the token limit of all-MiniLM-L6-v2 (300, limit 256)"),
         (("--mean-tokens", "30", "--max-tokens", "20"), "(30, limit 20)"),
         (("--inputs-per-request", "1.5"), "--inputs-per-request: not an integer (1.5). Use 1 to 2048"),

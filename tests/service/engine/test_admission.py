@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.callers import Caller
 from service.engine.scheduling import Admission, Speed
 from service.errors import DeadlineExceeded, QueueFull
 from service.operations.inputs import estimate_tokens
@@ -92,6 +93,26 @@ def test_request_is_rejected_when_its_deadline_is_too_close() -> None:
     check(admission(*[100] * 10), 100, time.monotonic() + 60)
 
 
+def test_deadline_shorter_than_the_own_run_time_is_not_lack_of_capacity() -> None:
+    """The alert for shed load does not fire for it."""
+    with pytest.raises(
+        DeadlineExceeded, match=r"too large for the deadline \(estimated run time 100 ms, remaining \d\d "
+    ):
+        check(admission(10), 100, time.monotonic() + 0.09)
+
+
+def test_full_queue_of_a_caller_names_its_own_tokens() -> None:
+    full = admission(rate=1e9, max_tokens=100, quantum=100)
+    for caller, tokens in ((Caller("other"), 20), (Caller("a"), 30)):
+        full.backlog.count(full.task_cost(tokens), caller)
+    full.check(full.task_cost(20), NEVER, caller=Caller("a"))
+    with pytest.raises(QueueFull, match=r"full for this caller \(30 tokens queued, 21 requested, limit 50\)"):
+        full.check(full.task_cost(21), NEVER, caller=Caller("a"))
+    full.backlog.count(full.task_cost(40), Caller("third"))
+    with pytest.raises(QueueFull, match=r"Queue full \(90 tokens queued, 11 requested, limit 100\)"):
+        full.check(full.task_cost(11), NEVER, caller=Caller("a"))
+
+
 def test_queued_tokens_are_limited_at_any_rate() -> None:
     full = admission(*[20] * 4, 10, rate=1e9, max_tokens=100, quantum=20)
     with pytest.raises(QueueFull, match=r"90 tokens queued, 11 requested, limit 100"):
@@ -142,7 +163,7 @@ def test_decisions_follow_the_estimated_wait(waiting: list[int], tokens: int, re
     elif own > 2 * remaining_s - 0.01 and tokens > 480:
         pass  # either error, or none
     elif wait > 2 + own or wait + own > remaining_s + 0.01:
-        with pytest.raises(QueueFull) if waiting else contextlib.nullcontext():
+        with pytest.raises((QueueFull, DeadlineExceeded)) if waiting else contextlib.nullcontext():
             check(limits, tokens, time.monotonic() + remaining_s)
     elif wait + own < remaining_s - 0.05:
         check(limits, tokens, time.monotonic() + remaining_s)
