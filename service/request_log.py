@@ -35,7 +35,7 @@ STAGES = ("tokenize", "queue", "run", "postprocess")
 AccessLog = Literal["errors", "all", "none"]
 
 HEADER = "x-request-id"
-TRACE_HEADER = "traceparent"
+TRACE_HEADER, TRACE_STATE_HEADER = "traceparent", "tracestate"
 _IDS = random.Random()  # noqa: S311  # seeded by the operating system: IDs are unique, but no secrets
 _HARMLESS = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # W3C Trace Context, section 3.2: version, trace ID, parent ID and flags; later versions may append fields.

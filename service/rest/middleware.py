@@ -30,6 +30,7 @@ from service.request_log import (
     HEADER,
     OTHER,
     TRACE_HEADER,
+    TRACE_STATE_HEADER,
     RequestLog,
     RequestRecord,
     request_id,
@@ -42,7 +43,7 @@ from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
 from service.rest.routes import health, native, oip, openai
 
-HEADER_BYTES, TRACE_BYTES = HEADER.encode(), TRACE_HEADER.encode()
+HEADER_BYTES, TRACE_BYTES, STATE_BYTES = HEADER.encode(), TRACE_HEADER.encode(), TRACE_STATE_HEADER.encode()
 
 TLS_PART_BYTES = 64 * 1024
 """uvloop forwards the first write of a TLS connection as a whole, without making the writer wait until it is sent."""
@@ -272,7 +273,7 @@ def make_record(method: str, path: str, headers: Mapping[bytes, bytes]) -> Reque
         method=method,
     )
     if record.traceparent:
-        record.tracestate = headers.get(b"tracestate", b"").decode("latin-1")
+        record.tracestate = headers.get(STATE_BYTES, b"").decode("latin-1")
     return record
 
 

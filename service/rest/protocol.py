@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
-from service.request_log import HEADER, TRACE_HEADER, request_id, traceparent
+from service.request_log import HEADER, TRACE_HEADER, TRACE_STATE_HEADER, request_id, traceparent
 from service.rest.apis import BY_NAME, api_of, route_path
 from service.rest.bodies import JSON
 from service.rest.connections import ConnectionLimits, Shedder
@@ -31,6 +31,8 @@ MAX_UNSENT_BYTES = 16 * 1024
 """Writers wait while more than this number of bytes is unsent. Meanwhile, the response remains in memory."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]{0,5})?")
 """A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
+COMBINED_HEADERS = (TRACE_HEADER.encode(), TRACE_STATE_HEADER.encode())
+"""Headers whose repeated values are combined (RFC 9110): two trace contexts are none, two trace states are one."""
 SINGLE_HEADERS = {
     name.lower().encode(): name
     for name in (
@@ -270,10 +272,12 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEADER_BYTES:
             return _headers_too_large()
         values: dict[bytes, bytes] = {}
-        for name, value in self.headers:
+        for place, (name, value) in enumerate(self.headers):
             if name in SINGLE_HEADERS and name in values:
                 return MalformedRequest("repeated", "Send it once.", field=SINGLE_HEADERS[name])
-            values[name] = value
+            if name in COMBINED_HEADERS and name in values:
+                self.headers[place] = name, b", ".join((values[name], value))  # of equal names, the last one counts
+            values[name] = self.headers[place][1]
         version, host = self.parser.get_http_version(), values.get(b"host")
         if version not in ("1.0", "1.1"):
             return MalformedRequest(f"HTTP/{version} is not supported", "Use HTTP/1.1.")

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from service.request_log import (
     HEADER,
     OTHER,
     TRACE_HEADER,
+    TRACE_STATE_HEADER,
     RequestLog,
     RequestRecord,
     request_id,
@@ -251,14 +252,14 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
 
     def _open_record(self, context: Context, call: Call) -> RequestRecord:
         """Create the record of a call. Its response counts until the client has read it or the call ends."""
-        metadata = dict(context.invocation_metadata() or ())
+        metadata = context.invocation_metadata() or ()
         record = RequestRecord(
             call.method.api,
-            request_id(_text(metadata, HEADER)),
+            request_id(_text(dict(metadata).items(), HEADER)),
             traceparent(_text(metadata, TRACE_HEADER)),
             endpoint=call.method.name,
             peer=call.peer[0],
-            tracestate=_text(metadata, "tracestate"),
+            tracestate=_text(metadata, TRACE_STATE_HEADER),
             caller=call.caller,
             admin=call.admin,
         )
@@ -337,9 +338,9 @@ def key_headers(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[byte
     return headers
 
 
-def _text(metadata: dict[str, str | bytes], key: str) -> str:
-    value = metadata.get(key, "")
-    return value if isinstance(value, str) else ""
+def _text(metadata: Iterable[tuple[str, str | bytes]], key: str) -> str:
+    """Return the combined values of a key, as RFC 9110 combines those of repeated headers."""
+    return ", ".join([value for name, value in metadata if name == key and isinstance(value, str)])
 
 
 async def abort(context: Context, error: ServiceError, record: RequestRecord) -> NoReturn:

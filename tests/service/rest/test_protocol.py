@@ -92,6 +92,14 @@ async def test_invalid_head_gets_an_error_of_the_api_of_its_path(target: str) ->
     assert (headers[b"x-request-id"], headers[b"traceparent"]) == (b"one", trace)
 
 
+async def test_two_trace_contexts_are_none() -> None:
+    heads = b"".join(b"traceparent: 00-%s-%s-01\r\n" % (digit * 32, digit * 16) for digit in (b"1", b"2"))
+    async with serving(echo) as (reader, writer):
+        writer.write(POST + heads + b"API-Key: a\r\nAPI-Key: b\r\nContent-Length: 0\r\n\r\n")
+        status, headers, _ = await read_response(reader)
+    assert (status, b"traceparent" in headers) == (400, False)
+
+
 HEADS = {
     "no Host": (b"GET /x HTTP/1.1\r\n\r\n", 400),
     "two Hosts": (b"GET /x HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
