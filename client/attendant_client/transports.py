@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -46,9 +47,15 @@ class HttpTransport:
     """REST over a connection pool."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
-        self._client = httpx.Client(**address.http_options(api_key))
+        self._options = address.http_options(api_key)
+        self._open()
+
+    def _open(self) -> None:
+        self._client, self._process = httpx.Client(**self._options), os.getpid()
 
     def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
+        if self._process != os.getpid():  # after a fork, both processes would read responses from the same connections
+            self._open()
         request = http_request(self._client, operation, body, timeout_s)
         try:
             response = self._client.send(request)

@@ -1,6 +1,7 @@
 """attendant-client against a running service: sync and async, over gRPC and HTTP."""
 
 import math
+import os
 import shutil
 import socket
 import sys
@@ -200,6 +201,18 @@ def test_call_on_a_closed_client_is_an_error(name: str) -> None:
         with pytest.raises(AttendantError, match=r"The client was closed\.") as raised:
             client.model()
     assert (raised.value.code, raised.value.retryable) == ("CANCELLED", False)
+
+
+def test_forked_process_opens_new_connections(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the processes of a server that forks would get the responses to requests of one another."""
+    with Client(service.rest) as client:
+        client.model()
+        transport: Any = client._transport
+        before = transport._client
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        client.model()
+        assert transport._client is not before
+        before.close()
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
