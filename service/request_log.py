@@ -228,7 +228,7 @@ class RequestLog:
         self.metrics.count_request(record.api, record.endpoint, code, record.model)
         if record.caller is not ANONYMOUS:
             self.metrics.count_caller(record.caller.name, caller_outcome(http_status), record.tokens)
-        is_stream = record.endpoint.endswith("Stream")  # open for as long as the client wants
+        is_stream = "Stream" in record.endpoint  # open for as long as the client wants
         is_slow = not is_stream and time.perf_counter() - record.started > self._slow_s
         if http_status < 400 and record.lane != NO_LANE and not is_stream:
             self.metrics.observe_duration(

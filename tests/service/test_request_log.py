@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,15 @@ import grpc
 import httpx
 import pytest
 from attendant_client.pb import encoder_pb2 as pb
+from google.protobuf.descriptor import ServiceDescriptor
+from prometheus_client import CollectorRegistry
 
-from service.metrics import CALLER_OUTCOMES
-from service.request_log import caller_outcome, sampled_trace, traceparent
+from service.metrics import CALLER_OUTCOMES, Metrics
+from service.request_log import RequestLog, RequestRecord, caller_outcome, sampled_trace, traceparent
 from service.rpc.connections import parse_peer
+from service.rpc.inference import SERVICE as OIP_SERVICE
+from service.rpc.servicer import SERVICE as ENCODER_SERVICE
+from service.rpc.tei import SERVICES as TEI_SERVICES
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server
 from tests.stubs import EncoderServiceStub
 
@@ -162,6 +168,16 @@ def test_only_sampled_traces_become_exemplars(flags: str, trace_id: str) -> None
 )
 def test_address_of_a_grpc_peer(peer: str, parsed: tuple[str, int]) -> None:
     assert parse_peer(peer) == parsed
+
+
+@pytest.mark.parametrize("service", [ENCODER_SERVICE, OIP_SERVICE, *TEI_SERVICES.values()], ids=lambda item: item.name)
+def test_streams_are_never_slow(service: ServiceDescriptor, caplog: pytest.LogCaptureFixture) -> None:
+    requests = RequestLog(Metrics(CollectorRegistry()), "none", slow_log_ms=1)
+    for method in service.methods:
+        endpoint, started = f"/{service.full_name}/{method.name}", time.perf_counter() - 1
+        caplog.clear()
+        requests.finish(RequestRecord("grpc", "id", endpoint=endpoint, started=started), "OK", 200)
+        assert bool(caplog.records) != method.client_streaming
 
 
 def test_slow_requests_are_logged_whatever_the_access_log(tiny_artifact: Path) -> None:
