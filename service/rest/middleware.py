@@ -6,6 +6,7 @@ the call (matching, dependencies, three layers of middleware) takes longer than 
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -250,7 +251,7 @@ def error_response(record: RequestRecord, error: ServiceError) -> Response:
     record.fail(error)
     headers = {}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))  # a retry before that is rejected again
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     if record.api == openai.NAME and not error.retryable and error.http_status >= 500:

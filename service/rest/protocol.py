@@ -5,6 +5,7 @@ Responses are sent in request order: a rejection never precedes the response to 
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -370,7 +371,7 @@ class HttpProtocol(HttpToolsProtocol):
         if trace := traceparent(head.get(TRACE_HEADER.encode(), b"").decode("latin-1")):
             headers[TRACE_HEADER] = trace
         if error.retry_after_s is not None:
-            headers["retry-after"] = str(round(error.retry_after_s))
+            headers["retry-after"] = str(math.ceil(error.retry_after_s))
         body, status = api.render_error(error, new_request_id)
         return Response(body, status, headers, JSON)
 

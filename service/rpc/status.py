@@ -1,5 +1,7 @@
 """Errors as google.rpc.Status with details (AIP-193)."""
 
+import math
+
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
@@ -30,7 +32,7 @@ def status_of(error: ServiceError, call_id: str) -> Status:
 
 def retry_after_ms(seconds: float) -> int:
     """Return a retry delay in milliseconds, at least 1."""
-    return max(1, round(seconds * 1000))
+    return max(1, math.ceil(seconds * 1000))
 
 
 def _error_info(error: ServiceError, call_id: str) -> ErrorInfo:

@@ -106,7 +106,8 @@ def test_error_has_the_representation_of_other_apis(kind: type[ServiceError]) ->
 
 
 @pytest.mark.parametrize(
-    ("delay_s", "seconds", "milliseconds"), [(2.4, "2", "2400"), (0.01, "1", "10"), (None, None, "1000")]
+    ("delay_s", "seconds", "milliseconds"),
+    [(2.4, "3", "2400"), (2.00001, "3", "2001"), (0.01, "1", "10"), (None, None, "1000")],
 )
 async def test_full_queue_error_has_a_retry_delay(
     delay_s: float | None, seconds: str | None, milliseconds: str
