@@ -247,6 +247,10 @@ class TokenizerSettings:
         values = [layer.get(key) for layer in self._layers]
         return next((value for value in values if value is not None), default)
 
+    def is_null(self, key: str) -> bool:
+        """Return whether the first file with a key sets it to null or to an empty text."""
+        return not next((layer.get(key) for layer in self._layers if key in layer), True)
+
     def argument(self, key: str) -> Any:
         """Return a value of sentence-transformers' files, which override all others; None if it is missing."""
         return self._layers[0].get(key)
@@ -272,9 +276,9 @@ class TokenizerSettings:
             raise CheckpointError(f"{TOKENIZER_CONFIG}: {key} is not true or false ({value!r}). Correct it.")
         return value
 
-    def side(self, key: str, default: str | None) -> TruncationSide:
+    def side(self, key: str, default: str) -> TruncationSide:
         """Return "left" or "right". Raises CheckpointError."""
-        value = self.get(key) or default or "right"
+        value = self.get(key) or default
         if str(value).lower() not in ("right", "left"):
             raise CheckpointError(f"{TOKENIZER_CONFIG}: unsupported {key} {value!r}. Supported: right or left.")
         return "left" if str(value).lower() == "left" else "right"
@@ -340,8 +344,10 @@ def read_tokenizer(
     apply_settings(values, options)
     if settings.do_lower_case:
         _add_first(values, "normalizer", {"type": "Lowercase"})  # as in sentence-transformers
+    defaults = {"truncation": "right", "padding": "left" if options.style in (GEMMA, LLAMA) else "right"}
     truncation_side, padding_side = (
-        options.side(f"{name}_side", (values.get(name) or {}).get("direction")) for name in ("truncation", "padding")
+        options.side(f"{name}_side", (values.get(name) or {}).get("direction", default))
+        for name, default in defaults.items()
     )
     definition = _add_tokens(json.dumps(values, ensure_ascii=False), options).encode()
     return PublishedTokenizer(definition, truncation_side, padding_side)
@@ -459,6 +465,8 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
 def _is_usual_model(model: dict[str, Any], options: TokenizerSettings) -> bool:
     """Return whether `model` has the values of `USUAL_MODELS`, and an unknown token with its name."""
     if any((model.get(key) or None) != value for key, value in USUAL_MODELS.get(options.style, {}).items()):
+        return False
+    if options.style == DEBERTA and options.is_null("unk_token"):  # then token 1 is the unknown token
         return False
     number, pieces = model.get("unk_id"), model.get("vocab")
     if options.style not in UNKNOWN or not isinstance(pieces, list):
