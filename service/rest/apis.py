@@ -20,6 +20,9 @@ PROBE_PATHS = frozenset((*health.PATHS, *(route.path for _, route in ROUTES.valu
 ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path != "/") - PROBE_PATHS
 """The paths without parameters, except pages and probes."""
 
+COMPUTING_PATHS = frozenset(path for (_, path), (_, route) in ROUTES.items() if route.shed != "never")
+"""The paths whose requests run a model, except those with parameters and those of the explain lane."""
+
 _PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
 _PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(
     PROBE_PATHS, health.NAME

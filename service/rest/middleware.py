@@ -38,7 +38,7 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rest.apis import BY_NAME, ROUTE_PATHS, api_of, normalize
+from service.rest.apis import BY_NAME, COMPUTING_PATHS, ROUTE_PATHS, api_of, normalize
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
 from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
@@ -119,6 +119,8 @@ class RequestMiddleware:
         needs_admin = scope["method"] == "POST" and oip.LOAD_PATH.fullmatch(scope["path"]) is not None  # checked there
         if self._keys is not None and not is_public and not needs_admin:
             record.caller = self._keys.check(headers)
+            if record.caller.quota is not None and scope["method"] == "POST" and scope["path"] in COMPUTING_PATHS:
+                record.caller.quota.check()  # before the body is read
         needs_no_key = is_public or needs_admin
         record.is_known = record.api != health.NAME and not (self._keys is not None and needs_no_key)
         if record.response is not None:
