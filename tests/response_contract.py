@@ -383,17 +383,9 @@ def _check_contributions(pair: Any, request: Any, shape: tuple[int, int], score:
 
 
 def rest_spelling(message: str) -> str:
-    """Convert a gRPC error message to REST spelling: values in lower case and quotes, operations as in their paths."""
-
-    def spell(match: re.Match[str]) -> str:
-        label = match[0]
-        if label not in values:
-            return label
-        value = values[label]
-        return f'"{value.replace("_", "-") if label.startswith("OPERATION") else value}"'
-
-    values = {label: value for labels in enum_labels().values() for value, label in labels.items()}
-    return re.sub(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", spell, message)
+    """Convert a gRPC error message to REST spelling: values in lower case and quotes."""
+    values = {label: f'"{value}"' for labels in enum_labels().values() for value, label in labels.items()}
+    return re.sub(r"\b[A-Z]+(?:_[A-Z0-9]+)+\b", lambda match: values.get(match[0], match[0]), message)
 
 
 def assert_same_error(call: Any, response: httpx.Response) -> None:
