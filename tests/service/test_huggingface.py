@@ -107,7 +107,7 @@ def check_same_error(response: httpx.Response, native: httpx.Response) -> bool:
         ("masked/pipeline/fill-mask", {"inputs": "money"}, 422, "inputs[0]: no mask token"),
         ("masked/pipeline/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": 1}}, 422, "parameters.targets"),
         ("masked/pipeline/fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "parameters.top_k"),
-        ("tokens/pipeline/fill-mask", {"inputs": "[MASK]"}, 422, "token-classify"),
+        ("tokens/pipeline/fill-mask", {"inputs": "[MASK]"}, 422, "token_classify"),
         ("none/pipeline/fill-mask", {"inputs": "[MASK]"}, 404, "masked"),
         ("masked/pipeline/summarization", {"inputs": "money"}, 404, "/docs"),
     ],
