@@ -579,10 +579,11 @@ def load_imported(directory: Path, settings: SettingOptions, scratch: Path) -> C
             classifier = make_classifier(config, files.sentence_transformers, head, pooling)
     hidden_size = encoder.measure(samples[0].input_ids)
     is_named = encoder.output in HIDDEN_STATES and not is_classifier
-    if not is_named and hidden_size != config.get(_find_key(config, HIDDEN), hidden_size):
+    expected_size = config.get(_find_key(config, HIDDEN), hidden_size)
+    if not is_named and hidden_size != expected_size:
         raise CheckpointError(
-            f"{graph.name}: output {encoder.output} has vectors of size {hidden_size}, which is not that of hidden "
-            f"states in config.json. For a classifier, the output must be named {LOGITS}. {PYTORCH}"
+            f'{graph.name}: the vectors of output "{encoder.output}" have size {hidden_size}, but hidden states have '
+            f"size {expected_size} in config.json. For a classifier, the output must be named {LOGITS}. {PYTORCH}"
         )
     encoder.config = _read_sizes(config, hidden_size, encoder.has_segments)
     embedding = read_embedding_config(files, hidden_size, settings)

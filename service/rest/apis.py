@@ -21,7 +21,7 @@ ROUTE_PATHS = frozenset(path for _, path in ROUTES if "{" not in path and path !
 """The paths without parameters, except pages and probes."""
 
 COMPUTING_PATHS = frozenset(path for (_, path), (_, route) in ROUTES.items() if route.shed != "never")
-"""The paths whose requests run a model, except those with parameters and those of the explain lane."""
+"""The paths whose requests run a model on the fast lane. Those with parameters in braces equal no request's path."""
 
 _PREFIXES = tuple((api.prefixes, api.name) for api in APIS if api.prefixes)
 _PATHS = {path: api.name for (_, path), (api, _) in ROUTES.items() if "{" not in path and path != "/"} | dict.fromkeys(

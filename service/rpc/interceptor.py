@@ -339,7 +339,7 @@ def key_headers(metadata: Sequence[tuple[str, str | bytes]] | None) -> dict[byte
 
 
 def _text(metadata: Iterable[tuple[str, str | bytes]], key: str) -> str:
-    """Return the combined values of a key, as RFC 9110 combines those of repeated headers."""
+    """Return all values of a key, joined by commas like repeated headers in HTTP (RFC 9110)."""
     return ", ".join([value for name, value in metadata if name == key and isinstance(value, str)])
 
 

@@ -102,7 +102,9 @@ def test_logits_of_another_name_are_no_hidden_states(graph_model: Path, tmp_path
     onnx.save(model, path)
     export_quietly(directory, tmp_path / "artifact", Variants())
     change_json(directory / "config.json", hidden_size=12)
-    with pytest.raises(CheckpointError, match="output output has vectors of size 24, which is not that of hidden"):
+    with pytest.raises(
+        CheckpointError, match=r'vectors of output "output" have size 24, but hidden states have size 12 in'
+    ):
         export_quietly(directory, tmp_path / "artifact", Variants())
 
 

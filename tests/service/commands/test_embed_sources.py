@@ -135,7 +135,7 @@ def test_run_continues_on_another_server_when_one_goes_away(
     assert (status, read_vectors(out)[0]) == (0, list(range(1, 1001))), err
 
 
-async def test_a_model_that_changes_during_the_run_is_an_error(model: LoadedModel) -> None:
+async def test_model_change_during_the_run_is_an_error(model: LoadedModel) -> None:
     """The file would contain vectors of two models, and name one."""
     with ServiceThread(model) as server:
         options = vector_sources.VectorOptions()
