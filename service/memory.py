@@ -1,7 +1,6 @@
 """Memory budget for requests and responses in transit, shared by all APIs."""
 
 import threading
-from collections import Counter
 
 from service.errors import MemoryShareExceeded, Overloaded
 
@@ -19,29 +18,33 @@ class MemoryBudget:
         """`noun`: what the memory is used for, in error messages."""
         self._limit = limit
         self._noun = noun
-        self._by_holder: Counter[str] = Counter()
-        self.lock = threading.RLock()
+        self._by_holder: dict[str, int] = {}
+        self.lock = threading.Lock()
         self.used = 0
 
     def acquire(self, holder: str, size: int) -> None:
         """Count bytes. Raises `MemoryShareExceeded` over the holder's share, and `Overloaded` over the limit."""
-        self.change(holder, 0, size)
+        with self.lock:
+            self.change(holder, 0, size)
 
     def release(self, holder: str, size: int) -> None:
         """Stop counting bytes."""
-        self.change(holder, size, 0, exists=True)
+        with self.lock:
+            self.change(holder, size, 0, exists=True)
 
     def change(self, holder: str, before: int, after: int, *, exists: bool = False) -> None:
-        """Count `after` bytes instead of `before`. Raises the errors of `acquire`, unless the bytes already exist."""
-        with self.lock:
-            own, used = self._by_holder[holder] - before, self.used - before
-            if used and not exists:
-                self._check(own, used, after)
-            self.used = used + after
-            if own + after:
-                self._by_holder[holder] = own + after
-            else:
-                del self._by_holder[holder]
+        """Count `after` bytes instead of `before`. The caller holds the lock.
+
+        Raises the errors of `acquire`, unless the bytes already exist.
+        """
+        own, used = self._by_holder.get(holder, 0) - before, self.used - before
+        if used and not exists:
+            self._check(own, used, after)
+        self.used = used + after
+        if own + after:
+            self._by_holder[holder] = own + after
+        elif before:
+            del self._by_holder[holder]
 
     def _check(self, own: int, used: int, size: int) -> None:
         """Raise an error if a holder of `own` bytes, out of `used` in total, may not acquire `size` more."""

@@ -6,7 +6,7 @@ backends compile once per shape. The cost of attention is quadratic in the row l
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations
@@ -154,17 +154,17 @@ class RowFill:
         self.free = shapes.max_batch_tokens
         self._shapes = shapes
         self._max_seconds = max_seconds
-        self._rows: list[int] = []
+        self._rows: list[int] = []  # the free tokens of each row, ascending
 
     def add(self, size: int) -> bool:
         if not self._rows:
             shape = self._shapes.full_shape(size, self._max_seconds)
             self._rows = [shape.length] * shape.rows
             self.free = max(size, min(shape.tokens, self.free))
-        row = best_row(self._rows, size) if size <= self.free else None
-        if row is None:
+        place = bisect_left(self._rows, size)
+        if size > self.free or place == len(self._rows):
             return False
-        self._rows[row] -= size
+        insort(self._rows, self._rows.pop(place) - size)
         self.free -= size
         return True
 
@@ -266,15 +266,6 @@ def _round_up(length: int) -> int:
     return -(-length // LONG_STEP) * LONG_STEP
 
 
-def best_row(rows: Sequence[int], size: int) -> int | None:
-    """Return the index of the fullest row with room for `size`, or None; `rows` are the free tokens per row."""
-    best, least = None, 0
-    for row, free in enumerate(rows):
-        if free >= size and (best is None or free < least):
-            best, least = row, free
-    return best
-
-
 def _place(sizes: Sequence[int], shape: BatchShape) -> list[int] | None:
     """Return the start of each sequence; None if they need more rows.
 
@@ -288,13 +279,15 @@ def _place(sizes: Sequence[int], shape: BatchShape) -> list[int] | None:
 
 
 def _place_in_order(sizes: Sequence[int], order: Iterable[int], shape: BatchShape) -> list[int] | None:
-    rows, starts = [shape.length] * shape.rows, [0] * len(sizes)
+    rows = [(shape.length, row) for row in range(shape.rows)]  # free tokens and number of each row, ascending
+    starts = [0] * len(sizes)
     for index in order:
-        row = best_row(rows, sizes[index])
-        if row is None:
+        place = bisect_left(rows, (sizes[index], 0))
+        if place == len(rows):
             return None
-        starts[index] = (row + 1) * shape.length - rows[row]
-        rows[row] -= sizes[index]
+        free, row = rows.pop(place)
+        starts[index] = (row + 1) * shape.length - free
+        insort(rows, (free - sizes[index], row))
     return starts
 
 

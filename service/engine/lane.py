@@ -22,6 +22,7 @@ from model.artifact.tokenizer import TokenizedInput
 from service.callers import Caller
 from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.scheduling import (
+    INLINE_COST,
     Admission,
     BatchPolicy,
     Cost,
@@ -189,15 +190,15 @@ class Reservation:
 
 
 class AdmittedRequest(Generic[TaskT, Result]):
-    """An admitted request. Holds its reservation until its tasks are queued, and records its stages in metrics.
+    """An admitted request. Holds its reservation, if any, until its tasks are queued; records its stages in metrics.
 
     Use it as a context manager around the preparation of the tasks and `run`.
     """
 
-    def __init__(self, lane: "Lane[TaskT, Result]", reservation: Reservation, deadline: float) -> None:
+    def __init__(self, lane: "Lane[TaskT, Result]", reservation: Reservation | None, deadline: float) -> None:
         self._lane = lane
         self._observer = lane.observer
-        self._reservation: Reservation | None = reservation
+        self._reservation = reservation
         self._deadline = deadline
         self._record = current_record()
         if self._record is not None:
@@ -290,7 +291,8 @@ class Lane(Generic[TaskT, Result]):
         self._stopped = self._wake_scheduled = False
         self._lock = threading.Lock()
         self._tasks_available = threading.Condition(self._lock)
-        self._idle = threading.Condition(self._lock)  # notified whenever the lane may have become idle
+        self._drained = threading.Condition(self._lock)
+        self._drains = False
         self._recovery_lock = threading.Lock()
         self._sessions = 1  # sessions opened so far
         self._reserved = 0
@@ -353,6 +355,10 @@ class Lane(Generic[TaskT, Result]):
         it cannot be admitted now, and `DeadlineExceeded` after the deadline or if the request would run beyond it.
         """
         caller = caller or current_caller()
+        return self._hold(self._check(sizes, deadline, preparation, more_tokens, caller), caller)
+
+    def _check(self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int, caller: Caller) -> Cost:
+        """Return the estimated cost of a request that can be admitted; arguments and errors are as in `reserve`."""
         admission = self.admission
         cost = admission.cost(sizes, more_tokens)
         longest_us = admission.task_cost(max(sizes)).us if sizes else 0
@@ -367,9 +373,14 @@ class Lane(Generic[TaskT, Result]):
             except QueueFull as error:
                 error.pause_s = admission.pause_s(caller)
                 raise
-            admission.backlog.count(cost, caller)
-            self._reserved += 1
             self._policy.expect(cost)
+        return cost
+
+    def _hold(self, cost: Cost, caller: Caller) -> Reservation:
+        """Count a request in preparation until its reservation is released."""
+        with self._lock:
+            self.admission.backlog.count(cost, caller)
+            self._reserved += 1
         if caller.quota is not None:
             caller.quota.charge(cost.tokens)
         return Reservation(self, cost, caller)
@@ -379,13 +390,19 @@ class Lane(Generic[TaskT, Result]):
         with self._lock:
             self.admission.backlog.count(cost, caller, -1)
             self._reserved -= 1
-            self._idle.notify_all()
+            self._notify_if_drained()
 
     def admit(
         self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int = 0
     ) -> AdmittedRequest[TaskT, Result]:
-        """Admit a request of the current caller; arguments and errors are as in `reserve`."""
-        return AdmittedRequest(self, self.reserve(sizes, deadline, preparation, more_tokens), deadline)
+        """Admit a request of the current caller; arguments and errors are as in `reserve`.
+
+        Without a reservation, if its tasks are prepared and queued before the event loop runs anything else.
+        """
+        caller = current_caller()
+        cost = self._check(sizes, deadline, preparation, more_tokens, caller)
+        is_inline = preparation <= INLINE_COST and not more_tokens
+        return AdmittedRequest(self, None if is_inline else self._hold(cost, caller), deadline)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
         """Queue the tasks of one request. Pass the job to `wait`.
@@ -455,18 +472,29 @@ class Lane(Generic[TaskT, Result]):
         """Drop the tasks of a request that have not started."""
         with self._lock:
             dropped = len(self.queue.discard(request))
-            self._idle.notify_all()
+            self._notify_if_drained()
         if dropped:
             self.observer.cancelled_in_queue.inc(dropped)
 
     async def drain(self) -> None:
         """Wait until no request is in preparation, queued or running."""
 
-        def wait_until_idle() -> None:
-            with self._idle:
-                self._idle.wait_for(lambda: not (self.queue.size or self._policy.running or self._reserved))
+        def wait_until_drained() -> None:
+            with self._drained:
+                self._drained.wait_for(lambda: not self._busy)
 
-        await asyncio.to_thread(wait_until_idle)
+        self._drains = True
+        while self._busy:  # again, because a request without a reservation may have been in preparation
+            await asyncio.to_thread(wait_until_drained)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.queue.size or self._policy.running or self._reserved)
+
+    def _notify_if_drained(self) -> None:
+        """Wake `drain`, if it waits, after the lane may have become idle. Called under the lock."""
+        if self._drains and not self._busy:
+            self._drained.notify_all()
 
     async def close(self) -> None:
         """Reject new tasks, fail queued ones, and stop the workers after their current batches."""
@@ -483,7 +511,7 @@ class Lane(Generic[TaskT, Result]):
             self.failure, self._stopped = self.failure or failure, True
             left = self.queue.clear()
             self._tasks_available.notify_all()
-            self._idle.notify_all()
+            self._notify_if_drained()
         return left
 
     def _stopped_error(self) -> Draining | BackendFailed:
@@ -519,7 +547,7 @@ class Lane(Generic[TaskT, Result]):
                 self.admission.observe(work_s(batch), saturated=self.queue.size > 0)
                 if self.queue.size and self._policy.may_take():
                     self._tasks_available.notify()
-                self._idle.notify_all()
+                self._notify_if_drained()
         if batch and self._yields_to is not None and self._yields_to():
             time.sleep(seconds / 2)
 

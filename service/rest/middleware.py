@@ -41,7 +41,7 @@ from service.request_log import (
 from service.rest.apis import BY_NAME, COMPUTING_PATHS, ROUTE_PATHS, api_of, normalize
 from service.rest.bodies import JSON
 from service.rest.hosts import HostCheck
-from service.rest.requests import DRAINED, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
+from service.rest.requests import DRAINED, FIELDS, KNOWN, PAUSE_S, allow_cancellation, was_disconnected
 from service.rest.routes import health, native, oip, openai
 
 HEADER_BYTES, TRACE_BYTES, STATE_BYTES = HEADER.encode(), TRACE_HEADER.encode(), TRACE_STATE_HEADER.encode()
@@ -91,7 +91,8 @@ class RequestMiddleware:
         record = make_record(scope["method"], scope["path"], headers)
         record.peer = (scope.get("client") or ("",))[0]
         sender = ResponseSender(scope, send, record, self._lifecycle)
-        scope = {**scope, "record": record, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "record": record, "method": method, FIELDS: headers}
         if self._requests is None or record.api == health.NAME:
             await self._respond(scope, receive, sender, headers)
             return
@@ -286,4 +287,4 @@ def finish_request(requests: RequestLog, record: RequestRecord, status: int, siz
     if record.cancelled:
         status = Cancelled.http_status
     requests.finish(record, str(status), status)
-    requests.metrics.response_bytes.labels(record.api, record.model).observe(size)
+    requests.metrics.observe_size(record.api, record.model, size)

@@ -39,14 +39,18 @@ MAX_TIMEOUT_DIGITS = 18
 MAX_NAME = 40
 HANDLING = "attendant.handling"
 """Scope key: the task that handles the request."""
-BODY_COMPLETE = "attendant.body_complete"
-"""Scope key: True once the whole body has arrived."""
+BODY = "attendant.body"
+"""Scope key: the body, once it is complete."""
+FIELDS = "attendant.fields"
+"""Scope key: the headers, as a dictionary."""
 PAUSE_S = "attendant.pause_s"
 """Scope key: how long to stop reading from the connection after the response, in seconds."""
 KNOWN = "attendant.known"
 """Scope key: True if a caller sent the request."""
 DRAINED = "attendant.drained"
 """Scope key: a function that waits until the client has read the response, or has disconnected."""
+
+ENCODING, TIMEOUT = ENCODING_HEADER.lower().encode(), TIMEOUT_HEADER.lower().encode()
 
 Body = TypeVar("Body", bound=BaseModel)
 Select = Callable[[Any], type[BaseModel]]
@@ -67,12 +71,12 @@ class RequestReader:
     async def read(self, request: Request, model: type[Body] | Select, **limits: int) -> Body:
         """Read and parse the body as `parse_json` does; `limits` override `item_limits`."""
         self._update_limits()
-        media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+        media_type, _, parameters = header(request, b"content-type").partition(";")
         if media_type.strip().lower() != JSON or (
             "charset" in parameters.lower() and "utf-8" not in parameters.lower()
         ):
             raise UnsupportedMedia(f"not {JSON} in UTF-8", f"Send {JSON}.", field="Content-Type")
-        if request.headers.get(ENCODING_HEADER, IDENTITY).strip().lower() != IDENTITY:
+        if header(request, ENCODING, IDENTITY).strip().lower() != IDENTITY:
             raise UnsupportedMedia("not supported", "Send the body uncompressed.", field=ENCODING_HEADER)
         body = await self._receive(request)
         return parse_json(body, model, self._limits | limits if limits else self._limits)
@@ -84,10 +88,10 @@ class RequestReader:
 
     async def read_bytes(self, request: Request, media_types: Sequence[str]) -> bytes | bytearray:
         """Read the body, which may be compressed. Its Content-Type, if any, must be one of `media_types`."""
-        media_type = request.headers.get("content-type", media_types[0]).partition(";")[0].strip().lower()
+        media_type = header(request, b"content-type", media_types[0]).partition(";")[0].strip().lower()
         if media_type not in media_types:
             raise UnsupportedMedia("not supported", f"Send {' or '.join(media_types)}.", field="Content-Type")
-        coding = request.headers.get(ENCODING_HEADER, IDENTITY).strip().lower()
+        coding = header(request, ENCODING, IDENTITY).strip().lower()
         if coding not in (IDENTITY, *CODINGS):
             raise UnsupportedMedia("not supported", f"Use {' or '.join(CODINGS)}.", field=ENCODING_HEADER)
         self._update_limits()
@@ -96,10 +100,9 @@ class RequestReader:
 
     def deadline(self, request: Request) -> float | None:
         """Return the deadline set by X-Request-Timeout-Ms, a time.monotonic() reading; None without that header."""
-        value = request.headers.get(TIMEOUT_HEADER)
-        if value is None:
+        if TIMEOUT not in request.scope[FIELDS]:
             return None
-        value = value.strip(" \t")
+        value = header(request, TIMEOUT).strip(" \t")
         if not re.fullmatch(r"[0-9]+", value):
             raise InvalidHeader("not a whole number of milliseconds", "Send digits only.", field=TIMEOUT_HEADER)
         limit = self.settings.max_timeout_ms
@@ -116,15 +119,12 @@ class RequestReader:
     async def _receive(self, request: Request) -> bytes | bytearray:
         """Return the body. Raises `ServiceError` if it is too large or too slow, or if the client disconnects."""
         limit, timeout_ms = self._max_bytes, self.settings.body_timeout_ms
-        if request.scope.get(BODY_COMPLETE):  # the usual case: asyncio.timeout costs as much as parsing such a body
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise Cancelled
-            body: bytes = message["body"]
+        body: bytearray | None = request.scope.get(BODY)
+        if body is not None:  # the usual case: asyncio.timeout costs as much as parsing such a body
             if len(body) > limit:
                 raise _too_large(limit, len(body))
             return body
-        declared = request.headers.get("content-length", "")
+        declared = header(request, b"content-length")
         if declared.isdigit() and int(declared[:MAX_TIMEOUT_DIGITS]) > limit:
             raise _too_large(limit, int(declared[:MAX_TIMEOUT_DIGITS]))
         try:
@@ -153,6 +153,12 @@ class RequestReader:
         finally:
             memory.close()
         return body
+
+
+def header(request: Request, name: bytes, default: str = "") -> str:
+    """Return the value of a header by its name in lower case; Starlette compares all names one by one."""
+    value: bytes | None = request.scope[FIELDS].get(name)
+    return default if value is None else value.decode("latin-1")
 
 
 def reject_query(request: Request) -> None:

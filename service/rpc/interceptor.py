@@ -247,7 +247,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped 
     async def _serialize(self, response: Message, record: RequestRecord) -> bytes:
         data = await serialize(response)
         record.bytes += len(data)
-        self._metrics.response_bytes.labels(record.api, record.model).observe(len(data))
+        self._metrics.observe_size(record.api, record.model, len(data))
         return data
 
     def _open_record(self, context: Context, call: Call) -> RequestRecord:

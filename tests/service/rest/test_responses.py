@@ -13,6 +13,7 @@ from attendant_client.types import Array, Token
 from attendant_client.wire import Base64
 from starlette.requests import Request
 
+from service.request_log import RequestRecord
 from service.rest import responses
 from service.rest.responses import PART_BYTES, Base64Rows, Table, json_response, render
 
@@ -152,7 +153,8 @@ async def test_large_document_is_rendered_in_bounded_steps(
 @pytest.mark.parametrize("accepted", ["identity", "gzip"])
 async def test_large_response_is_sent_in_parts(accepted: str) -> None:
     """There must be a Content-Length header, even with gzip."""
-    scope = {"type": "http", "method": "POST", "headers": [(b"accept-encoding", accepted.encode())]}
+    headers = [(b"accept-encoding", accepted.encode())]
+    scope = {"type": "http", "method": "POST", "headers": headers, "record": RequestRecord("rest", "1")}
     document = DOCUMENTS["layers"]
     response = await json_response(Request(scope), document, {"x-a": "b"})
     messages: list[Any] = []
@@ -161,10 +163,10 @@ async def test_large_response_is_sent_in_parts(accepted: str) -> None:
         messages.append(message)
 
     await response(scope, None, send)  # type: ignore[arg-type]
-    headers = dict(messages[0]["headers"])
+    sent = dict(messages[0]["headers"])
     body = b"".join(message["body"] for message in messages[1:])
-    assert (int(headers[b"content-length"]), headers[b"x-a"], headers[b"vary"]) == (len(body), b"b", b"accept-encoding")
-    assert headers[b"content-type"] == b"application/json"
+    assert (int(sent[b"content-length"]), sent[b"x-a"], sent[b"vary"]) == (len(body), b"b", b"accept-encoding")
+    assert sent[b"content-type"] == b"application/json"
     assert len(messages) > 4
-    assert headers.get(b"content-encoding", b"identity") == accepted.encode()
+    assert sent.get(b"content-encoding", b"identity") == accepted.encode()
     assert json.loads(gzip.decompress(body) if accepted == "gzip" else body).keys() == document.keys()

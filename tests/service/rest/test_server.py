@@ -412,9 +412,7 @@ async def test_requests_create_no_reference_cycles(model: LoadedModel) -> None:
         await send_all()
         with garbage() as uncollected:
             assert await send_all() == [200, 422, 422, 400, 429, 200]
-    assert not {"RequestRecord", "Request", "RequestResponseCycle", "frame", "traceback"} & set(uncollected), (
-        uncollected
-    )
+    assert not {"RequestRecord", "Request", "RequestCycle", "frame", "traceback"} & set(uncollected), uncollected
 
 
 async def test_kept_connection_is_served_and_closed_during_the_drain_delay(model: LoadedModel) -> None:
