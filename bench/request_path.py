@@ -3,6 +3,9 @@
 The server runs in this process under a profile function, which counts calls into the project's files between the first
 and the last byte of one request on a warm connection. Resuming a coroutine or a generator counts as a call. A hand-off
 is a change of the thread or of the asyncio task between two calls.
+
+With `--bytecodes`, counts executed bytecodes instead, in libraries too: a measure of the Python code that does not
+depend on the machine or on what else runs on it.
 """
 
 import argparse
@@ -59,10 +62,10 @@ class RequestPath:
         """The files, except those for metrics, logs and types."""
         return [name for name in self.calls if not any(word in name for word in NOT_LOGIC)]
 
-    def describe(self) -> str:
+    def describe(self, unit: str) -> str:
         return (
             f"{len(self.calls)} files, {len(self.logic)} without metrics, logs and types; "
-            f"{self.calls.total()} calls, {self.hand_offs} hand-offs"
+            f"{self.calls.total()} {unit}, {self.hand_offs} hand-offs"
         )
 
 
@@ -88,6 +91,16 @@ class Recorder:
         if self._last is not None and place != self._last:
             path.hand_offs += 1
         self._last = place
+
+    def trace(self, frame: FrameType, event: str, argument: object) -> "Callable[..., Any]":
+        """The trace function of every thread, which counts bytecodes."""
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode" and (path := self.path) is not None:
+            name = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
+            path.calls[name] += 1
+            path.functions[name, frame.f_code.co_qualname] += 1
+        return self.trace
 
     @contextmanager
     def recording(self) -> Iterator[RequestPath]:
@@ -128,6 +141,7 @@ async def trace(settings: Settings, recorder: Recorder) -> dict[str, RequestPath
 def trace_requests(settings: Settings, recorder: Recorder) -> dict[str, RequestPath]:
     """Send warm-up requests and then the recorded ones through each API, from a thread that is not profiled."""
     sys.setprofile(None)
+    sys.settrace(None)
     wait_until_ready(settings.admin_port)
     connection = http.client.HTTPConnection("127.0.0.1", settings.rest_port, timeout=30)
     with grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}") as channel:
@@ -172,19 +186,23 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
         raise SystemExit(f"path: {path} returned {response.status}: {content.decode()}")
 
 
-def measure_paths() -> dict[str, RequestPath]:
+def measure_paths(*, bytecodes: bool) -> dict[str, RequestPath]:
     """Trace one request through each API of a server in this process."""
     ports = [free_port() for _ in range(3)]
     flags = zip(("--rest-port", "--grpc-port", "--admin-port"), map(str, ports), strict=True)
     settings = load_settings([part for flag in flags for part in flag])
     recorder = Recorder()
-    threading.setprofile(recorder)
-    sys.setprofile(recorder)
+    if bytecodes:
+        threading.settrace(recorder.trace)
+        sys.settrace(recorder.trace)
+    else:
+        threading.setprofile(recorder)
+        sys.setprofile(recorder)
     try:
         return asyncio.run(trace(settings, recorder))
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+        for stop in (sys.setprofile, threading.setprofile, sys.settrace, threading.settrace):
+            stop(None)
 
 
 def free_port() -> int:
@@ -196,13 +214,13 @@ def main(arguments: Sequence[str]) -> int:
     """Print the path of one request through each API."""
     parser = argparse.ArgumentParser(prog="python -m bench.request_path", description=__doc__)
     parser.add_argument("--functions", action="store_true", help="also list the functions of each file")
+    parser.add_argument("--bytecodes", action="store_true", help="count bytecodes instead of calls")
     options = parser.parse_args(arguments)
     faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
-    for api, path in measure_paths().items():
-        print(f"\n{api}: {path.describe()}")
-        for name, calls in path.calls.items():
-            lines = len((ROOT / name).read_text(encoding="utf-8").splitlines())
-            print(f"  {calls:4} calls  {lines:4} lines  {name}{'' if name in path.logic else '  (not counted)'}")
+    for api, path in measure_paths(bytecodes=options.bytecodes).items():
+        print(f"\n{api}: {path.describe(unit := 'bytecodes' if options.bytecodes else 'calls')}")
+        for name, count_of_file in path.calls.items():
+            print(f"  {count_of_file:5} {unit}  {name}{'' if name in path.logic else '  (not counted)'}")
             for (file, function), count in path.functions.items() if options.functions else ():
                 if file == name:
                     print(f"  {count:10}  {function}")

@@ -349,11 +349,14 @@ def _list_writer(field: Field, target: FieldDescriptor) -> MessageWriter:
     return write_messages
 
 
-def write_in_pieces(value: Any, message: Message, depth: int = 2) -> Iterator[None]:
-    """Like `to_message`, but yield after each list item; with a `depth` of 2, also in lists of lists."""
+def write_in_pieces(value: Any, message: Message, depth: int = 2, without: str = "") -> Iterator[None]:
+    """Like `to_message`, but yield after each list item; with a `depth` of 2, also in lists of lists.
+
+    `without`: a field to leave out.
+    """
     for name, write, write_item in _pieces(value.__class__, message.DESCRIPTOR):
         part = getattr(value, name)
-        if part is None:
+        if part is None or name == without:
             continue
         if write_item is None:
             write(message, part)

@@ -726,6 +726,9 @@ class Tokenizer:
 
 def _split(texts: Sequence[Item], lengths: Sequence[int], size: int) -> Iterator[Sequence[Item]]:
     """Yield consecutive texts with at least `size` characters in total, except for the last part."""
+    if sum(lengths) < size and texts:
+        yield texts
+        return
     start = characters = 0
     for end, length in enumerate(lengths, 1):
         characters += length

@@ -12,8 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from attendant_client.types import Usage
 from prometheus_client import Gauge
@@ -139,8 +138,7 @@ class LaneObserver:
         self._tokens.inc(tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Duration of each stage of a request, in seconds; `run` includes `queue`, the wait for the first batch."""
 
     tokenize: float

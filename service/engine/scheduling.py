@@ -395,23 +395,26 @@ class _Selection(Generic[Item]):
 
     def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
         """Move tasks of a request to the batch, limited by its deficit and `limit_us`, and return their cost."""
-        entries, tokens, us = request.entries, 0, 0
+        entries, fill, batch = request.entries, self._fill, self.batch
+        tokens = us = 0
+        allowed, longest = min(request.deficit, limit_us), self.max_us
         skipped: list[tuple[Cost, Item]] = []
         while entries and self.open:
-            cost, item = entries[0]
-            if cost.us > min(request.deficit, limit_us - us, self.max_us):
+            entry = entries[0]
+            (task_tokens, task_us), item = entry
+            if us + task_us > allowed or task_us > longest:
                 break  # the deficit is carried to the next round
             entries.popleft()
-            if self._fill.add(cost.tokens):
-                self.batch.append(item)
-                request.deficit -= cost.us
-                tokens += cost.tokens
-                us += cost.us
+            if fill.add(task_tokens):
+                batch.append(item)
+                tokens += task_tokens
+                us += task_us
             else:
-                skipped.append((cost, item))
+                skipped.append(entry)
                 self._passed_over += 1
-            self.open = self._fill.free > 0 and len(self.batch) < self._max_size and self._passed_over < LOOKAHEAD
+            self.open = fill.free > 0 and len(batch) < self._max_size and self._passed_over < LOOKAHEAD
         entries.extendleft(reversed(skipped))
+        request.deficit -= us
         return Cost(tokens, us)
 
 

@@ -206,17 +206,19 @@ def check_inputs(
     inputs with spans are rejected.
     """
     check_count(len(inputs), "inputs", max_inputs or limits.max_inputs)
-    count, max_characters = 0, limits.max_input_characters
+    max_characters = limits.max_input_characters
     for item in inputs:
-        count += len(item.spans)
-        if item.pair is not None and split is SPLIT_OR_CHUNKS:
-            split = SPLIT_NOT_TRUNCATED
+        is_plain = item.pair is None and item.token_ids is None and not item.spans
+        if not (is_plain and (text := item.text) and len(text) <= max_characters and not text.isspace()):
+            break
+    else:
+        return  # the usual case
+    count = sum(len(item.spans) for item in inputs)
     if count > limits.max_spans_per_request:
         raise too_many("inputs", "spans_per_request", count, limits.max_spans_per_request)
+    if split is SPLIT_OR_CHUNKS and any(item.pair is not None for item in inputs):
+        split = SPLIT_NOT_TRUNCATED
     for index, item in enumerate(inputs):
-        is_plain = item.pair is None and item.token_ids is None and not item.spans
-        if is_plain and (text := item.text) and len(text) <= max_characters and not text.isspace():
-            continue  # the usual case
         path = f"inputs[{index}]"
         if len(item.spans) > limits.max_spans_per_input:
             raise too_many(f"{path}.spans", "spans", len(item.spans), limits.max_spans_per_input)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -88,7 +87,8 @@ async def write_response(response: Any, message: Message) -> Message:
     """Convert a response to a message in short steps."""
     pieces = write_in_pieces(response, message)
     if isinstance(results := getattr(response, "results", None), PooledResults):
-        pieces = chain(write_in_pieces(replace(response, results=[]), message), _write_pooled(results, message.results))
+        head = write_in_pieces(response, message, without="results")
+        pieces = chain(head, _write_pooled(results, message.results))
     async for _ in Steps().each(pieces):
         pass
     return message
