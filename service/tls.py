@@ -221,15 +221,17 @@ def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLConte
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, no CBC ciphers
     context.set_alpn_protocols(ALPN_PROTOCOLS)
+    option, path = CERT_OPTION, files.cert
     try:
         context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt
         if client_cas:
+            option, path = CLIENT_CA_OPTION, files.client_ca
             context.verify_mode = ssl.CERT_REQUIRED
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is enough, as in gRPC
             context.load_verify_locations(cadata=b"".join(client_cas))
     except ssl.SSLError as error:  # for example, the key is too short
         reason = (error.reason or str(error)).lower().replace("_", " ")
-        raise ConfigError(f"{CERT_OPTION}: OpenSSL rejects {files.cert} ({reason}). Replace it.") from None
+        raise ConfigError(f"{option}: OpenSSL rejects {path} ({reason}). Replace it.") from None
     except OSError as error:
         raise ConfigError(f"{CERT_OPTION}: cannot read {files.cert} ({error.strerror}). Check the path.") from None
     return context

@@ -130,6 +130,10 @@ def test_expiry_is_the_earliest_in_each_file(tmp_path: Path, metrics: Metrics) -
             {"client_ca": CLIENT_CA.pem + CA.pem[:300]},
             "CLIENT_CA_FILE: no valid PEM certificates in ",
         ),
+        "CA with a damaged name": (
+            {"client_ca": damage(CLIENT_CA, b"client CA", b"client\xc3CA")},
+            "CLIENT_CA_FILE: OpenSSL rejects .*client_ca ",
+        ),
         "no CA": ({"client_ca": b"# none yet\n"}, "CLIENT_CA_FILE: no valid PEM certificates in "),
         "expired CA": (
             {"client_ca": Identity.make_ca("old", days=-1).pem},
