@@ -204,6 +204,20 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+class WithArrays:
+    """A result with arrays, for which the `__eq__` of a dataclass would raise an error."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all fields are equal."""
+        if type(self) is not type(other):
+            return NotImplemented
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__slots__)
+        return all(np.array_equal(*pair) if isinstance(pair[0], np.ndarray) else pair[0] == pair[1] for pair in pairs)
+
+
 class Counted:
     """Shortcuts to the `usage` of a response."""
 
@@ -337,8 +351,8 @@ class Chunk:
     token_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class SparseVector:
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVector(WithArrays):
     """The N vocabulary entries with a positive weight, in ascending order of their ids."""
 
     token_ids: Annotated[NDArray[np.int32], "Ids of the entries, ascending, (N)."]
@@ -346,8 +360,8 @@ class SparseVector:
     weights: Annotated[Array, Encoding((1,), "ubinary"), "Weights, (N)."]
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeResult:
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeResult(WithArrays):
     """The result of one input; only requested outputs are present."""
 
     token_count: TokenCount
@@ -450,8 +464,8 @@ class AttendRequest:
     ] = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class SparseMatrix:
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseMatrix(WithArrays):
     """The largest values of each row in CSR format, in descending order; `indices` refer to the result's units."""
 
     indptr: NDArray[np.int32]
@@ -460,8 +474,8 @@ class SparseMatrix:
     dropped_mass: Annotated[Floats, "Sum of the dropped values of each row, (R)."]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionMap:
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMap(WithArrays):
     """One map with R rows (queries) and C columns (keys): either `matrix` (R, C), or `sparse`."""
 
     layer: Annotated[int | None, "Layer, 1 to L; null if layers were combined."]
@@ -479,8 +493,8 @@ LayerRows = Annotated[Array, Encoding((2,), "sqrt_uint8")]
 HeadRows = Annotated[Array, Encoding((3,), "sqrt_uint8")]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerOutputs:
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerOutputs(WithArrays):
     """The requested steps inside one layer, for R tokens and H heads of size d, in a text of T tokens."""
 
     layer: Annotated[int, "Layer, 1 to L."]
@@ -578,8 +592,8 @@ class OccurrenceResult:
     contributors: list[Contributor]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSimilarity:
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSimilarity(WithArrays):
     """Similarity of the N occurrences in one layer."""
 
     layer: Annotated[int, "Layer, 0 to L."]
@@ -587,8 +601,8 @@ class LayerSimilarity:
     centered: Annotated[Table, "Cosines after subtracting the mean of all tokens, (N, N)."]
 
 
-@dataclass(frozen=True, slots=True)
-class CompareResponse(Counted):
+@dataclass(frozen=True, slots=True, eq=False)
+class CompareResponse(Counted, WithArrays):
     """Occurrences in request order, their static similarity, and their similarity per layer."""
 
     model: ModelName
@@ -651,8 +665,8 @@ class SimilarityText:
     units: Annotated[list[Unit] | None, "Tokens or words, with `explain`."] = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopContributions:
+@dataclass(frozen=True, slots=True, eq=False)
+class TopContributions(WithArrays):
     """The K contributions of the largest magnitude, in descending order of magnitude."""
 
     query_units: Annotated[list[int], "Query unit of each contribution."]
@@ -691,8 +705,8 @@ class SharedEntry:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarityPair:
+@dataclass(frozen=True, slots=True, eq=False)
+class SimilarityPair(WithArrays):
     """The explanation of one pair of U query units and V document units.
 
     The contributions, `matrix` (U, V) or `top`, and `rest` sum to the score. With the similarity "maxsim" or "sparse",
@@ -719,8 +733,8 @@ class SimilarityPair:
     products: Annotated[list[SharedEntry] | None, "Terms of the score, with `sparse`, unless it is a distance."] = None
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarityResponse(Counted):
+@dataclass(frozen=True, slots=True, eq=False)
+class SimilarityResponse(Counted, WithArrays):
     """Scores, and the explanation of each pair."""
 
     model: ModelName
@@ -763,8 +777,8 @@ class RerankRequest:
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class RankExplanation:
+@dataclass(frozen=True, slots=True, eq=False)
+class RankExplanation(WithArrays):
     """The effect of each unit of a query and a document: the score less the score without the unit."""
 
     query_units: Annotated[list[Unit], "Tokens or words of the query."]
@@ -820,8 +834,8 @@ class ClassifyRequest:
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+@dataclass(frozen=True, slots=True, eq=False)
+class Label(WithArrays):
     """A label and its score."""
 
     label: Annotated[str, "Name of the label."]

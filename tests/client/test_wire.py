@@ -1,6 +1,6 @@
 """The types of the contract and the messages of the proto have the same fields and values."""
 
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Annotated, Any, TypeVar, get_origin
 
 import numpy as np
@@ -78,3 +78,15 @@ def test_type_aliases_are_resolved() -> None:
     alias = make_alias("alias", np.ndarray[Any, np.dtype[Element]], type_params=(Element,))  # type: ignore[valid-type]
     kind, optional, markers = strip(Annotated[alias[np.float32] | None, "A vector."])
     assert (get_origin(kind), optional, markers) == (np.ndarray, True, ("A vector.",))
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_results_with_equal_arrays_are_equal(name: str) -> None:
+    """The `__eq__` of a dataclass raises an error for arrays."""
+    kind: Any = MESSAGES[name][0]
+    arrays = [field.name for field in fields_of(kind) if get_origin(field.kind) is np.ndarray]
+    others = {field.name: None for field in fields_of(kind) if field.name not in arrays}
+    first, second = (kind(**others, **{name: np.zeros(2) for name in arrays}) for _ in range(2))
+    assert first == second
+    for array in arrays:
+        assert first != replace(first, **{array: np.ones(2)})
