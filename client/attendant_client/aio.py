@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, TlsFiles, closed
+from attendant_client.connections import Address, Connected, TlsFiles, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -36,7 +36,7 @@ from attendant_client.requests import (
 )
 from attendant_client.responses import merge
 from attendant_client.retries import RetryPolicy, deadline_after
-from attendant_client.transports import Response, open_async_transport
+from attendant_client.transports import Response, open_async_transport, running_loop
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -55,7 +55,7 @@ from attendant_client.types import (
 CONCURRENT_PARTS = 4
 
 
-class AsyncClient:
+class AsyncClient(Connected):
     """A client for one server, on one event loop.
 
     Requests with more inputs than the server accepts are split and sent up to four at a time. Transient errors are
@@ -74,6 +74,8 @@ class AsyncClient:
     ) -> None:
         """Create a client. Connections open on the first requests.
 
+        With gRPC, create it on its event loop; with REST, its first call chooses the loop.
+
         Args:
             url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
             api_key: Key that the server requires, if any: printable ASCII without spaces.
@@ -85,9 +87,11 @@ class AsyncClient:
 
         Raises:
             ValueError: The URL, the API key, a TLS file or the number of channels is not valid.
+            RuntimeError: The URL is of gRPC, and no event loop is running.
         """
         self._transport = open_async_transport(url, api_key, tls, channels)
         self._is_grpc = Address.parse(url).is_grpc
+        self._loop = running_loop() if self._is_grpc else None
         self._timeout_s = timeout_s
         self._retries = retries or RetryPolicy()
         self._model: ModelInfo | None = None
@@ -189,6 +193,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection."""
+        self._check_loop()
         self._is_closed = True
         await self._transport.close()
 
@@ -229,6 +234,7 @@ class AsyncClient:
         return [response for half in responses for response in half]
 
     async def _call(self, operation: str, body: Body, deadline: float | None) -> Response:
+        self._check_loop()
         attempt = 0
         while True:
             if self._is_closed:
@@ -245,3 +251,9 @@ class AsyncClient:
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         return deadline_after(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _check_loop(self) -> None:
+        """Raise RuntimeError on another event loop, which cannot use the connections."""
+        self._loop = self._loop or running_loop()
+        if self._loop is not running_loop():
+            raise RuntimeError("AsyncClient: used on another event loop than before. Create one client per loop.")

@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, TlsFiles, closed
+from attendant_client.connections import Address, Connected, TlsFiles, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -51,7 +51,7 @@ from attendant_client.types import (
 )
 
 
-class Client:
+class Client(Connected):
     """A thread-safe client for one server.
 
     Requests with more inputs than the server accepts are split and sent sequentially. Transient errors are retried

@@ -5,7 +5,7 @@ import os
 import re
 import ssl
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import grpc
@@ -134,6 +134,8 @@ class Address:
 
     def http_options(self, api_key: str | None) -> dict[str, Any]:
         """Return the options for an httpx client. Raises ValueError for an invalid key or TLS file."""
+        if api_key is not None and httpx.URL(self.target).userinfo:  # httpx would send only the latter
+            raise ValueError("url: user and password exclude an api_key. Remove them, or the key.")
         return {
             "base_url": self.target,
             "headers": authorization(api_key),
@@ -191,3 +193,12 @@ def timed_out(timeout_s: float | None) -> AttendantError:
 def closed() -> AttendantError:
     """Return the error for a call on a client that is closed."""
     return AttendantError("CANCELLED", "CANCELLED", "The client was closed.")
+
+
+class Connected:
+    """An object that owns connections."""
+
+    def __reduce__(self) -> NoReturn:
+        """Reject copies, also to another process."""
+        name = type(self).__name__
+        raise TypeError(f"{name}: cannot be copied, because it has connections. Create another one.")

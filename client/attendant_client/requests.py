@@ -86,6 +86,8 @@ def make_model_query(name: str | None) -> Body:
         raise wrong_type("model", name, "Send a string.")
     if not name:  # REST would list all models, and gRPC would return the default one
         raise invalid("EMPTY", "model", "empty", "Send a name, or None for the default model.")
+    if name in (".", ".."):  # clients and proxies remove these parts of a path
+        raise invalid("INVALID_FORMAT", "model", "not a name", "Send the name of a model.", actual=name)
     return {"model": name}
 
 

@@ -172,9 +172,20 @@ def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None, ch
 def open_channel(module: Any, address: Address) -> Any:
     """Open a channel of `grpc` or `grpc.aio`."""
     options = address.channel_options
-    if address.tls is not None:
-        return module.secure_channel(address.target, address.tls.make_channel_credentials(), options=options)
+    credentials = None if address.tls is None else address.tls.make_channel_credentials()
+    if module is grpc.aio:
+        running_loop()  # gRPC would choose another one
+    if credentials is not None:
+        return module.secure_channel(address.target, credentials, options=options)
     return module.insecure_channel(address.target, options=options)
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop; raises RuntimeError."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError("AsyncClient: no event loop is running. Create the client in a coroutine.") from None
 
 
 def open_methods(channel: Any) -> dict[str, Any]:

@@ -265,6 +265,13 @@ def test_invalid_api_key_is_rejected_without_its_value(kind: Any, protocol: str,
     assert not key.strip() or key.strip() not in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_user_in_the_url_excludes_an_api_key(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"^url: user and password exclude an api_key\.") as raised:
+        kind("http://user:secret1@127.0.0.1:9", api_key="secret2")
+    assert "secret" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_api_key_may_have_any_visible_character(service: ServiceThread, name: str) -> None:
     kind, protocol = KINDS[name]

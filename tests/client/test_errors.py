@@ -26,7 +26,7 @@ from attendant_client.requests import CALLS
 from attendant_client.transports import MAX_CONNECTIONS, AsyncHttpTransport, HttpTransport, http_response
 
 from service.rpc.servicer import SERVICE
-from tests.client.clients import KINDS, NO_RETRIES, service_url
+from tests.client.clients import KINDS, NO_RETRIES, Protocol, service_url
 from tests.conftest import HANG_TIMEOUT_S
 from tests.serving import ServiceThread
 
@@ -129,6 +129,7 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (rerank(effect="occlusion", explain_top="1"), "explain_top"),
         (lambda client: client.classify("a", top_k="1"), "top_k"),
         (lambda client: client.model(""), "model"),
+        (lambda client: client.model(".."), "model"),
     ],
 )
 def test_invalid_value_is_an_error_with_its_field(client: Client, call: Call, field: str) -> None:
@@ -345,3 +346,31 @@ def test_required_returns_a_value_and_raises_for_none() -> None:
     assert required(0.0) == 0.0
     with pytest.raises(LookupError, match="was not requested"):
         required(EncodeResult(token_count=3, truncated=False).words)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, pickle.dumps])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_copy_of_a_client_is_an_error(kind: Any, duplicate: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__}: cannot be copied, because it has connections"):
+        duplicate(kind("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_async_client_on_a_second_event_loop_is_an_error(service: ServiceThread, protocol: Protocol) -> None:
+    async def open_client() -> AsyncClient:
+        client = AsyncClient(service_url(service, protocol), retries=NO_RETRIES)
+        await client.model()
+        return client
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        client = first.run(open_client())
+        for call in (client.model, client.close):
+            with pytest.raises(RuntimeError, match="AsyncClient: used on another event loop"):
+                second.run(call())
+        assert first.run(client.model()).name
+        first.run(client.close())
+
+
+def test_async_grpc_client_without_an_event_loop_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="AsyncClient: no event loop is running"):
+        AsyncClient("grpc://127.0.0.1:9")
