@@ -244,7 +244,9 @@ class ClassifyOptions(TypedDict, total=False):
     """Labels to choose from, with a model of entailment; None selects the labels of the model."""
 
     template: str | None
-    """Hypothesis about a text, with {} in place of a label; None selects 'This example is {}.'"""
+    """Hypothesis about a text, with {} in place of a label, and {{ and }} for braces; None selects 'This example
+    is {}.'
+    """
 
     multi_label: bool
     """Whether to score each of `labels` independently: several of them, or none, can then score high. Default:

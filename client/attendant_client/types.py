@@ -309,7 +309,11 @@ class ChunkOptions:
         "`separate` encodes each chunk alone. `late` encodes as much of the text at once as the model accepts; then a "
         "chunk's vector is the mean of its tokens.",
     ] = "separate"
-    language: Annotated[str, "ISO 639-1 code of the language, whose abbreviations end no sentence."] = "en"
+    language: Annotated[
+        str,
+        "ISO 639 code of the language, whose abbreviations end no sentence. Codes unknown to sentencex, which finds "
+        "sentences, stand for English.",
+    ] = "en"
 
 
 @dataclass(frozen=True, slots=True)
@@ -827,7 +831,9 @@ class ClassifyRequest:
         "Labels to choose from, with a model of entailment; null selects the labels of the model.",
     ] = None
     template: Annotated[
-        str | None, "Hypothesis about a text, with {} in place of a label; null selects 'This example is {}.'"
+        str | None,
+        "Hypothesis about a text, with {} in place of a label, and {{ and }} for braces; null selects 'This example is "
+        "{}.'",
     ] = None
     multi_label: Annotated[
         bool, "Whether to score each of `labels` independently: several of them, or none, can then score high."

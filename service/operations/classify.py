@@ -4,6 +4,7 @@ If the request contains `labels`, an entailment model chooses among them, as in 
 transformers: the text is the premise, and the template filled with a label is the hypothesis (Yin et al. 2019).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +58,7 @@ from service.spelling import Remedy
 LABEL = 32
 """The cost of a label in a response; see inputs.py."""
 LABEL_BYTES = 64
+BRACES = re.compile(r"\{\{|\}\}|\{\}")
 DEFAULT_TEMPLATE = "This example is {}."
 NLI_MODEL = "MoritzLaurer/deberta-v3-base-zeroshot-v2.0"
 
@@ -278,7 +280,7 @@ def _check_hypotheses(labels: Sequence[str], template: str | None, limits: Limit
         raise Duplicate("contains the same item twice", "Remove one.", field="labels")
     if template is not None:
         check_text(template, "template", limits.max_input_characters, SHORTEN)
-        if template.count("{}") != 1:
+        if BRACES.findall(template).count("{}") != 1:
             raise InvalidFormat("does not contain {} once", "Put {} in place of the label.", field="template")
 
 
@@ -294,6 +296,11 @@ def _check_premises(inputs: Sequence[Input], labels: int, limits: Limits) -> Non
         )  # fmt: skip
 
 
+def fill_template(template: str, label: str) -> str:
+    """Replace {} by the label, and {{ and }} by single braces, like `str.format` in transformers."""
+    return BRACES.sub(lambda match: label if match[0] == "{}" else match[0][0], template)
+
+
 async def choose_labels(
     engine: Engine, request: ClassifyRequest, labels: Sequence[str], call: Call, deadline: float
 ) -> ClassifyResponse:
@@ -301,7 +308,7 @@ async def choose_labels(
     head = engine.manifest.classification
     assert head is not None
     template = request.template or DEFAULT_TEMPLATE
-    hypotheses = [template.replace("{}", label) for label in labels]
+    hypotheses = [fill_template(template, label) for label in labels]
     characters, limit = len(request.inputs) * sum(map(len, hypotheses)), engine.limits.max_request_bytes
     if characters > limit:
         raise RequestTooLarge(

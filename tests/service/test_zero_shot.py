@@ -13,7 +13,7 @@ from tests.serving import load_kind
 
 TEXTS = ["The river bank flows past the old mill.", "Money in the bank grows slowly", "déjà vu à la façade"]
 LABELS = ["river", "money and banks", "wind"]
-TEMPLATE = "It counts {} boats!"
+TEMPLATE = "It counts {} boats {{in}} {{}}!"
 
 
 @pytest.fixture
