@@ -35,6 +35,8 @@ MAX_UNSENT_BYTES = 16 * 1024
 """Writers wait while more than this number of bytes is unsent. Meanwhile, the response remains in memory."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+,;=-]*)(?::[0-9]{0,5})?")
 """A Host header: `uri-host [ ":" port ]` of RFC 9110, section 7.2."""
+ABSOLUTE_FORM = re.compile(rb"[A-Za-z]+://(?:[^/?#]*@)?([^/?#]*)([^#]*)")
+"""Host, path and query of an absolute URL (RFC 9112, section 3.2.2)."""
 COMBINED_HEADERS = (TRACE_HEADER.encode(), TRACE_STATE_HEADER.encode())
 """Headers whose repeated values are combined (RFC 9110): two trace contexts are none, two trace states are one."""
 SINGLE_HEADERS = {
@@ -199,6 +201,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # running if the previous response ended during this head
         if self.parser.should_upgrade():
             return
+        if self.url[:1] != b"/":
+            self._use_absolute_form()
         error = self._head_error()
         app = None if error is None and self.url != b"*" else self._special_app(error)
         if app is None and self.load_shedder.near_capacity and self._can_buffer():
@@ -207,6 +211,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._stop_header_timer()
         self._start_cycle(app or self.app)
+
+    def _use_absolute_form(self) -> None:
+        """Replace an absolute URL by its path, and the Host header by its host."""
+        if (match := ABSOLUTE_FORM.fullmatch(self.url)) is not None:
+            host, target = match.groups()
+            self.url = target if target.startswith(b"/") else b"/" + target
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     def _start_cycle(self, app: ASGIApp) -> None:
         """Start the request's task, or queue the request while an earlier one is in progress."""

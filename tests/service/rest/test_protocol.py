@@ -142,6 +142,27 @@ async def test_head_is_checked(name: str) -> None:
             assert (await asyncio.wait_for(reader.read(), 20)) == b""
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("http://uri.example", "uri.example / "),
+        ("http://uri.example?a=b", "uri.example / a=b"),
+        ("HTTPS://user@uri.example:8080/x/y?a=http://b", "uri.example:8080 /x/y a=http://b"),
+        ("/x?a=http://b", "localhost /x a=http://b"),
+    ],
+)
+async def test_host_of_an_absolute_url_replaces_the_header(target: str, expected: str) -> None:
+    """RFC 9112, section 3.2.2."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen = b" ".join((dict(scope["headers"])[b"host"], scope["raw_path"], scope["query_string"]))
+        await PlainTextResponse(seen)(scope, receive, send)
+
+    async with serving(app) as (reader, writer):
+        writer.write(POST.replace(b"/x", target.encode()) + b"Content-Length: 0\r\n\r\n")
+        assert (await read_response(reader))[::2] == (200, expected.encode())
+
+
 async def test_large_body_does_not_count_as_header_of_the_next_request() -> None:
     """The body and the start of the next header arrive in one read, and the rest of that header in several."""
     body = b"b" * 100_000
