@@ -23,6 +23,10 @@ THREAD_FROM_BYTES = 64 * 1024
 CONTENDED_TIMEOUT_S = 1.0
 """Timeout for receiving a message while more than `MAX_IDLE_CALLS` calls lack their message, or other calls wait."""
 MAX_IDLE_CALLS = 1024
+CANCELLATION_S = 0.05
+"""Seconds within which grpc cancels a call that the client has cancelled, or whose message is too large. Before that,
+the call looks like one without a message.
+"""
 LEND_AFTER_S = 0.005
 LENT_BYTES = 4 * 1024
 """A turn is lent to another call if its connection received less than `LENT_BYTES` in `LEND_AFTER_S`."""
@@ -102,6 +106,7 @@ class Receiver:
                 "Message not received in time", "Retry the call.", maximum=self._timeout_ms, unit="ms"
             ) from None
         except StopAsyncIteration:
+            await asyncio.sleep(CANCELLATION_S)
             raise MalformedRequest("Call without a message", "Send one.") from None
 
     @contextlib.asynccontextmanager

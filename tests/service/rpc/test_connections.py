@@ -126,6 +126,15 @@ async def test_connection_with_many_reset_calls_is_closed(model: LoadedModel, mo
         client.close()
 
 
+async def test_call_with_a_message_over_the_limit_counts_as_cancelled(model: LoadedModel) -> None:
+    """grpc rejects it. Nothing shows what the client sent, so the log does not call it malformed."""
+    async with serving(model) as (harness, port, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="Received message larger than max"):
+            await encode(port, "a" * 9 * 2**20)
+        await until(lambda: harness.sample("attendant_requests_total", endpoint=ENCODE) > 0)
+        assert harness.sample("attendant_requests_total", endpoint=ENCODE, code="CANCELLED") == 1
+
+
 async def test_idle_connections_make_room_and_expire(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection of a caller stays."""
     key = {"authorization": "Bearer secret"}
