@@ -154,9 +154,15 @@ class _Weights:
 
     def unexported(self, *exported: str) -> tuple[str, ...]:
         """Return the `architectures` whose heads are in the checkpoint but not in `exported`."""
-        if not any(self.family.is_head(name) for name in self.tensors):
+        head = next((name for name in self.tensors if self.family.is_head(name)), None)
+        if head is None:
             return ()
         names = [str(name) for name in self.config.get("architectures") or ()]
+        if not names and not exported:
+            self.files.warn(
+                f"config.json: architectures is missing, so the head with {head} is not exported. To export it, add "
+                'the class of transformers that has it, such as ["BertForSequenceClassification"].'
+            )
         return tuple(name for name in names if not name.endswith(("Model", *exported)))
 
 
@@ -299,8 +305,8 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
         truncation_side=published.truncation_side,
         role_max_tokens=transformer.limit_roles(positions, settings.max_input_tokens) if has_roles else {},
         special_tokens_in_text=settings.special_tokens_in_text,
-        warnings=tuple(files.warnings()),
         unexported=weights.unexported(*(name for name, head in exported.items() if head)),
+        warnings=tuple(files.warnings()),
     )
 
 

@@ -122,7 +122,8 @@ REDOWNLOAD = "Download the model again."
 
 def unsupported(setting: str, value: Any, choices: Iterable[Any]) -> CheckpointError:
     """Return the error for a setting ("file: key") whose value is not one of `choices`."""
-    return CheckpointError(f"{setting}: unsupported ({value!r}). Supported: {', '.join(map(str, choices)) or 'none'}.")
+    problem = "missing" if value is None else f"unsupported ({value!r})"
+    return CheckpointError(f"{setting}: {problem}. Supported: {', '.join(map(str, choices)) or 'none'}.")
 
 
 CHUNK = 2**20

@@ -176,7 +176,7 @@ def test_invalid_safetensors_file_is_rejected(source: Path, body: bytes) -> None
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "model_type: unsupported \\('gpt2'\\). Supported: attendant, bert, camembert"),
-        ({"model_type": None}, "model_type: unsupported \\(None\\)"),
+        ({"model_type": None}, r"model_type: missing\. Supported: attendant, bert"),
         (
             {"model_type": "new2", "auto_map": {"AutoModel": "a/b--m.M"}},
             "The code of m.M in the model's files is not exec",

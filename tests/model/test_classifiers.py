@@ -193,6 +193,13 @@ def test_invalid_config_is_an_error(
         load_changed(publish_classifier("bert"), tmp_path / "model", **changes)
 
 
+def test_classifier_without_architectures_is_named(publish_classifier: Publish, tmp_path: Path) -> None:
+    source = shutil.copytree(publish_classifier("bert"), tmp_path / "model")
+    change_json(source / "config.json", architectures=None)
+    (warning,) = load_checkpoint(source).warnings
+    assert warning.startswith("config.json: architectures is missing, so the head with classifier.")
+
+
 @pytest.mark.parametrize("kind", ["modernbert", "eurobert, late"])
 def test_unknown_pooling_is_an_error(publish_classifier: Publish, tmp_path: Path, kind: str) -> None:
     with pytest.raises(CheckpointError, match=r"classifier_pooling: unsupported \('max'\)"):
