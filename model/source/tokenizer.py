@@ -110,8 +110,8 @@ def _read_vocabulary(directory: Path) -> dict[str, int]:
         raise CheckpointError(f"{path}: not a vocabulary ({error}). {REDOWNLOAD}") from None
 
 
-WORDPIECE, BYTE_LEVEL, UNIGRAM, DEBERTA, GEMMA, LLAMA, GENERIC = (
-    "wordpiece", "byte level", "unigram", "deberta", "gemma", "llama", "generic"
+WORDPIECE, BYTE_LEVEL, QWEN, UNIGRAM, DEBERTA, GEMMA, LLAMA, GENERIC = (
+    "wordpiece", "byte level", "qwen", "unigram", "deberta", "gemma", "llama", "generic"
 )  # fmt: skip
 STYLES = {
     "BertTokenizer": WORDPIECE,
@@ -121,7 +121,7 @@ STYLES = {
     "MPNetTokenizer": WORDPIECE,
     "RobertaTokenizer": BYTE_LEVEL,
     "BartTokenizer": BYTE_LEVEL,
-    "Qwen2Tokenizer": BYTE_LEVEL,
+    "Qwen2Tokenizer": QWEN,
     "XLMRobertaTokenizer": UNIGRAM,
     "CamembertTokenizer": UNIGRAM,
     "T5Tokenizer": UNIGRAM,
@@ -132,7 +132,8 @@ STYLES = {
 """The settings that each transformers tokenizer class reads. Other classes read the `GENERIC` settings."""
 USUAL_PARTS = {
     WORDPIECE: ({"BertNormalizer", "Lowercase"}, {"BertPreTokenizer"}),
-    BYTE_LEVEL: ({"NFC"}, {"ByteLevel", "Split"}),
+    BYTE_LEVEL: (set(), {"ByteLevel"}),
+    QWEN: ({"NFC"}, {"Split", "ByteLevel"}),
     UNIGRAM: ({"Precompiled", "Replace", "Strip"}, {"WhitespaceSplit", "Metaspace"}),
     DEBERTA: ({"Lowercase", "Replace", "NFC", "Strip"}, {"Punctuation", "Metaspace"}),
     GEMMA: ({"Replace"}, {"Split"}),
@@ -142,6 +143,7 @@ USUAL_PARTS = {
 REQUIRED_PARTS = {
     WORDPIECE: {"BertNormalizer", "BertPreTokenizer"},
     BYTE_LEVEL: {"ByteLevel"},
+    QWEN: {"NFC", "Split", "ByteLevel"},
     UNIGRAM: {"Metaspace"},
     DEBERTA: {"NFC", "Metaspace"},
     GEMMA: {"Replace", "Split"},
@@ -153,7 +155,7 @@ MERGES: dict[str, Any] = dict.fromkeys(
 )
 USUAL_MODELS: dict[str, dict[str, Any]] = {
     WORDPIECE: {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
-    BYTE_LEVEL: MERGES,
+    **dict.fromkeys((BYTE_LEVEL, QWEN), MERGES),
     **dict.fromkeys((GEMMA, LLAMA), MERGES | {"fuse_unk": True, "byte_fallback": True}),
 }
 """Values in `model` that these classes always use; None for false and empty values."""
@@ -386,7 +388,7 @@ def _wordpiece_flags(options: TokenizerSettings) -> dict[str, Any]:
 
 def _apply_prefix(values: dict[str, Any], options: TokenizerSettings) -> None:
     """Apply `add_prefix_space`."""
-    if options.style == BYTE_LEVEL:
+    if options.style in (BYTE_LEVEL, QWEN):
         for part in _parts(values.get("pre_tokenizer"), "pretokenizers", "ByteLevel"):
             part["add_prefix_space"] = options.flag("add_prefix_space", False)
     if options.get("add_prefix_space") is None or options.class_name == "T5Tokenizer":

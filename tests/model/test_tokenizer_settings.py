@@ -18,7 +18,7 @@ from model.source.published import CheckpointError, Published
 from model.source.sentence_transformers import read_transformer_settings
 from model.source.tokenizer import PublishedTokenizer, read_tokenizer
 from tests.model.changed_configs import change_file
-from tests.model.model_files import read_json, write_json
+from tests.model.model_files import change_json, read_json, write_json
 from tests.model.published_tokenizers import load_tokenizer
 from tests.model.tiny_tokenizers import BUILDERS, SENTENCES
 
@@ -197,6 +197,7 @@ CHANGED: dict[str, tuple[Callable[[], tokenizers.Tokenizer], str, str | None]] =
     "qwen3": (BUILDERS["appended"], "qwen3", None),
     "modernbert": (BUILDERS["bytelevel"], "modernbert", "PreTrainedTokenizerFast"),
 }
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -250,6 +251,25 @@ def test_changed_key_is_applied_rejected_or_named(kind: str, data: st.DataObject
             return
         if not any("differ from those of" in warning for warning in files.warnings()):
             compare(published, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("qwen3", {}, []),
+        ("qwen3", {"normalizer": None}, ["normalizer"]),
+        ("qwen3", {"pre_tokenizer": BYTE_LEVEL}, ["pre_tokenizer"]),
+        ("roberta", {"normalizer": {"type": "NFC"}}, ["normalizer"]),
+    ],
+)
+def test_byte_level_parts_that_transformers_replaces_are_named(
+    tmp_path: Path, kind: str, changes: dict[str, Any], named: list[str]
+) -> None:
+    publish_roles(tmp_path, kind)
+    change_json(tmp_path / "tokenizer.json", **changes)
+    files = Published(tmp_path)
+    read_tokenizer(files, read_json(tmp_path / "config.json"), read_transformer_settings(files))
+    assert [warning.split()[1] for warning in files.warnings()] == named
 
 
 def test_dropout_is_not_applied(tmp_path: Path) -> None:

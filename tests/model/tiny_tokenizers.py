@@ -22,6 +22,12 @@ BERT_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "
 """The special tokens of `build_wordpiece` by their names in transformers."""
 
 
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The words of Qwen2Tokenizer in transformers."""
+
+
 def count_pieces(tokenizer: tokenizers.Tokenizer, continuation: str) -> Counter[str]:
     """Count all characters of `SENTENCES` and all word pieces up to six characters.
 
@@ -110,6 +116,11 @@ def build_metaspace() -> tokenizers.Tokenizer:
 def build_appended() -> tokenizers.Tokenizer:
     """Return a byte-level tokenizer like Qwen3-Embedding's, which appends the padding token and prepends nothing."""
     tokenizer = tokenizers.Tokenizer.from_str(train_bytelevel().to_str())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
