@@ -207,6 +207,8 @@ CALLS = {operation: _call(operation) for operation in get_args(types.Operation)}
 }
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
+SELECTIONS = ("model", "outputs", "layers", "heads", "rows", "labels", "targets")
+"""Fields that select the default if they are empty in a message. REST rejects empty values, which this hides."""
 REMEDIES = {
     FieldDescriptor.CPPTYPE_BOOL: "Send true or false.",
     FieldDescriptor.CPPTYPE_DOUBLE: "Send a number.",
@@ -235,13 +237,15 @@ def to_message(operation: str, body: Body) -> Any:
 
 
 def _set_option(message: Any, operation: str, name: str, value: Any) -> None:
-    if name in ("layers", "heads") and isinstance(value, str):
+    if name in ("layers", "heads", "rows") and isinstance(value, str):
         if value != "all":
             raise invalid("UNKNOWN_VALUE", name, "unknown value", 'Use "all".', actual=value[:64])
         if operation in ("encode", "fill_mask"):
             message.all_layers = True
     else:
         _set_value(message, name, value)
+        if name in SELECTIONS and not getattr(message, name) and (operation, name) != ("attend", "outputs"):
+            raise invalid("EMPTY", name, "empty", "Leave it out or name at least one.")
 
 
 def _set_value(message: Any, name: str, value: Any, path: str = "") -> None:
@@ -254,7 +258,7 @@ def _set_value(message: Any, name: str, value: Any, path: str = "") -> None:
         part.SetInParent()
         for inner, item in value.items():
             if item is not None:
-                _set_value(part, inner, item, f"{path}{name}.")
+                _set_value(part, str(inner), item, f"{path}{name}.")
     elif labels := _enum_labels(message.DESCRIPTOR, name):
         _set_enum(message, name, value, labels, path + name)
     else:
@@ -335,6 +339,8 @@ def _set_field(message: Any, name: str, value: Any, path: str, range_path: str |
     if field is None:
         raise invalid("UNKNOWN_FIELD", path, "unknown field", "Remove it.")
     remedy = REMEDIES[field.cpp_type]
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and not isinstance(value, (bool, np.bool_)):
+        raise wrong_type(path, value, remedy)  # protobuf converts integers
     if not field.is_repeated:
         _put(partial(setattr, message, name), value, path, remedy, range_path or path)
         return

@@ -130,6 +130,7 @@ def status_error(status: Status) -> AttendantError:
             detail.Unpack(retry)
             retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
     metadata = info.metadata
+    actual = metadata.get("actual")
     return AttendantError(
         next(code.name for code in grpc.StatusCode if code.value[0] == status.code),
         info.reason,
@@ -137,7 +138,7 @@ def status_error(status: Status) -> AttendantError:
         field=metadata.get("field"),
         minimum=_number(metadata.get("minimum")),
         maximum=_number(metadata.get("maximum")),
-        actual=_number(metadata.get("actual")),
+        actual=_number(LABELS[actual].strip('"') if actual in LABELS else actual),
         request_id=metadata.get("request_id"),
         retry_after_s=retry_after_s,
     )

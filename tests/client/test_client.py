@@ -283,6 +283,11 @@ def test_embed_returns_pooled_vectors_whatever_the_outputs(client: Client) -> No
     assert client.embed([CASHED], outputs=["tokens"]).shape == (1, 384)
 
 
+def test_all_rows_are_the_default(client: Client) -> None:
+    default = client.attend(CASHED, outputs=["weights"])
+    assert client.attend(CASHED, outputs=["weights"], rows="all").results == default.results
+
+
 def test_any_sequence_of_layers_is_accepted(client: Client) -> None:
     results = [client.encode(CASHED, layers=layers).results[0].pooled for layers in (range(2), (0, 1), [0, 1])]
     for pooled in results:

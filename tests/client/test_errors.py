@@ -102,16 +102,21 @@ def test_contradictory_fields_are_an_error(client: Client, call: Call, message: 
         (encode(Input("a", spans=[5])), "inputs[0].spans[0]"),  # type: ignore[list-item]
         (encode("a", outputs="tokens"), "outputs"),
         (encode("a", outputs=5), "outputs"),
+        (encode("a", outputs=[]), "outputs"),
+        (encode("a", layers=[]), "layers"),
         (encode("a", outputs=["pooled", "token"]), "outputs[1]"),
         (encode("a", dimensions=HUGE), "dimensions"),
         (encode("a", dimensions="5"), "dimensions"),
         (encode("a", normalize="yes"), "normalize"),
+        (encode("a", normalize=1), "normalize"),
         (encode("a", layers=5), "layers"),
         (encode("a", layers=[1, HUGE]), "layers[1]"),
         (encode("a", layers="last"), "layers"),
         (encode("a", model=5), "model"),
         (encode("a", output=["pooled"]), "output"),
         (attend(heads=["a"]), "heads[0]"),
+        (attend(heads=[]), "heads"),
+        (attend(rows="a"), "rows"),
         (attend(kind=["probs"]), "kind"),
         (attend(top_p="a"), "top_p"),
         (compare("a", "b"), "occurrences[0]"),
@@ -200,6 +205,14 @@ def test_unknown_enum_value_is_an_error_with_the_values_of_the_rest_api(
             errors.append(catch_error(client, lambda client: getattr(client, operation)(*arguments, **{name: value})))
     assert len({(error.code, error.reason, error.field, error.message) for error in errors}) == 1
     assert "Use " in errors[0].message
+
+
+def test_actual_is_a_value_of_the_rest_api(client: Client) -> None:
+    assert catch_error(client, lambda client: client.classify("a")).actual == "classify"
+
+
+def test_empty_name_does_not_select_the_default_model(client: Client) -> None:
+    assert catch_error(client, encode("a", model="")).field == "model"
 
 
 def test_enum_labels_of_the_proto_are_accepted(grpc_client: Client) -> None:
