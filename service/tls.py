@@ -221,11 +221,11 @@ def _make_context(files: TlsFiles, client_cas: frozenset[bytes]) -> ssl.SSLConte
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")  # for TLS 1.2; like gRPC, no CBC ciphers
     context.set_alpn_protocols(ALPN_PROTOCOLS)
-    option, path = CERT_OPTION, files.cert
+    option, path = CERT_OPTION, str(files.cert)
     try:
         context.load_cert_chain(files.cert, files.key, password=bytes)  # bytes(): no password, rather than a prompt
         if client_cas:
-            option, path = CLIENT_CA_OPTION, files.client_ca
+            option, path = CLIENT_CA_OPTION, str(files.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA is enough, as in gRPC
             context.load_verify_locations(cadata=b"".join(client_cas))
