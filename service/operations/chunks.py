@@ -100,6 +100,17 @@ class Range(NamedTuple):
     last: int
 
 
+class Room(NamedTuple):
+    """The number of tokens of a text that fit in a model input after a prompt."""
+
+    tokens: int
+    prompt: str
+
+
+Excess = Callable[[Range, Range], int]
+"""Returns by how many tokens the text from one range to another exceeds the model's limit."""
+
+
 class Window(NamedTuple):
     """Consecutive items [start, last). Items before `new` repeat the end of the previous window."""
 
@@ -138,7 +149,7 @@ async def encode_chunks(engine: Engine, request: EncodeRequest, options: ChunkOp
     call.deadline = deadline = call.start(engine)
     bare = _check_request(engine, request, options, call)
     room = await _find_room(engine, request, deadline)
-    options = _check_options(options, room)
+    options = _check_options(options, room.tokens)
     characters = sum([len(item.text or "") for item in request.inputs])
     cost = (SPLIT_CHARACTER + DESCRIBED_CHARACTER) * characters + INPUT * len(request.inputs)
     documents = await engine.run(cost, deadline, _split_inputs, engine, request.inputs, options, room)
@@ -215,8 +226,8 @@ def _check_spans(spans: Sequence[tuple[int, int]], field: str, characters: int, 
             raise OutOfRange("before the previous span", "Sort the spans.", field=f"{field}[{number}]")
 
 
-async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) -> int:
-    """Return the number of tokens available for text in a model input."""
+async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) -> Room:
+    """Return the room for text in a model input."""
     manifest = engine.manifest
     limit = max_tokens(manifest, None, request.role) if request.role is not None else manifest.max_input_tokens
     inputs = request.inputs
@@ -226,7 +237,7 @@ async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) ->
     room = limit - len(empty) - used
     if room < 1:
         raise no_room(used, limit, "prompt" if request.prompt_name is None else "prompt_name")
-    return room
+    return Room(room, "" if prompt is None else prompt.text)
 
 
 def _check_options(options: ChunkOptions, room: int) -> ChunkOptions:
@@ -284,7 +295,7 @@ def _check_size(engine: Engine, request: EncodeRequest, call: Call, documents: S
 # Splitting
 
 
-def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions, room: int) -> list[Document]:
+def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions, room: Room) -> list[Document]:
     """Return the texts with their chunks. Raises `Empty`, `TooLong` and `TooMany`."""
     documents, count, limit = [], 0, engine.limits.max_spans_per_request
     for index, item in enumerate(inputs):
@@ -300,22 +311,23 @@ def _split_inputs(engine: Engine, inputs: Sequence[Input], options: ChunkOptions
 
 
 def split(
-    text: str, spans: Sequence[tuple[int, int]], options: ChunkOptions, room: int, tokenizer: Tokenizer, path: str
+    text: str, spans: Sequence[tuple[int, int]], options: ChunkOptions, room: Room, tokenizer: Tokenizer, path: str
 ) -> Document:
-    """Split a text into chunks; `room` is the number of its tokens that fit in a model input."""
+    """Split a text into chunks."""
+    limit, prompt = room
     tokens = find_tokens(text, tokenizer)
     if not tokens.starts.size:
         raise Empty("no content after tokenization", "Send text.", field=path)
     assert options.max_tokens is not None
 
-    (empty,) = tokenizer.encode([TokenizerInput("")], offsets=False)
+    (empty,) = tokenizer.encode([TokenizerInput(prompt)], offsets=False)
 
     def excess(first: Range, last: Range) -> int:
-        """Return by how many tokens a chunk or window, tokenized separately, exceeds the model's limit."""
-        if last.last - first.first <= room // 2:
+        """Return by how many tokens a chunk or window, tokenized with the prompt, exceeds the model's limit."""
+        if last.last - first.first <= limit // 2:
             return 0
-        (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end])], offsets=False)
-        return max(0, len(alone) - len(empty) - room)
+        (alone,) = tokenizer.encode([TokenizerInput(text[first.start : last.end], prompt=prompt)], offsets=False)
+        return max(0, len(alone) - len(empty) - limit)
 
     if options.by == "span":
         chunks = tokens.ranges(spans)
@@ -325,14 +337,14 @@ def split(
                 raise Empty("no token is assigned to this span", "Move or remove the span.", field=field)
             if excess(chunk, chunk):
                 size = chunk.last - chunk.first
-                raise TooLong("too long", "Use shorter spans.", field=field, actual=size, maximum=room, unit="tokens")
+                raise TooLong("too long", "Use shorter spans.", field=field, actual=size, maximum=limit, unit="tokens")
     else:
-        units, groups = _find_units(text, tokens, options)
+        units, groups = _find_units(text, tokens, options, excess)
         packed = pack(units, options.max_tokens, options.overlap_tokens, excess, groups)
         chunks = [_join(units[window.start], units[window.last - 1]) for window in packed]
     if options.mode == "separate" or len(chunks) == 1:
         return Document(text, chunks, [])
-    return Document(text, chunks, pack(chunks, room, room // CONTEXT, excess, [0] * len(chunks)))
+    return Document(text, chunks, pack(chunks, limit, limit // CONTEXT, excess, [0] * len(chunks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,27 +388,28 @@ def _join(first: Range, last: Range) -> Range:
     return Range(first.start, last.end, first.first, last.last)
 
 
-def _find_units(text: str, tokens: Tokens, options: ChunkOptions) -> tuple[list[Range], list[int]]:
+def _find_units(text: str, tokens: Tokens, options: ChunkOptions, excess: Excess) -> tuple[list[Range], list[int]]:
     """Return the units of a text and each unit's group. Only units of the same group may share a chunk."""
     units, groups = [], []
     levels = LEVELS[options.by]
     (whole,) = tokens.ranges([(0, len(text))])
     for group, unit in enumerate(_units_of(levels[0], text, whole, tokens, options)):
-        for part in _shorten(unit, levels, text, tokens, options):
+        for part in _shorten(unit, levels, text, tokens, options, excess):
             units.append(part)
             groups.append(0 if options.merge else group)
     return units, groups
 
 
 def _shorten(
-    unit: Range, levels: tuple[Level, ...], text: str, tokens: Tokens, options: ChunkOptions
+    unit: Range, levels: tuple[Level, ...], text: str, tokens: Tokens, options: ChunkOptions, excess: Excess
 ) -> Iterator[Range]:
-    """Yield the unit, or split it by the next levels until each part has at most `max_tokens` tokens."""
-    if unit.last - unit.first <= (options.max_tokens or 0) or len(levels) == 1:
+    """Yield the unit, or split it by the next levels until each part fits and has at most `max_tokens` tokens."""
+    is_short = unit.last - unit.first <= (options.max_tokens or 0) and not excess(unit, unit)
+    if is_short or len(levels) == 1:
         yield unit
         return
     for part in _units_of(levels[1], text, unit, tokens, options):
-        yield from _shorten(part, levels[1:], text, tokens, options)
+        yield from _shorten(part, levels[1:], text, tokens, options, excess)
 
 
 def _units_of(level: Level, text: str, of: Range, tokens: Tokens, options: ChunkOptions) -> list[Range]:
@@ -436,9 +449,7 @@ def _sentences(text: str, start: int, end: int, language: str) -> Iterator[tuple
         size = SENTENCES
 
 
-def pack(
-    items: Sequence[Range], limit: int, overlap: int, excess: Callable[[Range, Range], int], groups: Sequence[int]
-) -> list[Window]:
+def pack(items: Sequence[Range], limit: int, overlap: int, excess: Excess, groups: Sequence[int]) -> list[Window]:
     """Pack consecutive items of the same group into windows of at most `limit` tokens.
 
     An item over the limit gets a separate window. A window begins by repeating the preceding items, of any group, that

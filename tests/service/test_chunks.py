@@ -19,8 +19,10 @@ from attendant_client.types import MAX_CHUNKED_CHARACTERS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from service.engine.model_loader import LoadedModel
-from service.operations.chunks import Range, pack
+from service.operations.chunks import Range, Room, pack, split
+from tests.model.tiny_tokenizers import BUILDERS
 from tests.service.commands.embed_command import RunEmbed, run_embed
 from tests.serving import ServiceThread
 
@@ -66,6 +68,21 @@ def test_windows_cover_each_item_once(sizes: list[int], limit: int, overlap: int
         assert size <= min(limit, capacity) or window.last - window.start == 1
         assert items[window.new].first - items[window.start].first <= overlap
         assert len({groups[number] for number in range(window.new, window.last)}) == 1
+
+
+@pytest.mark.parametrize(("kind", "prompt"), [("metaspace", ""), ("wordpiece", "Q")])
+def test_sentences_that_are_too_long_alone_are_split(kind: str, prompt: str) -> None:
+    """The first word of a text has more tokens than the same word after a space, or than a prompt and the word."""
+    tokenizer = Tokenizer(BUILDERS[kind]().to_str().encode())
+    first, last = "Rain.", "Money opens his counts."
+    sources = [TokenizerInput(prompt), TokenizerInput(last, prompt=prompt)]
+    bare, needed = map(len, tokenizer.encode(sources, offsets=False))
+    room = needed - bare - 1
+    options = ChunkOptions(merge=False, max_tokens=room)
+    chunks = split(f"{first} {last}", (), options, Room(room, prompt), tokenizer, "").texts
+    sources = [TokenizerInput(chunk.text, prompt=prompt) for chunk in chunks]
+    assert max(map(len, tokenizer.encode(sources, offsets=False))) <= bare + room
+    assert [chunk.text for chunk in chunks[:2]] == [first, last.rpartition(" ")[0]]
 
 
 def test_late_chunks_know_the_text_before_them(client: Client) -> None:
