@@ -501,13 +501,14 @@ def _outputs(requested: Sequence[RequestedOutput], info: ModelInfo) -> tuple[str
 
 
 async def _encode(engine: Engine, plan: _Plan) -> EncodeResponse | None:
-    if not _needs_encoding(plan.outputs):
-        return None
     options = plan.options
-    outputs: dict[Output, None] = {ENCODED[name]: None for name in plan.outputs if name in ENCODED} or {"pooled": None}
-    # A result's token count includes the prompt, whose tokens have no vectors.
+    # The token count of a vector or of scores includes the prompt, whose tokens have no vectors.
     prompted = options.prompt_name is not None or engine.info.default_prompt_name is not None
-    if TOKEN_COUNTS in plan.outputs and prompted:
+    counts_vectors = prompted and TOKEN_COUNTS in plan.outputs
+    if not _needs_encoding(plan.outputs) and (ATTENTION in plan.outputs or not counts_vectors):
+        return None
+    outputs: dict[Output, None] = {ENCODED[name]: None for name in plan.outputs if name in ENCODED} or {"pooled": None}
+    if counts_vectors:
         outputs["tokens"] = None
     request = EncodeRequest(
         plan.inputs,

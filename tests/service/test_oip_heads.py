@@ -11,8 +11,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.labels import CLASSIFIER, CROSS_ENCODER
+from tests.manifests import with_manifest, with_prompts
 from tests.model.retriever_cases import BGE_M3
-from tests.oip_messages import Outputs
+from tests.oip_messages import Outputs, rest_outputs, rest_request, text
 from tests.operation_requests import Body, body, optional
 from tests.retrievers import SPLADE
 from tests.service.test_oip_products import (
@@ -26,7 +27,7 @@ from tests.service.test_oip_products import (
     send_grpc,
     send_rest,
 )
-from tests.serving import ServiceThread, load_kind
+from tests.serving import ServiceThread, load_kind, serve
 from tests.stubs import GRPCInferenceServiceStub
 
 TOLERANCE = 1e-4
@@ -120,3 +121,15 @@ def check_padded(name: str, values: Any, results: list[Any]) -> None:
     for row, expected in zip(values, rows, strict=True):
         np.testing.assert_allclose(row[: len(expected)], expected, rtol=0, atol=TOLERANCE)
         assert not row[len(expected) :].any()
+
+
+def test_token_counts_beside_scores_exclude_the_prompt() -> None:
+    model = load_kind(CROSS_ENCODER)
+    model = with_manifest(model, with_prompts(model.artifact.manifest, {"query": "find: "}, "query"))
+    with serve(model) as client:
+        counts = []
+        for outputs in (["token_counts"], ["scores", "token_counts"], ["pooled", "scores", "token_counts"]):
+            content, headers = rest_request([text("money bank")], outputs=[{"name": name} for name in outputs])
+            response = client.post("/v2/models/labels/infer", content=content, headers=headers)
+            counts.append(rest_outputs(response)["token_counts"].tolist())
+    assert counts == [[4]] * 3
