@@ -145,7 +145,7 @@ bench: $(VENV)/bench model wrk  ## measure: BENCH=quick for a short run, PEERS=0
 	@$(BIN)/python -m bench $(BENCH) $(if $(SECTIONS),--sections $(SECTIONS)) \
 	  $(if $(filter 0,$(PEERS)),--no-peers) $(if $(filter readme,$(PLOTS)),--readme-plots)
 
-path: $(VENV)/dev model  ## print the files that one request enters, its Python calls and hand-offs; FLAGS=--functions for each function
+path: $(VENV)/dev model  ## print the files that one request enters, its Python calls and hand-offs; FLAGS="--functions --bytecodes" for each function, and bytecodes instead of calls
 	@$(BIN)/python -m bench.request_path $(FLAGS)
 
 bench-training: $(VENV)/dev  ## measure training against a bare forward and backward pass

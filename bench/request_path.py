@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 import grpc
+import uvloop
 from attendant_client.pb import encoder_pb2
 
 from service.app import App
@@ -198,8 +199,9 @@ def measure_paths(*, bytecodes: bool) -> dict[str, RequestPath]:
     else:
         threading.setprofile(recorder)
         sys.setprofile(recorder)
+    run = uvloop.run if bytecodes else asyncio.run  # asyncio's own loop is Python, the server's is not
     try:
-        return asyncio.run(trace(settings, recorder))
+        return run(trace(settings, recorder))
     finally:
         for stop in (sys.setprofile, threading.setprofile, sys.settrace, threading.settrace):
             stop(None)

@@ -467,7 +467,7 @@ class RequestCycle(RequestResponseCycle):
             self._head = self._render_head(message["status"], [*self.default_headers, *message["headers"]])
             return
         assert message["type"] == "http.response.body"
-        body, more_body = message["body"], message.get("more_body", False)
+        body, more_body = message.get("body", b""), message.get("more_body", False)
         if self.scope["method"] == "HEAD":
             body = b""
         elif self.chunked_encoding:

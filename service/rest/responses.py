@@ -248,9 +248,9 @@ def _pieces(value: Any) -> Iterator[bytes]:
     items = value if names is None else list(value.values())
     start, separator = 0, b"[" if names is None else b"{"
     while start < len(items):
-        end = _end_of_slice(items, start, alike=names is None)
+        end, is_heavy = _end_of_slice(items, start, alike=names is None)
         part = items[start:end]
-        if end - start == 1 and _weight(part, SLICE) >= SLICE:
+        if is_heavy:
             yield separator if names is None else separator + orjson.dumps(names[start]) + b":"
             yield from _pieces(part.rows()[0] if isinstance(part, Table) else items[start])
         else:
@@ -259,23 +259,26 @@ def _pieces(value: Any) -> Iterator[bytes]:
     yield b"]" if names is None else b"}"
 
 
-def _end_of_slice(items: Any, start: int, *, alike: bool) -> int:
-    """Return the end of a slice with bounded weight. A heavier item is a separate slice.
+def _end_of_slice(items: Any, start: int, *, alike: bool) -> tuple[int, bool]:
+    """Return the end of a slice of at most weight `SLICE`, and whether it is a single, heavier item.
 
     `alike`: whether all items have the same type.
     """
+    each = None
     if isinstance(items, np.ndarray):
-        return start + max(1, SLICE * len(items) // items.size)
-    if isinstance(items, Table):
-        return start + max(1, SLICE // items.weight)
-    if alike and (each := ITEM_WEIGHTS.get(type(items[start]))):
-        return start + SLICE // each
+        each = items[start].size
+    elif isinstance(items, Table):
+        each = items.weight
+    elif alike:
+        each = ITEM_WEIGHTS.get(type(items[start]))
+    if each:
+        return start + max(1, SLICE // each), each > SLICE
     weight = 0
     for place in range(start, len(items)):
         weight += _weight(items[place], SLICE) + ENTRY
         if weight >= SLICE:
-            return max(place, start + 1)
-    return len(items)
+            return max(place, start + 1), place == start
+    return len(items), False
 
 
 def _base64_pieces(array: Array) -> Iterator[bytes]:
