@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Histogram as LinearHistogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,12 +24,25 @@ from service.metrics import (
     OTHER_REJECTIONS,
     PROCESS_SERIES,
     SERIES_PER_MODEL,
+    Histogram,
     Metrics,
 )
 from service.request_log import RequestLog, RequestRecord
 from service.rpc.server import RpcServer
 from tests.conftest import RunningServer
 from tests.service.conftest import ServiceHarness, open_harness
+
+
+@given(st.lists(st.sampled_from((0.5, 1, 2, 4)) | st.floats(-1, 1e6)))
+def test_histogram_counts_like_prometheus_client(values: list[float]) -> None:
+    exposed = []
+    for kind in (Histogram, LinearHistogram):
+        registry = CollectorRegistry()
+        histogram = kind("a", "A.", registry=registry, buckets=(0.5, 1, 2, 4))
+        for value in values:
+            histogram.observe(value)
+        exposed.append(generate_latest(registry).decode().partition("a_created")[0])
+    assert exposed[0] == exposed[1]
 
 
 @pytest.fixture

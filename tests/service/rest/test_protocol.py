@@ -438,3 +438,45 @@ async def test_body_memory_over_the_limit_gets_503(model: LoadedModel) -> None:
             writer.write(body[-1:])
             assert (await read_response(reader))[0] == 200
             second[1].close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "parts"),
+    [
+        ({"x-a": "b\r\nx-c: d"}, [b"body"]),
+        ({"x-a": "b\x00"}, [b"body"]),
+        ({"content-length": "3"}, [b"body"]),
+        ({"content-length": "5"}, [b"bo", b"dy"]),
+    ],
+)
+async def test_faulty_response_ends_the_connection(headers: dict[str, str], parts: list[bytes]) -> None:
+    """Otherwise, the client would read a header that the app did not set, or the rest of the body as a response."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = [(name.encode(), value.encode()) for name, value in ({"content-length": "4"} | headers).items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": part is not parts[-1]})
+
+    async with serving(app) as (reader, writer):
+        writer.write((POST + b"Content-Length: 0\r\n\r\n") * 2)
+        received = await asyncio.wait_for(reader.read(), 20)
+    assert b"x-c" not in received
+    assert received.count(b"HTTP/1.1 ") <= 1
+    assert not received.endswith(b"body")
+
+
+@pytest.mark.parametrize("parts", [[b""], [b"all"], [b"a", b"", b"ll"], [b"all", b""]])
+async def test_body_without_a_length_is_chunked(parts: list[bytes]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for place, part in enumerate(parts, 1):
+            await send({"type": "http.response.body", "body": part, "more_body": place < len(parts)})
+
+    async with serving(app) as (reader, writer):
+        writer.write((POST + b"Content-Length: 0\r\n\r\n") + POST + b"Connection: close\r\nContent-Length: 0\r\n\r\n")
+        received = await asyncio.wait_for(reader.read(), 20)
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part) + b"0\r\n\r\n"
+    assert received.count(b"transfer-encoding: chunked\r\n") == 2
+    assert received.count(b"\r\n\r\n" + chunks) == 2
+    assert received.count(b"connection: close\r\n") == 1
