@@ -53,7 +53,7 @@ def publish(directory: Path, kind: str, name: str = "", **changes: Any) -> Path:
         ("native, minimum", "modules.json", {"Normalize": None}, "token vectors without Normalize"),
         (
             "native, minimum", "3_Normalize/config.json", {"module_input_name": None},
-            r"3_Normalize/config\.json: module_input_name: unsupported \(None\)",
+            r"3_Normalize/config\.json: module_input_name: missing",
         ),
         ("pylate", "tokenizer_config.json", {"padding_side": "left"}, "padding_side: unsupported with query_expansion"),
         ("pylate", "config_sentence_transformers.json", {"query_prefix": 7}, "query_prefix is not a string"),
