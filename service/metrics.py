@@ -55,7 +55,7 @@ OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota
 
 
 class Histogram(LinearHistogram):
-    """A histogram whose `observe` takes a third of the time: it finds the bucket by bisection."""
+    """A histogram that finds a value's bucket by bisection, instead of comparing it with one bound after another."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
         if exemplar is not None:

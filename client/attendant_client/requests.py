@@ -208,7 +208,7 @@ CALLS = {operation: _call(operation) for operation in get_args(types.Operation)}
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
 SELECTIONS = ("model", "outputs", "layers", "heads", "rows", "labels", "targets")
-"""Fields that select the default if they are empty in a message. REST rejects empty values, which this hides."""
+"""Fields that must not be empty. REST rejects an empty value; in a message, it would select the default."""
 REMEDIES = {
     FieldDescriptor.CPPTYPE_BOOL: "Send true or false.",
     FieldDescriptor.CPPTYPE_DOUBLE: "Send a number.",

@@ -290,7 +290,7 @@ class Lane(Generic[TaskT, Result]):
         self._lock = threading.Lock()
         self._tasks_available = threading.Condition(self._lock)
         self._drained = threading.Condition(self._lock)
-        self._drains = False
+        self._draining = False
         self._recovery_lock = threading.Lock()
         self._sessions = 1  # sessions opened so far
         self._reserved = 0
@@ -395,7 +395,8 @@ class Lane(Generic[TaskT, Result]):
     ) -> AdmittedRequest[TaskT, Result]:
         """Admit a request of the current caller; arguments and errors are as in `reserve`.
 
-        Without a reservation, if its tasks are prepared and queued before the event loop runs anything else.
+        A request whose preparation costs at most `INLINE_COST` needs no reservation: `Engine.run` prepares it on the
+        event loop, so its tasks are queued before any other request is admitted.
         """
         caller = current_caller()
         cost = self._check(sizes, deadline, preparation, more_tokens, caller)
@@ -481,7 +482,7 @@ class Lane(Generic[TaskT, Result]):
             with self._drained:
                 self._drained.wait_for(lambda: not self._busy)
 
-        self._drains = True
+        self._draining = True
         while self._busy:  # again, because a request without a reservation may have been in preparation
             await asyncio.to_thread(wait_until_drained)
 
@@ -491,7 +492,7 @@ class Lane(Generic[TaskT, Result]):
 
     def _notify_if_drained(self) -> None:
         """Wake `drain`, if it waits, after the lane may have become idle. Called under the lock."""
-        if self._drains and not self._busy:
+        if self._draining and not self._busy:
             self._drained.notify_all()
 
     async def close(self) -> None:

@@ -445,13 +445,18 @@ def encode_tasks(
     heads = tuple(head for head in HEAD_OUTPUTS if head in request.outputs)
     if not hidden and pooling is None and not heads:
         return []
-    if request.layers == LAST_LAYER and embedding.include_prompt:  # the usual case
-        return [EncodeTask(item.tokens, pooling, hidden, 0, heads) for item in prepared]
-    sequences = [(item.tokens, first_pooled_token(item.tokens, manifest)) for item in prepared]
     if request.layers == LAST_LAYER:
-        return [EncodeTask(tokens, pooling, hidden, pool_from, heads) for tokens, pool_from in sequences]
+        pools_all = embedding.include_prompt  # the usual case, which needs no call per text
+        return [
+            EncodeTask(
+                item.tokens, pooling, hidden, 0 if pools_all else first_pooled_token(item.tokens, manifest), heads
+            )
+            for item in prepared
+        ]
     layers = _numbers(request)
-    return [LayerTask(tokens, pooling, hidden, pool_from, layers) for tokens, pool_from in sequences]
+    return [
+        LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
+    ]
 
 
 def build_results(

@@ -316,7 +316,7 @@ class HttpProtocol(HttpToolsProtocol):
             return _headers_too_large()
         values = dict(self.headers)
         self.expect_100_continue = values.get(b"expect", b"").lower() == b"100-continue"
-        if len(values) < len(self.headers) and (error := self._repetition_error()) is not None:
+        if len(values) < len(self.headers) and (error := self._combine_headers()) is not None:
             return error
         version, host = self.parser.get_http_version(), values.get(b"host")
         if version not in ("1.0", "1.1"):
@@ -329,8 +329,8 @@ class HttpProtocol(HttpToolsProtocol):
             return MalformedRequest("not supported in HTTP/1.0", "Use HTTP/1.1.", field="Transfer-Encoding")
         return self._transfer_encoding_error() if b"transfer-encoding" in values else None
 
-    def _repetition_error(self) -> ServiceError | None:
-        """Return the error for a header that must not repeat, and combine the values of those that may."""
+    def _combine_headers(self) -> ServiceError | None:
+        """Combine the values of repeated headers; return the error for one that must not repeat."""
         values: dict[bytes, bytes] = {}
         for place, (name, value) in enumerate(self.headers):
             if name in SINGLE_HEADERS and name in values:
