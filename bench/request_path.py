@@ -38,6 +38,8 @@ from tests.stubs import EncoderServiceStub
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "She sat on the bank of the river and watched the boats go by."
+TEXTS = [" ".join([TEXT] * (1 + index % 4)) for index in range(32)]
+"""Of about 15, 30, 45 and 60 tokens."""
 MODEL = "all-MiniLM-L6-v2"
 WARM_REQUESTS = 20
 RECORDED_REQUESTS = 20
@@ -148,6 +150,7 @@ def trace_requests(settings: Settings, recorder: Recorder) -> dict[str, RequestP
     with grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}") as channel:
         stub = EncoderServiceStub(channel)
         request = encoder_pb2.EncodeRequest(inputs=[encoder_pb2.Input(text=TEXT)])
+        batch = encoder_pb2.EncodeRequest(inputs=[encoder_pb2.Input(text=text) for text in TEXTS])
         senders: dict[str, Send] = {
             "REST /v1/encode": lambda: post(connection, "/v1/encode", {"inputs": [TEXT]}),
             "REST /v1/rerank": lambda: post(connection, "/v1/rerank", {"query": TEXT, "documents": [TEXT]}),
@@ -155,6 +158,11 @@ def trace_requests(settings: Settings, recorder: Recorder) -> dict[str, RequestP
             "TEI /embed": lambda: post(connection, "/embed", {"inputs": TEXT}),
             "REST /v1/attend": lambda: post(connection, "/v1/attend", {"inputs": [TEXT]}),
             "gRPC Encode": lambda: stub.Encode(request, timeout=30),
+            "REST /v1/encode, 32 texts, base64": lambda: post(
+                connection, "/v1/encode", {"inputs": TEXTS, "encoding_format": "base64"}
+            ),
+            "REST /v1/encode, 32 texts, JSON": lambda: post(connection, "/v1/encode", {"inputs": TEXTS}),
+            "gRPC Encode, 32 texts": lambda: stub.Encode(batch, timeout=30),
         }
         return {name: trace_one(send, recorder) for name, send in senders.items()}
 

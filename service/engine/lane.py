@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from attendant_client.types import Usage
@@ -23,6 +24,7 @@ from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.scheduling import (
     INLINE_COST,
     Admission,
+    Batch,
     BatchPolicy,
     Cost,
     Entry,
@@ -30,7 +32,7 @@ from service.engine.scheduling import (
     HostQueue,
     Job,
     WaitingRequest,
-    work_s,
+    entries_of,
 )
 from service.engine.tasks import EncodeTask, ExplainTask, TextVectors
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
@@ -213,17 +215,15 @@ class AdmittedRequest(Generic[TaskT, Result]):
     def tokenized(self, inputs: Sequence[TokenizedInput]) -> Usage:
         """Count the inputs; return the numbers of tokens and of truncated inputs."""
         self._tokenized = time.perf_counter()
-        tokens = truncated = 0
-        for item in inputs:
-            tokens += len(item.input_ids)
-            truncated += item.truncated
+        tokens = sum(map(len, map(_ids_of, inputs)))
+        truncated = sum(map(_truncated_of, inputs))
         self._observer.observe_request(len(inputs), tokens, truncated)
         if self._record is not None:
             self._record.inputs += len(inputs)
             self._record.tokens += tokens
         return Usage(tokens, truncated)
 
-    async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> list[Result]:
+    async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> Sequence[Result]:
         """Queue tasks and return their results, as `Lane.wait` does.
 
         `more`: more tasks will follow, so keep the reservation.
@@ -412,13 +412,10 @@ class Lane(Generic[TaskT, Result]):
         job: Job[TaskT, Result] = Job(len(tasks), deadline)
         if not tasks:
             return job
-        entries, costs, task_cost = [], [], self.admission.task_cost
-        for index, task in enumerate(tasks):
-            cost = task_cost(len(task.tokens))
-            costs.append(cost)
-            entries.append(Entry(job, index, task, cost))
+        costs = [*map(self.admission.task_cost, map(len, map(_tokens_of, tasks)))]
         if caller.quota is not None:
             caller.quota.charge(sum(cost.tokens for cost in costs))
+        entries = entries_of(job, tasks, costs)
         with self._lock:
             if self._stopped:
                 raise self._stopped_error()
@@ -439,7 +436,7 @@ class Lane(Generic[TaskT, Result]):
         with self._lock:
             self._tasks_available.notify()
 
-    async def wait(self, job: Job[TaskT, Result]) -> list[Result]:
+    async def wait(self, job: Job[TaskT, Result]) -> Sequence[Result]:
         """Return the results of a job in the order of its tasks.
 
         If the caller is cancelled or the deadline passes, tasks that have not started are dropped. Every failure raises
@@ -460,7 +457,7 @@ class Lane(Generic[TaskT, Result]):
                     self._discard(job.request)
         error = job.error
         if error is None:
-            return job.results  # type: ignore[return-value]  # every task has a result
+            return job.results
         if isinstance(error, NonFiniteOutput):
             self.observer.nonfinite_outputs.inc()
         if isinstance(error, ServiceError):
@@ -526,15 +523,15 @@ class Lane(Generic[TaskT, Result]):
 
     def _work(self) -> None:
         lower_thread_priority()
-        batch: list[Entry[TaskT, Result]] | None = []
+        batch: Batch[TaskT, Result] | None = None
         try:
             while (batch := self._take()) is not None:
                 self._run_batch(batch)
         except BaseException as error:
-            self._stop_serving(batch or [], error)
+            self._stop_serving(() if batch is None else batch.entries, error)
             raise
 
-    def _run_batch(self, batch: list[Entry[TaskT, Result]]) -> None:
+    def _run_batch(self, batch: Batch[TaskT, Result]) -> None:
         started = time.perf_counter()
         try:
             if batch:
@@ -543,14 +540,14 @@ class Lane(Generic[TaskT, Result]):
             seconds = time.perf_counter() - started
             with self._lock:
                 self._policy.finish(batch)
-                self.admission.observe(work_s(batch), saturated=self.queue.size > 0)
+                self.admission.observe(batch.work_s, saturated=self.queue.size > 0)
                 if self.queue.size and self._policy.may_take():
                     self._tasks_available.notify()
                 self._notify_if_drained()
         if batch and self._yields_to is not None and self._yields_to():
             time.sleep(seconds / 2)
 
-    def _take(self) -> list[Entry[TaskT, Result]] | None:
+    def _take(self) -> Batch[TaskT, Result] | None:
         """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
         with self._lock:
             while not (self._stopped or self._policy.may_take()):
@@ -567,21 +564,19 @@ class Lane(Generic[TaskT, Result]):
             self.observer.observe_queue(seconds)
         return batch
 
-    def _start_jobs(self, batch: Sequence[Entry[TaskT, Result]]) -> list[float]:
+    def _start_jobs(self, batch: Batch[TaskT, Result]) -> list[float]:
         """Mark the jobs of a batch as started; return the queue time of each newly started job, in seconds."""
         now, queued = time.perf_counter(), []
-        for entry in batch:
-            job = entry.job
+        for job in {*batch.jobs}:
             if not job.started:
                 job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
                 queued.append(job.queue_s)
         return queued
 
-    def _run(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+    def _run(self, batch: Batch[TaskT, Result]) -> None:
         started, session = time.perf_counter(), self._sessions
-        sizes = [entry.cost.tokens for entry in batch]
         try:
-            fitted = self._backend.fit(sizes)
+            fitted = self._backend.fit(batch.sizes)
             results = self._execute(batch, fitted)
         except NonFiniteOutput as error:
             self.observer.inference_errors.inc()
@@ -592,17 +587,17 @@ class Lane(Generic[TaskT, Result]):
             self._recover(batch, error, session)
             return
         seconds = time.perf_counter() - started
-        self.observer.observe_batch(sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
+        self.observer.observe_batch(batch.sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
         self._call_soon(self._deliver, batch, results)
 
-    def _execute(self, batch: Sequence[Entry[TaskT, Result]], fitted: FittedBatch | None = None) -> list[Result]:
-        with self.watchdog.running(work_s(batch) * self._streams / self.admission.speed.value):
-            results = self._backend.run([entry.task for entry in batch], fitted)
+    def _execute(self, batch: Batch[TaskT, Result], fitted: FittedBatch | None = None) -> Sequence[Result]:
+        with self.watchdog.running(batch.work_s * self._streams / self.admission.speed.value):
+            results = self._backend.run(batch.tasks, fitted)
         if len(results) != len(batch):
             raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
         return results
 
-    def _recover(self, batch: Sequence[Entry[TaskT, Result]], error: Exception, session: int) -> None:
+    def _recover(self, batch: Batch[TaskT, Result], error: Exception, session: int) -> None:
         """Run a tiny valid batch to determine whether the session or an input caused the error.
 
         If that batch fails too, retry once on a new session; if the retry fails, the lane fails permanently. `session`
@@ -610,7 +605,7 @@ class Lane(Generic[TaskT, Result]):
         """
         with self._recovery_lock:
             if self.failure is not None:
-                self._reject(batch)
+                self._reject(batch.entries)
                 return
             if session == self._sessions and not self._probe():
                 try:
@@ -618,7 +613,7 @@ class Lane(Generic[TaskT, Result]):
                     self._backend.probe()
                     self._sessions += 1
                 except Exception as fatal:  # noqa: BLE001
-                    self._stop_serving(batch, fatal)
+                    self._stop_serving(batch.entries, fatal)
                     return
             if session != self._sessions:
                 try:
@@ -637,22 +632,21 @@ class Lane(Generic[TaskT, Result]):
             return False
         return True
 
-    def _bisect(self, batch: Sequence[Entry[TaskT, Result]], error: Exception) -> None:
+    def _bisect(self, batch: Batch[TaskT, Result], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
         if len(batch) == 1:
-            self._call_soon(batch[0].job.finish, error)
+            self._call_soon(batch.jobs[0].finish, error)
             return
         self.observer.batch_retries.inc(2)
-        middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
+        for half in batch.halves():
             if self.failure is None:
                 self._run(half)
             else:
-                self._reject(half)
+                self._reject(half.entries)
 
-    def _stop_serving(self, batch: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+    def _stop_serving(self, entries: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
         log.critical("lane failed model=%s lane=%s", self.observer.model, self.name, exc_info=error)
-        self._reject([*batch, *self._stop(error)])
+        self._reject([*entries, *self._stop(error)])
 
     def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
         for entry in entries:
@@ -661,11 +655,13 @@ class Lane(Generic[TaskT, Result]):
 
     # Runs on the event loop.
 
-    def _deliver(self, batch: Sequence[Entry[TaskT, Result]], results: Sequence[Result]) -> None:
-        for entry, result in zip(batch, results, strict=True):
-            if not entry.job.set_result(entry.index, result):
-                self.observer.cancelled_in_batch.inc()
+    def _deliver(self, batch: Batch[TaskT, Result], results: Sequence[Result]) -> None:
+        for job, places, own in batch.by_job(results):
+            if not job.add_results(places, own):
+                self.observer.cancelled_in_batch.inc(len(places))
 
+
+_ids_of, _truncated_of, _tokens_of = attrgetter("input_ids"), attrgetter("truncated"), attrgetter("tokens")
 
 FastLane = Lane[EncodeTask, TextVectors]
 ExplainLane = Lane[ExplainTask, Any]

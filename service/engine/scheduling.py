@@ -26,12 +26,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from model.artifact.packing import BatchFill
 from service.callers import ANONYMOUS, MAX_PAUSE_S, Caller
 from service.engine.backends.base import Backend, Task
+from service.engine.tasks import gather
 from service.errors import DeadlineExceeded, QueueFull, response_too_late
 
 SHARED_FOR_S = 1.0
@@ -47,11 +49,8 @@ class Cost(NamedTuple):
     @classmethod
     def total(cls, costs: Iterable["Cost"]) -> "Cost":
         """Return the sum."""
-        tokens = us = 0
-        for cost in costs:
-            tokens += cost.tokens
-            us += cost.us
-        return cls(tokens, us)
+        columns = [*zip(*costs, strict=True)]
+        return cls(*map(sum, columns)) if columns else cls(0, 0)
 
     def plus(self, other: "Cost") -> "Cost":
         """Return the sum."""
@@ -396,23 +395,27 @@ class _Selection(Generic[Item]):
     def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
         """Move tasks of a request to the batch, limited by its deficit and `limit_us`, and return their cost."""
         entries, fill, batch = request.entries, self._fill, self.batch
+        add, next_entry, room = fill.add, entries.popleft, self._max_size - len(batch)
         tokens = us = 0
         allowed, longest = min(request.deficit, limit_us), self.max_us
         skipped: list[tuple[Cost, Item]] = []
-        while entries and self.open:
-            entry = entries[0]
+        while entries and room:
+            entry = next_entry()
             (task_tokens, task_us), item = entry
-            if us + task_us > allowed or task_us > longest:
+            if task_us > allowed - us or task_us > longest:
+                entries.appendleft(entry)
                 break  # the deficit is carried to the next round
-            entries.popleft()
-            if fill.add(task_tokens):
+            if add(task_tokens):
                 batch.append(item)
                 tokens += task_tokens
                 us += task_us
+                room = fill.free and room - 1
             else:
                 skipped.append(entry)
                 self._passed_over += 1
-            self.open = fill.free > 0 and len(batch) < self._max_size and self._passed_over < LOOKAHEAD
+                if self._passed_over == LOOKAHEAD:
+                    room = 0
+        self.open = room > 0
         entries.extendleft(reversed(skipped))
         request.deficit -= us
         return Cost(tokens, us)
@@ -430,7 +433,6 @@ class Job(Generic[TaskT, Result]):
 
     Attributes:
         request: The queued tasks; None if the job has no tasks.
-        results: One result per task, None until it is known.
         pending: The number of tasks without a result.
         done: True once all results are known, a task has failed, or nothing waits for the results anymore.
         error: Why the job failed.
@@ -440,13 +442,13 @@ class Job(Generic[TaskT, Result]):
     """
 
     __slots__ = (
-        "batch_size", "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "results", "started",
+        "_parts", "batch_size", "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "started",
         "submitted",
     )  # fmt: skip
 
     def __init__(self, count: int, deadline: float) -> None:
         self.request: WaitingRequest[Entry[TaskT, Result]] | None = None
-        self.results: list[Result | None] = [None] * count
+        self._parts: list[tuple[Sequence[int], Sequence[Result]]] = []
         self.pending = count
         self.deadline = deadline
         self.done = not count
@@ -457,12 +459,17 @@ class Job(Generic[TaskT, Result]):
         self.queue_s = 0.0
         self.batch_size = 0
 
-    def set_result(self, index: int, result: Result) -> bool:
-        """Store the result of one task; return False if the job was already done and the result is unused."""
+    @property
+    def results(self) -> Sequence[Result]:
+        """One result per task of a finished job."""
+        return gather(self._parts)
+
+    def add_results(self, places: Sequence[int], results: Sequence[Result]) -> bool:
+        """Store the results of some tasks; return False if the job was already done and they are unused."""
         if self.done:
             return False
-        self.results[index] = result
-        self.pending -= 1
+        self._parts.append((places, results))
+        self.pending -= len(places)
         if not self.pending:
             self.finish()
         return True
@@ -484,14 +491,59 @@ class Job(Generic[TaskT, Result]):
         return self.done or self.deadline <= time.monotonic()
 
 
-@dataclass(slots=True)  # not frozen, because frozen dataclasses take three times as long to create
-class Entry(Generic[TaskT, Result]):
-    """One queued task of a job; `index` is its position in the request."""
+class Entry(NamedTuple, Generic[TaskT, Result]):
+    """One queued task of a job; `place` is its position in the request."""
 
     job: Job[TaskT, Result]
-    index: int
+    place: int
     task: TaskT
     cost: Cost
+
+
+def entries_of(job: Job[TaskT, Result], tasks: Sequence[TaskT], costs: Sequence[Cost]) -> list[Entry[TaskT, Result]]:
+    """Return the tasks of a job as entries, without a Python call per task."""
+    return [*map(partial(tuple.__new__, Entry), zip(repeat(job), range(len(tasks)), tasks, costs, strict=False))]
+
+
+class Batch(Generic[TaskT, Result]):
+    """The entries of a batch, and their columns.
+
+    Attributes:
+        sizes: The number of tokens of each task.
+        work_s: The estimated run time on one stream, in seconds.
+        longest_us: The run time of the longest task in microseconds.
+    """
+
+    __slots__ = ("_places", "entries", "jobs", "longest_us", "sizes", "tasks", "work_s")
+
+    def __init__(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
+        self.entries = entries
+        self.jobs: tuple[Job[TaskT, Result], ...]
+        self.tasks: tuple[TaskT, ...]
+        self._places: tuple[int, ...]
+        costs: tuple[Cost, ...]
+        self.jobs, self._places, self.tasks, costs = zip(*entries, strict=True) if entries else ((), (), (), ())
+        us: tuple[int, ...]
+        self.sizes: tuple[int, ...]
+        self.sizes, us = zip(*costs, strict=True) if costs else ((), ())
+        self.work_s = sum(us) / 1e6
+        self.longest_us = max(us, default=0)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def halves(self) -> tuple["Batch[TaskT, Result]", "Batch[TaskT, Result]"]:
+        """Return the first and the second half of a batch of several tasks."""
+        middle = len(self) // 2
+        return Batch(self.entries[:middle]), Batch(self.entries[middle:])
+
+    def by_job(self, results: Sequence[Result]) -> Iterator[tuple[Job[TaskT, Result], Sequence[int], Sequence[Result]]]:
+        """Yield consecutive tasks of one job: the job, their positions in its request, and their results."""
+        start = 0
+        for job, run in groupby(self.jobs):
+            end = start + len([*run])
+            yield job, self._places[start:end], results[start:end]
+            start = end
 
 
 SHORT_US = 25_000
@@ -543,24 +595,25 @@ class BatchPolicy(Generic[TaskT, Result]):
             return True
         return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
 
-    def take(self) -> tuple[list[Entry[TaskT, Result]], int]:
+    def take(self) -> tuple[Batch[TaskT, Result], int]:
         """Return the next batch, which counts as running until `finish`, and the number of dropped stale tasks."""
         quantum, max_size = self._quantum(), self._backend.max_batch_size
         prefers_short = 0 < len(self._long_running) >= self._streams - 1
         max_us = self._long_us if prefers_short else math.inf
-        batch, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, max_us)
-        if prefers_short and not batch:
+        entries, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, max_us)
+        if prefers_short and not entries:
             if self._last_is_reserved:
                 self._only_long_at = self._queue.arrivals
             else:
-                batch, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
+                entries, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
                 dropped += stale
         self.running += 1
-        if is_longer(batch, self._long_us):
-            self._long_running[id(batch)] = time.monotonic(), work_s(batch)
+        batch = Batch(entries)
+        if batch.longest_us > self._long_us:
+            self._long_running[id(batch)] = time.monotonic(), batch.work_s
         return batch, dropped
 
-    def finish(self, batch: Sequence[Entry[TaskT, Result]]) -> None:
+    def finish(self, batch: Batch[TaskT, Result]) -> None:
         """Count a batch as finished."""
         self.running -= 1
         self._long_running.pop(id(batch), None)
@@ -605,22 +658,6 @@ class BatchPolicy(Generic[TaskT, Result]):
         if not short and queue.tokens >= free_streams * self._backend.max_batch_tokens:
             return self._backend.full_batch_fill(math.inf)
         return self._backend.partial_fill(min(self._backend.max_batch_tokens, -(-queue.tokens // free_streams)))
-
-
-def is_longer(batch: Sequence[Entry[TaskT, Result]], us: int) -> bool:
-    """Return whether any task of the batch takes more than `us` microseconds."""
-    for entry in batch:  # noqa: SIM110  # a generator costs a call per task
-        if entry.cost.us > us:
-            return True
-    return False
-
-
-def work_s(batch: Sequence[Entry[TaskT, Result]]) -> float:
-    """Return the estimated run time of a batch on one stream, in seconds."""
-    total = 0
-    for entry in batch:  # as above
-        total += entry.cost.us
-    return total / 1e6
 
 
 SPEED_TIME_CONSTANT_S = 2.0

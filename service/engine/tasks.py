@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import numpy as np
 from attendant_client.types import Role
@@ -128,6 +129,44 @@ class TextVectors(NamedTuple):
     sparse: "SparseEntries | None" = None
     multi_vector: NDArray[np.float32] | None = None
     words: "PredictedWords | None" = None
+
+
+class PooledVectors(Sequence[TextVectors]):
+    """The vectors of N inputs with a pooled vector each and nothing else: `rows` (N, D), float32."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: NDArray[np.float32]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> TextVectors: ...
+    @overload
+    def __getitem__(self, place: slice) -> "PooledVectors": ...
+    def __getitem__(self, place: int | slice) -> "TextVectors | PooledVectors":
+        if isinstance(place, slice):
+            return PooledVectors(self.rows[place])
+        return TextVectors(None, self.rows[place][None])
+
+
+def gather(parts: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> Sequence[Any]:
+    """Return the results of a request in order, given its parts: positions in the request, and results.
+
+    Positions ascend within a part.
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    places = [place for own, _ in parts for place in own]
+    if parts and all(isinstance(results, PooledVectors) for _, results in parts):
+        rows = np.concatenate([results.rows for _, results in parts])  # type: ignore[attr-defined]
+        ordered = np.empty_like(rows)
+        ordered[places] = rows
+        return PooledVectors(ordered)
+    of_places = dict(zip(places, chain.from_iterable(results for _, results in parts), strict=True))
+    return [of_places[place] for place in range(len(places))]
 
 
 @dataclass(frozen=True, slots=True)

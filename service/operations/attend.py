@@ -73,7 +73,7 @@ async def attend(engine: Engine, request: AttendRequest, call: Call) -> AttendRe
         usage = admitted.tokenized([task.tokens for task in tasks])
         results = await admitted.run(tasks)
     call.timing = admitted.finish()
-    return AttendResponse(engine.name, lane.precision, results, usage)
+    return AttendResponse(engine.name, lane.precision, [*results], usage)
 
 
 def check_attend(request: AttendRequest, call: Call, manifest: Manifest) -> AttentionMapSpec:

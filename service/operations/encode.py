@@ -24,7 +24,7 @@ from service.engine.engine import Engine
 from service.engine.lane import Lane
 from service.engine.model_info import outputs_of
 from service.engine.sides import add_side, max_tokens
-from service.engine.tasks import EncodeTask, HeadName, ModelParts, TextVectors
+from service.engine.tasks import EncodeTask, HeadName, ModelParts, PooledVectors, TextVectors
 from service.engine.vectors import Floats, cast, finish_pooled, mean_ranges, pool_batch, reduce_layers
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.operations.inputs import (
@@ -473,9 +473,9 @@ def build_results(
     manifest, outputs = engine.manifest, request.outputs
     pooled: Any = [None] * len(prepared)
     if "pooled" in outputs:
-        rows: Any = [item.pooled for item in vectors]  # (layers, D) each; concatenating takes a third of stacking
+        of_layers: Any = [item.pooled for item in vectors] if not isinstance(vectors, PooledVectors) else ()
         pooled = finish_pooled(
-            np.concatenate(rows)[None] if len(request.layers) == 1 else np.stack(rows, axis=1),  # (layers, N, D)
+            vectors.rows[None] if isinstance(vectors, PooledVectors) else np.stack(of_layers, axis=1),  # (layers, N, D)
             manifest.embedding,
             engine.dense_layers,
             last_layer_only=request.layers == LAST_LAYER,

@@ -4,6 +4,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -64,7 +66,7 @@ class Task(Protocol):
 
 
 Task_contra = TypeVar("Task_contra", bound=Task, contravariant=True)
-Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
 class FittedBatch(Protocol):
@@ -75,7 +77,7 @@ class FittedBatch(Protocol):
         """The batch length in tokens, including padding."""
 
 
-class Backend(Protocol[Task_contra, Result]):
+class Backend(Protocol[Task_contra, Result_co]):
     """Runs one graph. Up to `workers` threads may call the methods concurrently."""
 
     @property
@@ -119,7 +121,7 @@ class Backend(Protocol[Task_contra, Result]):
     def fit(self, sizes: Sequence[int], /) -> FittedBatch:
         """Return the shape of a batch of sequences of these sizes, for `run`."""
 
-    def run(self, tasks: Sequence[Task_contra], fitted: Any = None, /) -> list[Result]:
+    def run(self, tasks: Sequence[Task_contra], fitted: Any = None, /) -> Sequence[Result_co]:
         """Run one batch and return one result per task. Raises `NonFiniteOutput`, or the runtime's exceptions.
 
         `fitted` is what `fit` returned for the tasks; without it, `run` calls `fit`.
@@ -183,14 +185,15 @@ class PackedBackend(ABC):
     def fit(self, sizes: Sequence[int]) -> "PackedShape":
         return PackedShape(*self.shapes.fit(sizes))
 
-    def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> list[TextVectors]:
-        fitted = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences = sequences_of([task.tokens for task in tasks], self._segment_types)
-        batch = pack_batch(sequences, fitted.shape, fitted.starts)
+    def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> Sequence[TextVectors]:
+        inputs = [*map(_tokens_of, tasks)]
+        fitted = fitted or self.fit([*map(len, inputs)])
+        batch = pack_batch(sequences_of(inputs, self._segment_types), fitted.shape, fitted.starts)
         sequence_ids = batch.inputs["sequence_ids"].reshape(-1)
-        for task, start, size in zip(tasks, batch.starts, batch.sizes, strict=True):
-            if task.tokens.unattended:
-                sequence_ids[start + size - task.tokens.unattended : start + size] *= -1
+        if any(unattended := [*map(_unattended_of, inputs)]):
+            for count, start, size in zip(unattended, batch.starts, batch.sizes, strict=True):
+                if count:
+                    sequence_ids[start + size - count : start + size] *= -1
         last_hidden_state = self.infer(batch.inputs)
         hidden = last_hidden_state.reshape(-1, last_hidden_state.shape[-1])
         return self._heads.finish(tasks, hidden, batch.starts, batch.sizes)
@@ -243,11 +246,17 @@ class PackedShape:
 
 def sequences_of(inputs: Sequence[ModelInput], type_vocab_size: int) -> list[tuple[list[int], list[int] | None]]:
     """Return each input's `input_ids` and `token_type_ids`; None if all are 0, as in single texts of most families."""
-    sequences = []
+    if type_vocab_size <= 1 or not any(map(_has_types, inputs)):
+        return [*zip(map(_ids_of, inputs), repeat(None, len(inputs)), strict=True)]
+    sequences: list[tuple[list[int], list[int] | None]] = []
     for tokens in inputs:
-        types = tokens.token_type_ids if type_vocab_size > 1 and tokens.has_types else None
-        sequences.append((tokens.input_ids, types if types is not None and any(types) else None))
+        types = tokens.token_type_ids if tokens.has_types else ()
+        sequences.append((tokens.input_ids, [*types] if any(types) else None))
     return sequences
+
+
+_tokens_of, _ids_of = attrgetter("tokens"), attrgetter("input_ids")
+_has_types, _unattended_of = attrgetter("has_types"), attrgetter("unattended")
 
 
 def _timed(run: Callable[[dict[str, Ints]], Any], inputs: dict[str, Ints]) -> float:

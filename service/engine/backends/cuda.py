@@ -201,7 +201,7 @@ class CudaBackend:
         long = next((shape for shape in self.shapes.shapes if shape.longest > self._short), first)
         self._run_shapes({first, long})  # in each session
 
-    def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> list[TextVectors]:
+    def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> Sequence[TextVectors]:
         shape = fitted or self.fit([len(task.tokens) for task in tasks])
         sequences = sequences_of([task.tokens for task in tasks], self._segment_types)
         batch = pack_varlen(sequences, shape, [task.tokens.unattended for task in tasks])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,16 @@ from model.artifact.manifest import (
     TensorRecord,
 )
 from service.engine.backends.sessions import open_cpu_session
-from service.engine.tasks import EncodeTask, HeadName, ModelInput, PredictedWords, SparseEntries, TextVectors, WordQuery
+from service.engine.tasks import (
+    EncodeTask,
+    HeadName,
+    ModelInput,
+    PooledVectors,
+    PredictedWords,
+    SparseEntries,
+    TextVectors,
+    WordQuery,
+)
 from service.engine.vectors import Floats, normalize, pool_batch
 from service.errors import NonFiniteOutput
 
@@ -224,7 +234,7 @@ class Heads:
         starts: Sequence[int],
         sizes: Sequence[int],
         pooled: Mapping[CombinedPooling, Floats] = {},
-    ) -> list[TextVectors]:
+    ) -> Sequence[TextVectors]:
         """Return the requested results of each task, given hidden states (T, D) and vectors pooled in the graph.
 
         Operations check that the model has the heads. Raises `NonFiniteOutput`.
@@ -233,15 +243,12 @@ class Heads:
         for array in (hidden, *pooled.values()):
             if not np.isfinite(array.sum()):
                 raise NonFiniteOutput
-        pooled, pooled_only = {**pooled}, True
-        for task in tasks:
-            mode = task.pooling
-            pooled_only = pooled_only and mode is not None and not (task.hidden or task.heads)
-            if mode is not None and mode not in pooled:
-                pooled[mode] = pool_batch(hidden, starts, sizes, mode, [task.pool_from for task in tasks])
-        if len(pooled) == 1 and pooled_only:
-            ((_, vectors),) = pooled.items()  # the usual case
-            return [TextVectors(None, vector) for vector in vectors[:, None]]
+        pooled, modes = {**pooled}, {*map(_pooling_of, tasks)}
+        for mode in modes - {None, *pooled}:
+            pooled[mode] = pool_batch(hidden, starts, sizes, mode, [*map(_pool_from, tasks)])
+        if len(modes) == 1 and None not in modes and not (any(map(_hidden_of, tasks)) or any(map(_heads_of, tasks))):
+            (mode,) = modes  # the usual case
+            return PooledVectors(pooled[mode])
         texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         results: list[dict[str, Any]] = [{} for _ in tasks]
         for head, (field, compute) in self._compute.items():
@@ -258,6 +265,10 @@ class Heads:
             )
             for index, (task, text) in enumerate(zip(tasks, texts, strict=True))
         ]
+
+
+_pooling_of, _pool_from = attrgetter("pooling"), attrgetter("pool_from")
+_hidden_of, _heads_of = attrgetter("hidden"), attrgetter("heads")
 
 
 def run(session: "onnxruntime.InferenceSession", rows: Floats) -> Floats:
