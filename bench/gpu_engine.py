@@ -99,5 +99,5 @@ def measure_accuracy(backend: BatchBackend, artifact: Artifact, texts: Sequence[
 
 def _vectors(backend: BatchBackend, texts: Sequence[EncodeTask]) -> NDArray[np.float64]:
     with ThreadPoolExecutor(backend.workers) as pool:
-        results: list[list[Any]] = list(pool.map(backend.run, fill_batches(backend, texts)))
+        results: list[Any] = list(pool.map(backend.run, fill_batches(backend, texts)))
     return np.array([vectors.pooled.ravel() for batch in results for vectors in batch], dtype=np.float64)

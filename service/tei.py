@@ -17,6 +17,7 @@ from attendant_client.types import (
     ModelInfo,
     RerankRequest,
     RerankResponse,
+    TextInputs,
     Token,
     TokenizeRequest,
     TokenizeResult,
@@ -145,8 +146,11 @@ def check_pair(texts: Sequence[str], field: str) -> None:
         )
 
 
-def to_inputs(items: Sequence[Item], truncation: Truncation, engine: Engine, prompt: str = "") -> tuple[Input, ...]:
+def to_inputs(items: Sequence[Item], truncation: Truncation, engine: Engine, prompt: str = "") -> Sequence[Input]:
     """Return the engine's inputs, with `prompt` prepended to each text."""
+    texts = [cut(_prepend(prompt, item), truncation, engine.info) for item in items if isinstance(item, str)]
+    if len(texts) == len(items):
+        return TextInputs(texts)
     return tuple(
         Input(cut(_prepend(prompt, item), truncation, engine.info))
         if isinstance(item, str)

@@ -9,9 +9,9 @@ Shapes: T tokens, W words, S spans, C chunks, D hidden size, E width of the embe
 map, Q queries, N documents or occurrences, U and V units of a query (or an input) and of a document.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,6 +171,28 @@ class Input:
         Sequence[Offsets], AtMost("spans"), Nullable(), "Character ranges `[start, end)` of the text."
     ] = ()
     token_ids: Annotated[Sequence[int] | None, AtMost("token_ids"), "Token ids, without special tokens."] = None
+
+
+class TextInputs(Sequence[Input]):
+    """Inputs that are texts, the usual case, stored as a list of texts. `Input` objects are created on access."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[Input]:
+        return map(Input, self.texts)
+
+    @overload
+    def __getitem__(self, place: int) -> Input: ...
+    @overload
+    def __getitem__(self, place: slice) -> "TextInputs": ...
+    def __getitem__(self, place: int | slice) -> "Input | TextInputs":
+        return TextInputs(self.texts[place]) if isinstance(place, slice) else Input(self.texts[place])
 
 
 Inputs = Annotated[Sequence[Input], AtMost("inputs"), "A text, or a list of texts and input objects."]

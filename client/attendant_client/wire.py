@@ -15,7 +15,18 @@ import numpy as np
 import pybase64
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from attendant_client.types import DTYPES, Alternative, Array, Encoding, Nullable, PresentWith, SparseMatrix, shortest
+from attendant_client.types import (
+    DTYPES,
+    Alternative,
+    Array,
+    Encoding,
+    Input,
+    Nullable,
+    PresentWith,
+    SparseMatrix,
+    TextInputs,
+    shortest,
+)
 
 T = TypeVar("T")
 Json = Any
@@ -524,8 +535,15 @@ def _list_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Conver
         return dict
     if described.name == "Span":
         return lambda spans: tuple((span.start, span.end) for span in spans)
-    read = _message_reader(strip(item_type(field.kind))[0], described, lenient)
-    return lambda messages: [read(message) for message in messages]
+    item = strip(item_type(field.kind))[0]
+    read = _message_reader(item, described, lenient)
+
+    def read_all(messages: Sequence[Message]) -> Sequence[Any]:
+        if item is Input and all([len(message.ListFields()) == 1 and message.text for message in messages]):  # noqa: C419
+            return TextInputs([message.text for message in messages])
+        return [read(message) for message in messages]
+
+    return read_all
 
 
 def _enum_reader(field: Field, target: FieldDescriptor, lenient: bool) -> Converter:

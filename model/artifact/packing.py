@@ -157,14 +157,14 @@ class RowFill:
         self._rows: list[int] = []  # the free tokens of each row, ascending
 
     def add(self, size: int) -> bool:
-        if not self._rows:
+        rows = self._rows
+        if not rows:
             shape = self._shapes.full_shape(size, self._max_seconds)
-            self._rows = [shape.length] * shape.rows
+            rows = self._rows = [shape.length] * shape.rows
             self.free = max(size, min(shape.tokens, self.free))
-        place = bisect_left(self._rows, size)
-        if size > self.free or place == len(self._rows):
+        if size > rows[-1] or size > self.free:
             return False
-        insort(self._rows, self._rows.pop(place) - size)
+        insort(rows, rows.pop(bisect_left(rows, size)) - size)
         self.free -= size
         return True
 

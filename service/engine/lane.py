@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -32,9 +33,8 @@ from service.engine.scheduling import (
     HostQueue,
     Job,
     WaitingRequest,
-    entries_of,
 )
-from service.engine.tasks import EncodeTask, ExplainTask, TextVectors
+from service.engine.tasks import EncodeTask, ExplainTask, TextVectors, make_tuples
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.metrics import Metrics
 from service.process import lower_thread_priority
@@ -415,7 +415,7 @@ class Lane(Generic[TaskT, Result]):
         costs = [*map(self.admission.task_cost, map(len, map(_tokens_of, tasks)))]
         if caller.quota is not None:
             caller.quota.charge(sum(cost.tokens for cost in costs))
-        entries = entries_of(job, tasks, costs)
+        entries: list[Entry[TaskT, Result]] = make_tuples(Entry, repeat(job), range(len(tasks)), tasks, costs)
         with self._lock:
             if self._stopped:
                 raise self._stopped_error()

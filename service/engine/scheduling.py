@@ -26,8 +26,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import groupby, repeat
+from functools import lru_cache
+from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from model.artifact.packing import BatchFill
@@ -498,11 +498,6 @@ class Entry(NamedTuple, Generic[TaskT, Result]):
     place: int
     task: TaskT
     cost: Cost
-
-
-def entries_of(job: Job[TaskT, Result], tasks: Sequence[TaskT], costs: Sequence[Cost]) -> list[Entry[TaskT, Result]]:
-    """Return the tasks of a job as entries, without a Python call per task."""
-    return [*map(partial(tuple.__new__, Entry), zip(repeat(job), range(len(tasks)), tasks, costs, strict=False))]
 
 
 class Batch(Generic[TaskT, Result]):

@@ -1,9 +1,10 @@
 """Lane tasks (sequences and requested results), and the vectors that a backend returns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 from attendant_client.types import Role
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
     from service.engine.layers import Layer
 
 Floats = NDArray[Any]
+TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
 """The heads whose results a backend computes with each batch."""
+
+
+def make_tuples(kind: type[TupleT], *columns: Iterable[Any]) -> list[TupleT]:
+    """Return named tuples with these fields, as many as the shortest column, without a Python call per tuple."""
+    return [*map(partial(tuple.__new__, kind), zip(*columns, strict=False))]
 
 
 class ModelInput(Protocol):

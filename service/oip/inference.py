@@ -25,6 +25,7 @@ from attendant_client.types import (
     ModelInfo,
     Output,
     Pooling,
+    TextInputs,
     Truncation,
 )
 
@@ -202,7 +203,7 @@ class InferSpelling(Spelling):
         return field if field in TYPES else None
 
 
-def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpelling, tuple[Input, ...]]:
+def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpelling, Sequence[Input]]:
     """Return the inputs, and their name for errors. Raises a `ServiceError` for invalid tensors."""
     by_name: dict[str, InputTensor] = {}
     for tensor in tensors:
@@ -230,7 +231,7 @@ def to_inputs(engine: Engine, tensors: Sequence[InputTensor]) -> tuple[InferSpel
         check_axes(text, [first, ("column", MAX_COLUMNS)] if len(text.shape) == 2 else [first], TEXT_SHAPES)
         strings = strings_of(text)
         if columns == 1:
-            return InferSpelling(), tuple(Input(item) for item in strings)
+            return InferSpelling(), TextInputs(strings)
         pairs = zip(strings[::2], strings[1::2], strict=True)
         return InferSpelling(), tuple(Input(item, pair) for item, pair in pairs)
     assert ids is not None
@@ -430,7 +431,7 @@ class InferResponse:
 class _Plan:
     """A validated request."""
 
-    inputs: tuple[Input, ...]
+    inputs: Sequence[Input]
     outputs: tuple[str, ...]
     options: Options
     spelling: InferSpelling

@@ -66,7 +66,7 @@ async def attend(engine: Engine, request: AttendRequest, call: Call) -> AttendRe
     deadline = call.start(engine)
     check_inputs(request.inputs, engine.limits, engine.manifest, spans=True)
     spec, lane = check_attend(request, call, engine.manifest), engine.explain
-    sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
+    sizes = estimate_tokens(count_characters(request.inputs), engine.manifest.max_input_tokens)
     cost = describe_cost(request.inputs)
     with lane.admit(sizes, deadline, cost) as admitted:
         tasks = await engine.run(cost, deadline, prepare, engine, request, call, spec)

@@ -23,6 +23,7 @@ from attendant_client.types import (
     EncodeResult,
     Input,
     Limits,
+    TextInputs,
     Usage,
 )
 from numpy.typing import NDArray
@@ -491,7 +492,7 @@ async def _encode_separately(
 ) -> tuple[EncodeResponse, NDArray[Any]]:
     """Encode each chunk separately; return the response and the vectors of all chunks, (C, ...)."""
     owners = [place for place, document in zip(places, documents, strict=True) for _ in document.chunks]
-    inputs = tuple([Input(item.text[chunk.start : chunk.end]) for item in documents for chunk in item.chunks])
+    inputs = TextInputs([item.text[chunk.start : chunk.end] for item in documents for chunk in item.chunks])
     response = await _encode(engine, replace(request, inputs=inputs), call, owners)
     return response, pooled_vectors(response)
 

@@ -77,7 +77,7 @@ async def classify(engine: Engine, request: ClassifyRequest, call: Call) -> Clas
     lane, explain = engine.fast_lane, request.effect != "none"
     prompt = classifier_prompt(engine.limits, engine.manifest)
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
-    lengths = map(count_characters, request.inputs)
+    lengths = count_characters(request.inputs)
     sizes = estimate_tokens(lengths, engine.manifest.max_input_tokens, prompt_tokens)
     cost = classify_cost(request, head)
     with lane.admit(sizes, deadline, cost, occlusion_tokens(sizes, engine.limits) if explain else 0) as admitted:
@@ -113,7 +113,7 @@ def classify_cost(request: ClassifyRequest, head: ClassificationHead) -> int:
     labels = min(request.top_k or len(head.labels), len(head.labels))
     if request.effect != "none":
         return describe_cost(request.inputs) + LABEL * labels * len(request.inputs)
-    return sum(INPUT + count_characters(item) + LABEL * labels for item in request.inputs)
+    return sum(count_characters(request.inputs)) + (INPUT + LABEL * labels) * len(request.inputs)
 
 
 def prepare(
@@ -318,7 +318,7 @@ async def choose_labels(
     prompt = classifier_prompt(engine.limits, engine.manifest)
     pairs = len(request.inputs) * len(labels)
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, pairs, deadline)
-    lengths = [count_characters(item) + len(hypothesis) for item in request.inputs for hypothesis in hypotheses]
+    lengths = [length + len(hypothesis) for length in count_characters(request.inputs) for hypothesis in hypotheses]
     sizes = estimate_tokens(lengths, engine.manifest.max_input_tokens, prompt_tokens)
     lane, explain = engine.fast_lane, request.effect != "none"
     cost = describe_cost(request.inputs) * len(labels) + sum(lengths) + LABEL * pairs

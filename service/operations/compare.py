@@ -60,7 +60,7 @@ async def compare(engine: Engine, request: CompareRequest, call: Call) -> Compar
     deadline = call.start(engine)
     layers, lane = check_compare(request, engine.limits, engine.manifest), engine.explain
     inputs = [Input(text) for text in dict.fromkeys(item.text for item in request.occurrences)]
-    sizes = estimate_tokens(map(count_characters, inputs), engine.manifest.max_input_tokens)
+    sizes = estimate_tokens(count_characters(inputs), engine.manifest.max_input_tokens)
     cost = compare_cost(request, inputs, len(layers))
     with lane.admit(sizes, deadline, cost) as admitted:
         tasks = await engine.run(cost, deadline, prepare, engine, request, call, inputs, len(layers))

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from attendant_client.types import (
@@ -13,6 +15,7 @@ from attendant_client.types import (
     Output,
     Role,
     SparseVector,
+    TextInputs,
     Token,
     Word,
 )
@@ -24,7 +27,7 @@ from service.engine.engine import Engine
 from service.engine.lane import Lane
 from service.engine.model_info import outputs_of
 from service.engine.sides import add_side, max_tokens
-from service.engine.tasks import EncodeTask, HeadName, ModelParts, PooledVectors, TextVectors
+from service.engine.tasks import EncodeTask, HeadName, ModelParts, PooledVectors, TextVectors, make_tuples
 from service.engine.vectors import Floats, cast, finish_pooled, mean_ranges, pool_batch, reduce_layers
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.operations.inputs import (
@@ -113,12 +116,12 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
     prompt = select_prompt(request.inputs, request.prompt_name, request.prompt, engine.limits, manifest, request.role)
     lane: Lane[Any, TextVectors] = engine.fast_lane if request.layers == LAST_LAYER else engine.explain
     prompt_tokens = 0 if prompt is None else await count_prompt(engine, prompt, len(request.inputs), deadline)
-    lengths = [count_characters(item) for item in request.inputs]
+    lengths = count_characters(request.inputs)
     sizes = estimate_tokens(lengths, manifest.longest_input_tokens, prompt_tokens)
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     with lane.admit(sizes, deadline, cost) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, prompt)
-        usage = admitted.tokenized([item.tokens for item in prepared])
+        usage = admitted.tokenized([*map(_tokens_of, prepared)])
         vectors = await admitted.run(encode_tasks(request, manifest, prepared))
     if request.outputs == POOLED:
         cost = len(prepared) * len(request.layers) * manifest.architecture.hidden_size // ELEMENTS
@@ -136,7 +139,8 @@ def check_encode(request: EncodeRequest, manifest: Manifest) -> EncodeRequest:
     if len(outputs) < len(request.outputs):
         raise Duplicate("contains the same output twice", "Remove one.", field="outputs")
     needs_spans, needs_words = "spans" in outputs, "words" in outputs
-    for index, item in enumerate(request.inputs):
+    may_conflict = needs_spans or not isinstance(request.inputs, TextInputs)
+    for index, item in enumerate(request.inputs if may_conflict else ()):
         if needs_spans != bool(item.spans):
             field = f"inputs[{index}].spans"
             if needs_spans:
@@ -250,8 +254,7 @@ def encode_cost(request: EncodeRequest, manifest: Manifest, prompt_length: int, 
     return cost + SPAN * spans + elements // ELEMENTS
 
 
-@dataclass(slots=True)  # not frozen, because frozen dataclasses take three times as long to create
-class PreparedInput:
+class PreparedInput(NamedTuple):
     """The result of one input without its vectors."""
 
     tokens: TokenizedInput
@@ -268,14 +271,16 @@ class PreparedInput:
 
 def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedPrompt | None) -> list[PreparedInput]:
     """Tokenize the inputs; return their results without vectors."""
-    prepared, side = [], side_of(request, engine.manifest)
+    side = side_of(request, engine.manifest)
     reads_roles = request.role is not None or side is not None
     limit = max_tokens(engine.manifest, side, request.role) if reads_roles else engine.manifest.max_input_tokens
     sources, pooled_only = tokenizer_inputs(request.inputs, prompt), request.outputs == POOLED
     tokenized = engine.tokenizer.encode_each(sources, offsets=not pooled_only)
-    for index, (item, kept) in enumerate(zip(request.inputs, tokenized, strict=True)):
+    prepared: list[PreparedInput] = []
+    tokens: list[TokenizedInput] = []
+    for index, kept in enumerate(tokenized):
         if len(kept.input_ids) > limit or not kept.has_content:
-            may_split = pooled_only and item.text is not None and item.pair is None
+            may_split = pooled_only and kept.source.token_ids is None and kept.source.pair is None
             kept = check_length(  # noqa: PLW2901
                 kept, engine.manifest, request.truncation, f"inputs[{index}]", limit=limit, may_split=may_split
             )
@@ -284,10 +289,11 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
         if request.role is not None:
             kept.side = request.role
         if pooled_only:
-            prepared.append(PreparedInput(kept))
+            tokens.append(kept)
         else:
-            path = f"inputs[{index}]"
+            item, path = request.inputs[index], f"inputs[{index}]"
             prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
+    prepared.extend(map(PreparedInput, tokens))
     if request.layers != LAST_LAYER:
         check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes
@@ -446,13 +452,9 @@ def encode_tasks(
     if not hidden and pooling is None and not heads:
         return []
     if request.layers == LAST_LAYER:
-        pools_all = embedding.include_prompt  # the usual case, which needs no call per text
-        return [
-            EncodeTask(
-                item.tokens, pooling, hidden, 0 if pools_all else first_pooled_token(item.tokens, manifest), heads
-            )
-            for item in prepared
-        ]
+        tokens: list[TokenizedInput] = [*map(_tokens_of, prepared)]
+        first = repeat(0) if embedding.include_prompt else [first_pooled_token(item, manifest) for item in tokens]
+        return make_tuples(EncodeTask, tokens, repeat(pooling), repeat(hidden), first, repeat(heads), repeat(None))
     layers = _numbers(request)
     return [
         LayerTask(item.tokens, pooling, hidden, first_pooled_token(item.tokens, manifest), layers) for item in prepared
@@ -485,8 +487,8 @@ def build_results(
             dtype=request.dtype,
         )
     if outputs == POOLED:
-        tokens = [item.tokens for item in prepared]
-        return PooledResults([len(item.input_ids) for item in tokens], [item.truncated for item in tokens], pooled)
+        tokens = [*map(_tokens_of, prepared)]
+        return PooledResults([*map(len, map(_ids_of, tokens))], [*map(_truncated_of, tokens)], pooled)
     of_inputs = vectors or [TextVectors(None, None)] * len(prepared)
     results = [
         EncodeResult(
@@ -506,6 +508,9 @@ def build_results(
         size += prompt_bytes(AppliedPrompt(None, prompt), call.wire)
         engine.check_response_size(size, len(results), lambda: Remedy("Request fewer inputs or outputs"))
     return results
+
+
+_tokens_of, _ids_of, _truncated_of = attrgetter("tokens"), attrgetter("input_ids"), attrgetter("truncated")
 
 
 def _token_outputs(engine: Engine, request: EncodeRequest, item: PreparedInput, own: TextVectors) -> dict[str, Any]:

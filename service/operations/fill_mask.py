@@ -63,7 +63,7 @@ async def fill_mask(engine: Engine, request: FillMaskRequest, call: Call) -> Fil
     layers = check_fill_mask(engine, request)
     last_only = layers == (engine.manifest.architecture.num_hidden_layers,)
     lane: Lane[Any, Any] = engine.fast_lane if last_only else engine.explain
-    sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
+    sizes = estimate_tokens(count_characters(request.inputs), engine.manifest.max_input_tokens)
     cost = describe_cost(request.inputs) + sum(map(len, request.targets or ()))
     with lane.admit(sizes, deadline, cost) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, layers)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Literal, Protocol, TypeVar, get_args
 
 from attendant_client.types import (
@@ -21,6 +22,7 @@ from attendant_client.types import (
     RerankRequest,
     Role,
     SimilarityUnit,
+    TextInputs,
     Truncation,
 )
 
@@ -29,6 +31,7 @@ from model.artifact.tokenizer import TokenizedInput, TokenizerInput
 from service.engine.engine import Engine
 from service.engine.lane import Timing
 from service.engine.scheduling import CHARACTERS_PER_TOKEN, SPECIAL_TOKENS
+from service.engine.tasks import make_tuples
 from service.errors import (
     ConflictingFields,
     Duplicate,
@@ -207,12 +210,10 @@ def check_inputs(
     """
     check_count(len(inputs), "inputs", max_inputs or limits.max_inputs)
     max_characters = limits.max_input_characters
-    for item in inputs:
-        is_plain = item.pair is None and item.token_ids is None and not item.spans
-        if not (is_plain and (text := item.text) and len(text) <= max_characters and not text.isspace()):
-            break
-    else:
-        return  # the usual case
+    if isinstance(inputs, TextInputs):
+        texts = inputs.texts
+        if max(map(len, texts)) <= max_characters and all(texts) and not any(map(str.isspace, texts)):
+            return
     count = sum(len(item.spans) for item in inputs)
     if count > limits.max_spans_per_request:
         raise too_many("inputs", "spans_per_request", count, limits.max_spans_per_request)
@@ -447,6 +448,8 @@ def classifier_prompt(limits: Limits, manifest: Manifest) -> AppliedPrompt | Non
 def tokenizer_inputs(inputs: Sequence[Input], prompt: AppliedPrompt | None = None) -> list[TokenizerInput]:
     """Return the inputs for the tokenizer. Texts are prefixed with the prompt; token ids are not."""
     text = "" if prompt is None else prompt.text
+    if isinstance(inputs, TextInputs):
+        return make_tuples(TokenizerInput, inputs.texts, repeat(None), repeat(None), repeat(text))
     return [
         TokenizerInput(item.text or "", item.pair, prompt=text)
         if item.token_ids is None
@@ -529,16 +532,20 @@ def occlusion_tokens(sizes: Sequence[int], limits: Limits) -> int:
 # Costs and sizes
 
 
-def describe_cost(inputs: Iterable[Input]) -> int:
+def describe_cost(inputs: Sequence[Input]) -> int:
     """Return the cost of tokenizing inputs and listing their tokens, words or units."""
-    return sum(
-        DESCRIBED_CHARACTER * count_characters(item) + INPUT + OUTPUT + SPAN * len(item.spans) for item in inputs
-    )
+    spans = sum([len(item.spans) for item in inputs])
+    return DESCRIBED_CHARACTER * sum(count_characters(inputs)) + (INPUT + OUTPUT) * len(inputs) + SPAN * spans
 
 
-def count_characters(item: Input) -> int:
-    """Return the number of characters of an input; a token id counts as `CHARACTERS_PER_TOKEN` characters."""
-    return len(item.text or "") + len(item.pair or "") + CHARACTERS_PER_TOKEN * len(item.token_ids or ())
+def count_characters(inputs: Sequence[Input]) -> list[int]:
+    """Return the number of characters of each input; a token id counts as `CHARACTERS_PER_TOKEN` characters."""
+    if isinstance(inputs, TextInputs):
+        return [*map(len, inputs.texts)]
+    return [
+        len(item.text or "") + len(item.pair or "") + CHARACTERS_PER_TOKEN * len(item.token_ids or ())
+        for item in inputs
+    ]
 
 
 def estimate_tokens(lengths: Iterable[int], max_tokens: int, prompt_tokens: int = 0) -> list[int]:

@@ -52,7 +52,7 @@ async def token_classify(engine: Engine, request: TokenClassifyRequest, call: Ca
     check_inputs(request.inputs, engine.limits, engine.manifest)
     check_words(request)
     lane = engine.fast_lane
-    sizes = estimate_tokens(map(count_characters, request.inputs), engine.manifest.max_input_tokens)
+    sizes = estimate_tokens(count_characters(request.inputs), engine.manifest.max_input_tokens)
     cost = describe_cost(request.inputs)
     with lane.admit(sizes, deadline, cost) as admitted:
         inputs = await engine.run(cost, deadline, prepare, engine, request, call)

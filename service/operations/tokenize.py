@@ -26,7 +26,7 @@ async def tokenize(engine: Engine, request: TokenizeRequest, call: Call) -> Toke
     """Return the tokens and words of each input, untruncated."""
     deadline = call.start(engine)
     check_inputs(request.inputs, engine.limits, engine.manifest, split=SPLIT)
-    with engine.tokenizer_admission.reserve(sum(map(count_characters, request.inputs)), deadline):
+    with engine.tokenizer_admission.reserve(sum(count_characters(request.inputs)), deadline):
         results = await engine.run(describe_cost(request.inputs), deadline, list_tokens, engine, request, call)
     return TokenizeResponse(engine.name, results, Usage(sum(result.token_count for result in results)))
 

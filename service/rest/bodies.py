@@ -22,6 +22,7 @@ from attendant_client.types import (
     Nullable,
     Range,
     SparseMatrix,
+    TextInputs,
     Truncation,
 )
 from attendant_client.wire import Field as ContractField
@@ -342,13 +343,12 @@ def _to_texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _to_tuple(value)
 
 
-def _to_inputs(value: Any) -> tuple[Input, ...]:
+def _to_inputs(value: Any) -> Sequence[Input]:
     if isinstance(value, str):
-        return (Input(value),)
-    inputs = []
-    for item in value:  # a comprehension costs a call
-        inputs.append(Input(item) if isinstance(item, str) else to_contract(Input, item))  # noqa: PERF401
-    return tuple(inputs)
+        return TextInputs((value,))
+    if {*map(type, value)} <= {str}:
+        return TextInputs(value)
+    return tuple([Input(item) if isinstance(item, str) else to_contract(Input, item) for item in value])
 
 
 # Response schemas, for the OpenAPI document only: routes render responses themselves, which is faster

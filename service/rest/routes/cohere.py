@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import Array, Dtype, EncodeRequest, EncodeResponse, Input, RerankRequest, Role, Truncation
+from attendant_client.types import (
+    Array,
+    Dtype,
+    EncodeRequest,
+    EncodeResponse,
+    RerankRequest,
+    Role,
+    TextInputs,
+    Truncation,
+)
 from attendant_client.wire import Base64
 from pydantic import BaseModel, Field
 
@@ -140,7 +149,7 @@ async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
         raise Duplicate("contains the same type twice", "Remove one.", field="embedding_types")
     engine, role = exchange.find(body.model), ROLES.get(body.input_type)
     truncation: Truncation = "auto" if body.truncate is None else TRUNCATIONS[body.truncate]
-    inputs = tuple(Input(cut(text, truncation, engine.info)) for text in body.texts)
+    inputs = TextInputs([cut(text, truncation, engine.info) for text in body.texts])
     encoded: dict[Dtype, EncodeResponse] = {}
     for dtype in dict.fromkeys(DTYPES[kind] for kind in types):
         request = EncodeRequest(

@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any, Literal
 
-from attendant_client.types import ClassifyRequest, EncodeRequest, EncodingFormat, Input, RerankRequest
+from attendant_client.types import ClassifyRequest, EncodeRequest, EncodingFormat, RerankRequest, TextInputs
 from pydantic import BaseModel, Field
 
 from service.engine.engine import Engine
@@ -150,8 +150,8 @@ class InfinityModelsBody(BaseModel):
     data: list[InfinityModelBody] = Field(description="The served models, the default model first.")
 
 
-def _inputs(texts: str | list[str], engine: Engine) -> tuple[Input, ...]:
-    return tuple(Input(cut(text, "auto", engine.info)) for text in ([texts] if isinstance(texts, str) else texts))
+def _inputs(texts: str | list[str], engine: Engine) -> TextInputs:
+    return TextInputs([cut(text, "auto", engine.info) for text in ([texts] if isinstance(texts, str) else texts)])
 
 
 def _fields(exchange: Exchange, response: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from attendant_client.types import EncodeRequest, Input, ModelInfo, Truncation
+from attendant_client.types import EncodeRequest, ModelInfo, TextInputs, Truncation
 from pydantic import BaseModel, Field
 
 from service import __version__
@@ -102,7 +102,7 @@ def served_name(name: str, names: Sequence[str]) -> str:
 
 async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: Truncation, **options: Any) -> Any:
     engine = exchange.find(served_name(name, exchange.lifecycle.models.names))
-    inputs = tuple(Input(cut(text, truncation, engine.info)) for text in texts)
+    inputs = TextInputs([cut(text, truncation, engine.info) for text in texts])
     request = EncodeRequest(inputs, truncation=truncation, **options)
     return await exchange.run("encode", engine, request, max_inputs=MAX_LISTED_INPUTS)
 

@@ -1,6 +1,7 @@
 """The OpenAI API: /v1/embeddings and /v1/models."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from attendant_client.types import (
     Input,
     ModelInfo,
     Role,
+    TextInputs,
     Truncation,
 )
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Discriminator, Field, Tag
@@ -157,17 +159,19 @@ def to_embeddings(vectors: Array, *, encoded: bool) -> Table:
     return Table(object=names, index=range(len(vectors)), embedding=Base64Rows(vectors) if encoded else vectors)
 
 
-def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -> tuple[Input, ...]:
+def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -> Sequence[Input]:
     """Return the inputs. Validation has ensured that all items of a list have the same type."""
     if truncation != "error":
         value = cut(value, truncation, info) if isinstance(value, str) else [
             cut(item, truncation, info) if isinstance(item, str) else item for item in value
         ]  # fmt: skip
     if isinstance(value, str):
-        return (Input(value),)
+        return TextInputs((value,))
     if value and isinstance(value[0], int):
         return (Input(token_ids=tuple(value)),)
-    return tuple([Input(item) if isinstance(item, str) else Input(token_ids=tuple(item)) for item in value])
+    if value and isinstance(value[0], str):
+        return TextInputs(value)
+    return tuple([Input(token_ids=tuple(item)) for item in value])
 
 
 async def deployment_embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:

@@ -13,12 +13,12 @@ StartLane = Callable[..., Lane[FakeTask, int]]
 
 def send(
     lane: Lane[FakeTask, int], values: Sequence[int], sizes: Sequence[int] | None = None, deadline: float = FOREVER
-) -> "asyncio.Task[list[int]]":
+) -> "asyncio.Task[Sequence[int]]":
     tasks = [FakeTask(value, size) for value, size in zip(values, sizes or [1] * len(values), strict=True)]
     return asyncio.create_task(lane.wait(lane.submit(tasks, deadline)))
 
 
-async def hold(lane: Lane[FakeTask, int], backend: FakeBackend, value: int = 1) -> "asyncio.Task[list[int]]":
+async def hold(lane: Lane[FakeTask, int], backend: FakeBackend, value: int = 1) -> "asyncio.Task[Sequence[int]]":
     """Occupy one stream with a task, and return once it is running."""
     backend.gate.clear()
     held = send(lane, [value])

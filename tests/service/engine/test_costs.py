@@ -19,7 +19,7 @@ SENTENCE = "He sat down on the bank of the river and watched the water flow by, 
 
 
 def cost(request: EncodeRequest, manifest: Manifest, prompt_length: int) -> int:
-    return encode_cost(request, manifest, prompt_length, [count_characters(item) for item in request.inputs])
+    return encode_cost(request, manifest, prompt_length, count_characters(request.inputs))
 
 
 @pytest.mark.parametrize(
