@@ -205,10 +205,11 @@ def accepted_codings(request: Request) -> list[str]:
 
 async def render(document: Any) -> list[bytes]:
     """Render the document as JSON parts; other tasks run in between."""
-    if _weight(document, SLICE) < SLICE:
+    weights: Weights = {}
+    if _weight(document, SLICE, weights) < SLICE:
         return [_dump(document)]
     parts, pending, size = [], [], 0
-    async for piece in Steps().each(_pieces(document)):
+    async for piece in Steps().each(_pieces(document, weights)):
         pending.append(piece)
         size += len(piece)
         if size >= PART_BYTES:
@@ -218,30 +219,32 @@ async def render(document: Any) -> list[bytes]:
     return parts
 
 
-def _weight(value: Any, enough: int) -> int:
+Weights = dict[int, int]
+"""The weights of a document's objects and arrays, by id: each is weighed once, and then again for its container."""
+
+
+def _weight(value: Any, enough: int, weights: Weights) -> int:
     """Return a value's approximate rendering cost, in numbers of an array. Stops counting at `enough`."""
-    total, pending = 0, [value]
-    while pending and total < enough:
-        value = pending.pop()
-        if isinstance(value, Table):
-            total += value.weight * len(value)
-        elif isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
-            total += each * len(value)
-        elif isinstance(value, (dict, list, tuple)):
-            for item in value.values() if isinstance(value, dict) else value:
-                if type(item) in SCALARS:
-                    total += ENTRY + OBJECT
-                else:
-                    total += ENTRY
-                    pending.append(item)
-        elif isinstance(value, Base64):
-            total += OBJECT + value.array.nbytes // 8
-        else:
-            total += OBJECT + (value.size if isinstance(value, np.ndarray) else 0)
-    return total
+    if isinstance(value, np.ndarray):
+        return OBJECT + value.size
+    if isinstance(value, list) and value and (each := ITEM_WEIGHTS.get(type(value[0]))):
+        return each * len(value)
+    if isinstance(value, (dict, list, tuple)):
+        if (known := weights.get(id(value))) is not None:
+            return known
+        total = 0
+        for item in value.values() if isinstance(value, dict) else value:
+            total += ENTRY + (OBJECT if type(item) in SCALARS else _weight(item, enough - total, weights))
+            if total >= enough:
+                return total
+        weights[id(value)] = total
+        return total
+    if isinstance(value, Table):
+        return value.weight * len(value)
+    return OBJECT + (value.array.nbytes // 8 if isinstance(value, Base64) else 0)
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def _pieces(value: Any, weights: Weights) -> Iterator[bytes]:
     """Yield a large value piece by piece."""
     if isinstance(value, Base64):
         yield from _base64_pieces(value.array)
@@ -250,18 +253,21 @@ def _pieces(value: Any) -> Iterator[bytes]:
     items = value if names is None else list(value.values())
     start, separator = 0, b"[" if names is None else b"{"
     while start < len(items):
-        end, is_heavy = _end_of_slice(items, start, alike=names is None)
+        end, is_heavy = _end_of_slice(items, start, weights, alike=names is None)
         part = items[start:end]
         if is_heavy:
             yield separator if names is None else separator + orjson.dumps(names[start]) + b":"
-            yield from _pieces(part.rows()[0] if isinstance(part, Table) else items[start])
+            if isinstance(part, Table):
+                yield from _pieces(part.rows()[0], {})  # ids of temporary objects are reused
+            else:
+                yield from _pieces(items[start], weights)
         else:
             yield separator + _dump(part if names is None else dict(zip(names[start:end], part, strict=True)))[1:-1]
         start, separator = end, b","
     yield b"]" if names is None else b"}"
 
 
-def _end_of_slice(items: Any, start: int, *, alike: bool) -> tuple[int, bool]:
+def _end_of_slice(items: Any, start: int, weights: Weights, *, alike: bool) -> tuple[int, bool]:
     """Return the end of a slice of at most weight `SLICE`, and whether it is a single, heavier item.
 
     `alike`: whether all items have the same type.
@@ -277,7 +283,7 @@ def _end_of_slice(items: Any, start: int, *, alike: bool) -> tuple[int, bool]:
         return start + max(1, SLICE // each), each > SLICE
     weight = 0
     for place in range(start, len(items)):
-        weight += _weight(items[place], SLICE) + ENTRY
+        weight += _weight(items[place], SLICE, weights) + ENTRY
         if weight >= SLICE:
             return max(place, start + 1), place == start
     return len(items), False
