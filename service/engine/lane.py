@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from attendant_client.types import Usage
@@ -34,7 +33,7 @@ from service.engine.scheduling import (
     Job,
     WaitingRequest,
 )
-from service.engine.tasks import EncodeTask, ExplainTask, TextVectors, make_tuples
+from service.engine.tasks import EncodeTask, ExplainTask, TextVectors, ids_of, make_tuples, tokens_of, truncated_of
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.metrics import Metrics
 from service.process import lower_thread_priority
@@ -215,8 +214,8 @@ class AdmittedRequest(Generic[TaskT, Result]):
     def tokenized(self, inputs: Sequence[TokenizedInput]) -> Usage:
         """Count the inputs; return the numbers of tokens and of truncated inputs."""
         self._tokenized = time.perf_counter()
-        tokens = sum(map(len, map(_ids_of, inputs)))
-        truncated = sum(map(_truncated_of, inputs))
+        tokens = sum(map(len, map(ids_of, inputs)))
+        truncated = sum(map(truncated_of, inputs))
         self._observer.observe_request(len(inputs), tokens, truncated)
         if self._record is not None:
             self._record.inputs += len(inputs)
@@ -412,7 +411,7 @@ class Lane(Generic[TaskT, Result]):
         job: Job[TaskT, Result] = Job(len(tasks), deadline)
         if not tasks:
             return job
-        costs = [*map(self.admission.task_cost, map(len, map(_tokens_of, tasks)))]
+        costs = [*map(self.admission.task_cost, map(len, map(tokens_of, tasks)))]
         if caller.quota is not None:
             caller.quota.charge(sum(cost.tokens for cost in costs))
         entries: list[Entry[TaskT, Result]] = make_tuples(Entry, repeat(job), range(len(tasks)), tasks, costs)
@@ -660,8 +659,6 @@ class Lane(Generic[TaskT, Result]):
             if not job.add_results(places, own):
                 self.observer.cancelled_in_batch.inc(len(places))
 
-
-_ids_of, _truncated_of, _tokens_of = attrgetter("input_ids"), attrgetter("truncated"), attrgetter("tokens")
 
 FastLane = Lane[EncodeTask, TextVectors]
 ExplainLane = Lane[ExplainTask, Any]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
@@ -20,6 +21,13 @@ Floats = NDArray[Any]
 TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
 """The heads whose results a backend computes with each batch."""
+
+
+# Columns of tasks and inputs are read with `map`, without a Python call per task.
+tokens_of, pooling_of, pool_from_of = attrgetter("tokens"), attrgetter("pooling"), attrgetter("pool_from")
+hidden_of, heads_of = attrgetter("hidden"), attrgetter("heads")
+ids_of, has_types_of, unattended_of = attrgetter("input_ids"), attrgetter("has_types"), attrgetter("unattended")
+truncated_of = attrgetter("truncated")
 
 
 def make_tuples(kind: type[TupleT], *columns: Iterable[Any]) -> list[TupleT]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -27,7 +26,17 @@ from service.engine.engine import Engine
 from service.engine.lane import Lane
 from service.engine.model_info import outputs_of
 from service.engine.sides import add_side, max_tokens
-from service.engine.tasks import EncodeTask, HeadName, ModelParts, PooledVectors, TextVectors, make_tuples
+from service.engine.tasks import (
+    EncodeTask,
+    HeadName,
+    ModelParts,
+    PooledVectors,
+    TextVectors,
+    ids_of,
+    make_tuples,
+    tokens_of,
+    truncated_of,
+)
 from service.engine.vectors import Floats, cast, finish_pooled, mean_ranges, pool_batch, reduce_layers
 from service.errors import ConflictingFields, Duplicate, Empty, MissingField, OutOfRange, UnsupportedByModel
 from service.operations.inputs import (
@@ -121,7 +130,7 @@ async def encode(engine: Engine, request: EncodeRequest, call: Call) -> EncodeRe
     cost = encode_cost(request, manifest, 0 if prompt is None else len(prompt.text), lengths)
     with lane.admit(sizes, deadline, cost) as admitted:
         prepared = await engine.run(cost, deadline, prepare, engine, request, call, prompt)
-        usage = admitted.tokenized([*map(_tokens_of, prepared)])
+        usage = admitted.tokenized([*map(tokens_of, prepared)])
         vectors = await admitted.run(encode_tasks(request, manifest, prepared))
     if request.outputs == POOLED:
         cost = len(prepared) * len(request.layers) * manifest.architecture.hidden_size // ELEMENTS
@@ -452,7 +461,7 @@ def encode_tasks(
     if not hidden and pooling is None and not heads:
         return []
     if request.layers == LAST_LAYER:
-        tokens: list[TokenizedInput] = [*map(_tokens_of, prepared)]
+        tokens: list[TokenizedInput] = [*map(tokens_of, prepared)]
         first = repeat(0) if embedding.include_prompt else [first_pooled_token(item, manifest) for item in tokens]
         return make_tuples(EncodeTask, tokens, repeat(pooling), repeat(hidden), first, repeat(heads), repeat(None))
     layers = _numbers(request)
@@ -487,8 +496,8 @@ def build_results(
             dtype=request.dtype,
         )
     if outputs == POOLED:
-        tokens = [*map(_tokens_of, prepared)]
-        return PooledResults([*map(len, map(_ids_of, tokens))], [*map(_truncated_of, tokens)], pooled)
+        tokens = [*map(tokens_of, prepared)]
+        return PooledResults([*map(len, map(ids_of, tokens))], [*map(truncated_of, tokens)], pooled)
     of_inputs = vectors or [TextVectors(None, None)] * len(prepared)
     results = [
         EncodeResult(
@@ -508,9 +517,6 @@ def build_results(
         size += prompt_bytes(AppliedPrompt(None, prompt), call.wire)
         engine.check_response_size(size, len(results), lambda: Remedy("Request fewer inputs or outputs"))
     return results
-
-
-_tokens_of, _ids_of, _truncated_of = attrgetter("tokens"), attrgetter("input_ids"), attrgetter("truncated")
 
 
 def _token_outputs(engine: Engine, request: EncodeRequest, item: PreparedInput, own: TextVectors) -> dict[str, Any]:

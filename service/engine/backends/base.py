@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -16,7 +15,7 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import Precision
 from model.artifact.packing import BatchFill, BatchShape, BatchShapes, CostModel, Ints, RowFill, TokenLimit, pack_batch
 from service.engine.backends.heads import Heads
-from service.engine.tasks import EncodeTask, ModelInput, TextVectors
+from service.engine.tasks import EncodeTask, ModelInput, TextVectors, has_types_of, ids_of, tokens_of, unattended_of
 
 Floats = NDArray[np.float32]
 
@@ -186,11 +185,11 @@ class PackedBackend(ABC):
         return PackedShape(*self.shapes.fit(sizes))
 
     def run(self, tasks: Sequence[EncodeTask], fitted: "PackedShape | None" = None) -> Sequence[TextVectors]:
-        inputs = [*map(_tokens_of, tasks)]
+        inputs = [*map(tokens_of, tasks)]
         fitted = fitted or self.fit([*map(len, inputs)])
         batch = pack_batch(sequences_of(inputs, self._segment_types), fitted.shape, fitted.starts)
         sequence_ids = batch.inputs["sequence_ids"].reshape(-1)
-        if any(unattended := [*map(_unattended_of, inputs)]):
+        if any(unattended := [*map(unattended_of, inputs)]):
             for count, start, size in zip(unattended, batch.starts, batch.sizes, strict=True):
                 if count:
                     sequence_ids[start + size - count : start + size] *= -1
@@ -246,17 +245,13 @@ class PackedShape:
 
 def sequences_of(inputs: Sequence[ModelInput], type_vocab_size: int) -> list[tuple[list[int], list[int] | None]]:
     """Return each input's `input_ids` and `token_type_ids`; None if all are 0, as in single texts of most families."""
-    if type_vocab_size <= 1 or not any(map(_has_types, inputs)):
-        return [*zip(map(_ids_of, inputs), repeat(None, len(inputs)), strict=True)]
-    sequences: list[tuple[list[int], list[int] | None]] = []
+    if type_vocab_size <= 1 or not any(map(has_types_of, inputs)):
+        return [*zip(map(ids_of, inputs), repeat(None, len(inputs)), strict=True)]
+    sequences = []
     for tokens in inputs:
-        types = tokens.token_type_ids if tokens.has_types else ()
-        sequences.append((tokens.input_ids, [*types] if any(types) else None))
+        types = tokens.token_type_ids if tokens.has_types else None
+        sequences.append((tokens.input_ids, types if types is not None and any(types) else None))
     return sequences
-
-
-_tokens_of, _ids_of = attrgetter("tokens"), attrgetter("input_ids")
-_has_types, _unattended_of = attrgetter("has_types"), attrgetter("unattended")
 
 
 def _timed(run: Callable[[dict[str, Ints]], Any], inputs: dict[str, Ints]) -> float:

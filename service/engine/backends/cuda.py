@@ -27,7 +27,16 @@ from service.engine.backends.cuda_session import is_out_of_memory, open_session
 from service.engine.backends.heads import Heads
 from service.engine.backends.sessions import add_weights, session_options
 from service.engine.backends.varlen import PADDED_TOKENS, Shape, ShapeBuckets, VarlenBatch, pack_varlen
-from service.engine.tasks import EncodeTask, TextVectors
+from service.engine.tasks import (
+    EncodeTask,
+    TextVectors,
+    heads_of,
+    hidden_of,
+    pool_from_of,
+    pooling_of,
+    tokens_of,
+    unattended_of,
+)
 from service.process import clear_frames
 
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
@@ -202,13 +211,13 @@ class CudaBackend:
         self._run_shapes({first, long})  # in each session
 
     def run(self, tasks: Sequence[EncodeTask], fitted: Shape | None = None) -> Sequence[TextVectors]:
-        shape = fitted or self.fit([len(task.tokens) for task in tasks])
-        sequences = sequences_of([task.tokens for task in tasks], self._segment_types)
-        batch = pack_varlen(sequences, shape, [task.tokens.unattended for task in tasks])
-        modes: set[CombinedPooling] = {task.pooling for task in tasks if task.pooling is not None}
-        skips = any(task.pool_from for task in tasks)
+        inputs = [*map(tokens_of, tasks)]
+        shape = fitted or self.fit([*map(len, inputs)])
+        batch = pack_varlen(sequences_of(inputs, self._segment_types), shape, [*map(unattended_of, inputs)])
+        modes: set[CombinedPooling] = {*map(pooling_of, tasks)} - {None}
+        skips = any(map(pool_from_of, tasks))
         in_graph: set[CombinedPooling] = set() if self._pooling is None or skips else {self._pooling}
-        needs_hidden = not modes <= in_graph or any(task.hidden or task.heads for task in tasks)
+        needs_hidden = not modes <= in_graph or any(map(hidden_of, tasks)) or any(map(heads_of, tasks))
         pooled, hidden = self._infer(batch, hidden=needs_hidden)
         hidden = hidden.astype(np.float32, copy=False)
         return self._heads.finish(tasks, hidden, batch.starts, batch.sizes, dict.fromkeys(modes & in_graph, pooled))

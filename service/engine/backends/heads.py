@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,10 @@ from service.engine.tasks import (
     SparseEntries,
     TextVectors,
     WordQuery,
+    heads_of,
+    hidden_of,
+    pool_from_of,
+    pooling_of,
 )
 from service.engine.vectors import Floats, normalize, pool_batch
 from service.errors import NonFiniteOutput
@@ -243,10 +246,10 @@ class Heads:
         for array in (hidden, *pooled.values()):
             if not np.isfinite(array.sum()):
                 raise NonFiniteOutput
-        pooled, modes = {**pooled}, {*map(_pooling_of, tasks)}
+        pooled, modes = {**pooled}, {*map(pooling_of, tasks)}
         for mode in modes - {None, *pooled}:
-            pooled[mode] = pool_batch(hidden, starts, sizes, mode, [*map(_pool_from, tasks)])
-        if len(modes) == 1 and None not in modes and not (any(map(_hidden_of, tasks)) or any(map(_heads_of, tasks))):
+            pooled[mode] = pool_batch(hidden, starts, sizes, mode, [*map(pool_from_of, tasks)])
+        if len(modes) == 1 and None not in modes and not (any(map(hidden_of, tasks)) or any(map(heads_of, tasks))):
             (mode,) = modes  # the usual case
             return PooledVectors(pooled[mode])
         texts = [hidden[start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -265,10 +268,6 @@ class Heads:
             )
             for index, (task, text) in enumerate(zip(tasks, texts, strict=True))
         ]
-
-
-_pooling_of, _pool_from = attrgetter("pooling"), attrgetter("pool_from")
-_hidden_of, _heads_of = attrgetter("hidden"), attrgetter("heads")
 
 
 def run(session: "onnxruntime.InferenceSession", rows: Floats) -> Floats:

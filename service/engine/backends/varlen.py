@@ -157,7 +157,8 @@ def pack_varlen(
         if sequence_types is not None:
             types[start:end] = sequence_types
     for end, count in zip(bounds[1:], unattended, strict=False):
-        types[end - count : end] = -1 - types[end - count : end]
+        if count:
+            types[end - count : end] = -1 - types[end - count : end]
     cu_seqlens[: len(bounds)] = bounds
     padding = np.arange(used, shape.tokens, shape.longest)[1:]
     cu_seqlens[len(bounds) : len(bounds) + len(padding)] = padding
