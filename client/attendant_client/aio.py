@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, Connected, TlsFiles, closed
+from attendant_client.connections import Address, BaseClient, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -35,8 +35,7 @@ from attendant_client.requests import (
     split_body,
 )
 from attendant_client.responses import merge
-from attendant_client.retries import RetryPolicy, deadline_after
-from attendant_client.transports import Response, open_async_transport, running_loop
+from attendant_client.transports import AsyncGrpcTransport, AsyncHttpTransport, Response, running_loop
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -55,47 +54,20 @@ from attendant_client.types import (
 CONCURRENT_PARTS = 4
 
 
-class AsyncClient(Connected):
+class AsyncClient(BaseClient):
     """A client for one server, on one event loop.
+
+    Create a client for gRPC on its event loop; otherwise a RuntimeError is raised. With REST, its first call chooses
+    the loop.
 
     Requests with more inputs than the server accepts are split and sent up to four at a time. Transient errors are
     retried after the delay that the server suggests. Each method's `timeout_s` overrides the client's default.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float | None = 60.0,
-        retries: RetryPolicy | None = None,
-        tls: TlsFiles | None = None,
-        channels: int = 1,
-    ) -> None:
-        """Create a client. Connections open on the first requests.
-
-        With gRPC, create it on its event loop; with REST, its first call chooses the loop.
-
-        Args:
-            url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
-            api_key: Key that the server requires, if any: printable ASCII without spaces.
-            timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
-                limit applies, as with math.inf.
-            retries: Retry policy.
-            tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
-            channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
-
-        Raises:
-            ValueError: The URL, the API key, a TLS file or the number of channels is not valid.
-            RuntimeError: The URL is of gRPC, and no event loop is running.
-        """
-        self._transport = open_async_transport(url, api_key, tls, channels)
-        self._is_grpc = Address.parse(url).is_grpc
-        self._loop = running_loop() if self._is_grpc else None
-        self._timeout_s = timeout_s
-        self._retries = retries or RetryPolicy()
-        self._model: ModelInfo | None = None
-        self._is_closed = False
+    def _open(self, address: Address, api_key: str | None) -> None:
+        transport = AsyncGrpcTransport if address.is_grpc else AsyncHttpTransport
+        self._transport: AsyncGrpcTransport | AsyncHttpTransport = transport(address, api_key)
+        self._loop = running_loop() if address.is_grpc else None
 
     async def encode(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -248,9 +220,6 @@ class AsyncClient(Connected):
                 if delay is None:
                     raise
             await asyncio.sleep(delay)
-
-    def _deadline(self, timeout_s: float | None) -> float | None:
-        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)
 
     def _check_loop(self) -> None:
         """Raise RuntimeError on another event loop, which cannot use the connections."""

@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from attendant_client.connections import Address, Connected, TlsFiles, closed
+from attendant_client.connections import Address, BaseClient, closed
 from attendant_client.errors import AttendantError
 from attendant_client.options import (
     AttendOptions,
@@ -33,8 +33,7 @@ from attendant_client.requests import (
     split_body,
 )
 from attendant_client.responses import merge
-from attendant_client.retries import RetryPolicy, deadline_after
-from attendant_client.transports import Response, open_transport
+from attendant_client.transports import GrpcTransport, HttpTransport, Response
 from attendant_client.types import (
     Array,
     AttendResponse,
@@ -51,43 +50,16 @@ from attendant_client.types import (
 )
 
 
-class Client(Connected):
+class Client(BaseClient):
     """A thread-safe client for one server.
 
     Requests with more inputs than the server accepts are split and sent sequentially. Transient errors are retried
     after the delay that the server suggests. Each method's `timeout_s` overrides the client's default.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float | None = 60.0,
-        retries: RetryPolicy | None = None,
-        tls: TlsFiles | None = None,
-        channels: int = 1,
-    ) -> None:
-        """Create a client. Connections open on the first requests.
-
-        Args:
-            url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
-            api_key: Key that the server requires, if any: printable ASCII without spaces.
-            timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
-                limit applies, as with math.inf.
-            retries: Retry policy.
-            tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
-            channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
-
-        Raises:
-            ValueError: The URL, the API key, a TLS file or the number of channels is not valid.
-        """
-        self._transport = open_transport(url, api_key, tls, channels)
-        self._is_grpc = Address.parse(url).is_grpc
-        self._timeout_s = timeout_s
-        self._retries = retries or RetryPolicy()
-        self._model: ModelInfo | None = None
-        self._is_closed = False
+    def _open(self, address: Address, api_key: str | None) -> None:
+        transport = GrpcTransport if address.is_grpc else HttpTransport
+        self._transport: GrpcTransport | HttpTransport = transport(address, api_key)
 
     def encode(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -223,6 +195,3 @@ class Client(Connected):
                 if delay is None:
                     raise
             time.sleep(delay)
-
-    def _deadline(self, timeout_s: float | None) -> float | None:
-        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)

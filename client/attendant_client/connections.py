@@ -12,6 +12,8 @@ import grpc
 import httpx
 
 from attendant_client.errors import AttendantError
+from attendant_client.retries import RetryPolicy, deadline_after
+from attendant_client.types import ModelInfo
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 HTTP_SCHEMES = ("http", "https")
@@ -195,10 +197,49 @@ def closed() -> AttendantError:
     return AttendantError("CANCELLED", "CANCELLED", "The client was closed.")
 
 
-class Connected:
-    """An object that owns connections."""
+class BaseClient:
+    """What the synchronous and the asynchronous client have in common."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 60.0,
+        retries: RetryPolicy | None = None,
+        tls: TlsFiles | None = None,
+        channels: int = 1,
+    ) -> None:
+        """Create a client. Connections open on the first requests.
+
+        Args:
+            url: http://host:port or https:// for REST, grpc://host:port or grpcs:// for gRPC.
+            api_key: Key that the server requires, if any: printable ASCII without spaces.
+            timeout_s: Default timeout of a call in seconds, including retries. With None, only the server's
+                limit applies, as with math.inf.
+            retries: Retry policy.
+            tls: CA and client certificate for https:// and grpcs://. None selects public CAs.
+            channels: Number of gRPC connections, which take turns. A connection reaches one worker of the server.
+
+        Raises:
+            ValueError: The URL, the API key, a TLS file or the number of channels is not valid.
+        """
+        address = Address.parse(url, tls, channels)
+        self._open(address, api_key)
+        self._is_grpc = address.is_grpc
+        self._timeout_s = timeout_s
+        self._retries = retries or RetryPolicy()
+        self._model: ModelInfo | None = None
+        self._is_closed = False
 
     def __reduce__(self) -> NoReturn:
         """Reject copies, also to another process."""
         name = type(self).__name__
         raise TypeError(f"{name}: cannot be copied, because it has connections. Create another one.")
+
+    def _open(self, address: Address, api_key: str | None) -> None:
+        """Create the transport."""
+        raise NotImplementedError
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import os
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -14,7 +14,6 @@ from attendant_client.connections import (
     SLACK_S,
     TIMEOUT_HEADER,
     Address,
-    TlsFiles,
     authorization,
     closed,
     timed_out,
@@ -31,16 +30,6 @@ Response = tuple[Any, str | None]
 """A response, and the name and digest of its model; None if a proxy removes the header."""
 MAX_CONNECTIONS = 100
 """Connections of an HTTP client, the default of httpx."""
-
-
-class Transport(Protocol):
-    """A connection to one server."""
-
-    def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
-        """Return the response; raises `AttendantError`."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 class HttpTransport:
@@ -96,22 +85,6 @@ class GrpcTransport:
             channel.close()
 
 
-def open_transport(url: str, api_key: str | None, tls: TlsFiles | None, channels: int = 1) -> Transport:
-    """Return the transport for a URL."""
-    address = Address.parse(url, tls, channels)
-    return GrpcTransport(address, api_key) if address.is_grpc else HttpTransport(address, api_key)
-
-
-class AsyncTransport(Protocol):
-    """A connection to one server."""
-
-    async def call(self, operation: str, body: Body, timeout_s: float | None) -> Response:
-        """Return the response; raises `AttendantError`."""
-
-    async def close(self) -> None:
-        """Close the connection."""
-
-
 class AsyncHttpTransport:
     """REST over a connection pool."""
 
@@ -161,12 +134,6 @@ class AsyncGrpcTransport:
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
-
-
-def open_async_transport(url: str, api_key: str | None, tls: TlsFiles | None, channels: int = 1) -> AsyncTransport:
-    """Return the transport for a URL. Call it on the event loop."""
-    address = Address.parse(url, tls, channels)
-    return AsyncGrpcTransport(address, api_key) if address.is_grpc else AsyncHttpTransport(address, api_key)
 
 
 def open_channel(module: Any, address: Address) -> Any:
