@@ -422,12 +422,8 @@ def _add_ends(values: dict[str, Any], options: TokenizerSettings) -> None:
         pieces = (("SpecialToken", ends[0]), ("Sequence", name), ("SpecialToken", ends[1]))
         return [{kind: {"id": piece, "type_id": type_id}} for kind, piece in pieces if piece is not None]
 
-    template = {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
-        "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in tokens.values()},
-    }
+    single = around("A", 0)
+    template = _template(single, single + around("B", 1), {token: ids[token] for token in tokens.values()})
     before = Tokenizer.from_str(json.dumps(values)).encode("").ids
     _set_template(values, template)
     if Tokenizer.from_str(json.dumps(values)).encode("").ids != before:
@@ -501,6 +497,14 @@ def _add_first(values: dict[str, Any], component: str, step: dict[str, Any]) -> 
         values[component] = {"type": "Sequence", key: [step, *steps]}
 
 
+def _template(
+    single: list[dict[str, Any]], pair: list[dict[str, Any]], special_tokens: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return a post-processor that arranges a text, and a pair, with special tokens of these ids."""
+    described = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in special_tokens.items()}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": described}
+
+
 def _set_template(values: dict[str, Any], template: dict[str, Any]) -> None:
     """Replace the post-processor with a template; only the part that trims offsets is kept."""
     kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
@@ -517,31 +521,18 @@ def _drop_token_types(values: dict[str, Any]) -> None:
     """Set all token types to 0."""
     if _kinds(values.get("post_processor"), "processors") <= {"ByteLevel"}:  # the library marks the second text
         texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-        template = {"type": "TemplateProcessing", "single": texts[:1], "pair": texts, "special_tokens": {}}
-        _set_template(values, template)
+        _set_template(values, _template(texts[:1], texts, {}))
     for part in _parts(values.get("post_processor"), "processors", "TemplateProcessing"):
         for piece in (*part["single"], *part["pair"]):
             for item in piece.values():
                 item["type_id"] = 0
     for part in _parts(values.get("post_processor"), "processors", "BertProcessing"):
         (cls, cls_id), (sep, sep_id) = part.pop("cls"), part.pop("sep")
-
-        def special(token: str) -> dict[str, Any]:
-            return {"SpecialToken": {"id": token, "type_id": 0}}
-
-        def text(name: str) -> dict[str, Any]:
-            return {"Sequence": {"id": name, "type_id": 0}}
-
-        single = [special(cls), text("A"), special(sep)]
-        part |= {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, text("B"), special(sep)],
-            "special_tokens": {
-                token: {"id": token, "ids": [number], "tokens": [token]}
-                for token, number in ((cls, cls_id), (sep, sep_id))
-            },
-        }
+        first, text, pair, last = (
+            {kind: {"id": piece, "type_id": 0}}
+            for kind, piece in (("SpecialToken", cls), ("Sequence", "A"), ("Sequence", "B"), ("SpecialToken", sep))
+        )
+        part.update(_template([first, text, last], [first, text, last, pair, last], {cls: cls_id, sep: sep_id}))
 
 
 def _parts(component: dict[str, Any] | None, key: str, kind: str) -> Iterator[dict[str, Any]]:
