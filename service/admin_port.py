@@ -9,7 +9,7 @@ import re
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -46,16 +46,14 @@ class AdminPort:
         settings: Settings,
         registry: CollectorRegistry,
         read_status: Callable[[], Status],
-        connect: Callable[[], socket.socket | None],
-        connect_all: Callable[[], list[socket.socket]],
+        connect: Callable[[], Iterator[socket.socket]],
     ) -> None:
-        """`connect` returns a socket connected to the admin API of one worker, `connect_all` one socket per worker."""
+        """`connect` yields a socket connected to the admin API of each worker."""
         from service.rest.hosts import HostCheck
 
         self._registry = registry
         self._read_status = read_status
         self._connect = connect
-        self._connect_all = connect_all
         self._hosts = HostCheck(settings.admin_host, "")
         self._header_timeout_s = settings.header_timeout_ms / 1000
         self._connections: set[asyncio.StreamWriter] = set()
@@ -163,7 +161,7 @@ class AdminPort:
 
     async def _relay(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay this request to a worker, then close the connection."""
-        connection = self._connect()
+        connection = next(self._connect(), None)
         if connection is None:
             writer.write(_response(503, json.dumps({"status": self._read_status().value}).encode(), closes=True))
             await writer.drain()
@@ -180,7 +178,7 @@ class AdminPort:
     async def _describe_callers(self, head: bytes) -> bytes:
         """Return the callers, with counts summed over the workers, as an HTTP response."""
         fetched = await asyncio.gather(
-            *(_fetch(connection, head) for connection in self._connect_all()), return_exceptions=True
+            *(_fetch(connection, head) for connection in self._connect()), return_exceptions=True
         )
         # The others have just ended.
         responses = [response for response in fetched if isinstance(response, bytes) and _is_complete(response)]

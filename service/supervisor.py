@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ class Supervisor:
         registry = CollectorRegistry()
         registry.register(Aggregate([own, *(worker.slot for worker in self._workers)]))
         registry.register(Processes(lambda: [worker.pid for worker in self._workers if worker.pid]))
-        self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin, self._connect_all)
+        self._admin = AdminPort(settings, registry, lambda: self.status, self._connect_admin)
         self._models: Message | None = None
         self._watcher: Worker | None = None
         self._reads_file = False
@@ -450,40 +450,26 @@ class Supervisor:
 
     def _serve(self, connection: socket.socket) -> bool:
         """Pass a new connection to the worker with the fewest connections; return False if no worker takes it."""
-        if not self._pass(REST, connection):
+        if not any(worker.pass_connection(REST, connection) for worker in self._accepting()):
             return False
         connection.close()
         return True
 
-    def _pass(self, kind: bytes, connection: socket.socket) -> bool:
-        """Pass a connection to a worker; return False if no worker accepts it."""
-        workers = [worker for worker in self._workers if worker.accepts]
-        workers.sort(key=lambda worker: (not worker.is_ready, worker.connections))
-        return any(worker.pass_connection(kind, connection) for worker in workers)
+    def _accepting(self) -> list[Worker]:
+        """Return the workers that accept connections, the one with the fewest first."""
+        workers = (worker for worker in self._workers if worker.accepts)
+        return sorted(workers, key=lambda worker: (not worker.is_ready, worker.connections))
 
-    def _connect_admin(self) -> socket.socket | None:
-        """Return a connection to the admin API of a worker; None if no worker accepts one."""
-        own, other = socket.socketpair()
-        with other:
-            watcher = self._watcher  # it knows why changes have failed
-            if watcher is not None and watcher.accepts and watcher.pass_connection(ADMIN, other):
-                return own
-            if self._pass(ADMIN, other):
-                return own
-        own.close()
-        return None
-
-    def _connect_all(self) -> list[socket.socket]:
-        """Return a connection to the admin API of every worker that accepts one."""
-        connections = []
-        for worker in self._workers:
+    def _connect_admin(self) -> Iterator[socket.socket]:
+        """Yield a connection to the admin API of each worker that accepts one."""
+        # The watcher knows why changes have failed.
+        for worker in sorted(self._accepting(), key=lambda worker: worker is not self._watcher):
             own, other = socket.socketpair()
             with other:
-                if worker.accepts and worker.pass_connection(ADMIN, other):
-                    connections.append(own)
+                if worker.pass_connection(ADMIN, other):
+                    yield own
                 else:
                     own.close()
-        return connections
 
     # Signals.
 

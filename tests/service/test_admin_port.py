@@ -13,7 +13,7 @@ from service.lifecycle import Status
 
 @pytest.mark.parametrize(("path", "status"), [("/livez", 200), ("/readyz", 503), ("/metrics", 200)])
 async def test_head_gets_the_status_of_get_without_the_body(path: str, status: int) -> None:
-    port = AdminPort(Settings(), CollectorRegistry(), lambda: Status.STARTING, lambda: None, list)
+    port = AdminPort(Settings(), CollectorRegistry(), lambda: Status.STARTING, lambda: iter(()))
     bound = socket.create_server(("127.0.0.1", 0))
     await port.start(bound, None)
     reader, writer = await asyncio.open_connection(*bound.getsockname())
