@@ -3,8 +3,7 @@
 Prompts, truncation, and the response headers with a request's size and duration follow TEI.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -115,8 +114,12 @@ async def rerank(
         raw_scores=raw_scores,
         truncation=options.truncation,
     )
-    with _documents_as_texts():
+    try:
         return await rank(engine, request, options.call)
+    except ServiceError as error:
+        if error.field is not None:
+            error.field = error.field.replace("documents", "texts", 1)
+        raise
 
 
 async def tokenize(engine: Engine, texts: Sequence[str], options: Options) -> list[tuple[str, TokenizeResult]]:
@@ -192,17 +195,6 @@ def _token(token: Token, start: int | None, stop: int | None) -> dict[str, Any]:
 def _prepend(prompt: str, text: str) -> str:
     """Prepend the prompt to a text. A blank text is unchanged, so that the engine rejects it."""
     return text if not text or text.isspace() else prompt + text
-
-
-@contextmanager
-def _documents_as_texts() -> Iterator[None]:
-    """Rename documents in errors to the API's name."""
-    try:
-        yield
-    except ServiceError as error:
-        if error.field is not None:
-            error.field = error.field.replace("documents", "texts", 1)
-        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """The API of vLLM for pooling models: /score, /v1/score, /classify, /pooling, /detokenize and /version."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -214,8 +213,12 @@ def _inputs(body: Any, engine: Engine, truncation: Truncation) -> tuple[Input, .
 
 async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
     """Return the score of each pair of texts. Requires a cross-encoder, an embedding model, ColBERT or SPLADE."""
-    with _texts_of(body):
+    try:
         response, scores = await _score(exchange, body)
+    except ServiceError as error:
+        if error.field is not None:
+            error.field = name_text(error.field, body)
+        raise
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return _document(exchange, response, data)
 
@@ -269,19 +272,8 @@ def _check_counts(first: int, second: int) -> None:
         )  # fmt: skip
 
 
-@contextmanager
-def _texts_of(body: VllmScoreBody) -> Iterator[None]:
-    """Rename the texts of a pair in errors. Operations use queries and documents, or inputs with two parts."""
-    try:
-        yield
-    except ServiceError as error:
-        if error.field is not None:
-            error.field = name_text(error.field, body)
-        raise
-
-
 def name_text(path: str, body: VllmScoreBody) -> str:
-    """Return the path of a text in a /score request."""
+    """Return the path of a text in a /score request. Operations use queries and documents, or inputs with two parts."""
     name, bracket, rest = path.partition("[")
     index, _, part = rest.partition("]")
     if name == "inputs":
