@@ -99,6 +99,11 @@ def native_error(error: ServiceError, request_id: str) -> dict[str, Any]:
     return {"error": {name: getattr(error, name) for name in names} | {"request_id": request_id}}
 
 
+def message_error(error: ServiceError, request_id: str) -> dict[str, Any]:
+    """Return an error document that contains only the message."""
+    return {"error": error.message}
+
+
 def same_status(error: ServiceError) -> int:
     """Return the HTTP status of an error."""
     return error.http_status

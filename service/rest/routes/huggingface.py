@@ -15,8 +15,7 @@ from attendant_client.types import (
 from pydantic import BaseModel, Field
 
 from model.artifact.tokenizer import Tokenizer
-from service.errors import ServiceError
-from service.rest.api import NAME_PARAMETER, Api, Exchange, Handler, Route
+from service.rest.api import NAME_PARAMETER, Api, Exchange, Handler, Route, message_error
 from service.rest.bodies import FirstError, ForeignModel, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.spelling import Spelling
@@ -157,11 +156,6 @@ def describe_entity(entity: Entity, label: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
-    """Return the error document of the Inference API."""
-    return {"error": error.message}
-
-
 def _task(name: str, handler: Handler, body: type[BaseModel], item: Any) -> Route:
     """Return the route of a task. The response is a list of one list per input, or one list for a single text."""
     lists = list[item] | list[list[item]] | list[list[list[item]]]
@@ -186,5 +180,5 @@ API = Api(
     ),
     (PREFIX,),
     HuggingFaceErrorBody,
-    render_error,
+    message_error,
 )

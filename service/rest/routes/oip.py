@@ -42,7 +42,17 @@ from service.oip.models import (
 )
 from service.oip.tensors import MAX_AXES, InputTensor, OutputTensor
 from service.operations.inputs import Wire, item_limits
-from service.rest.api import ERRORS, GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Handler, Route
+from service.rest.api import (
+    ERRORS,
+    GET_STATUSES,
+    NAME_PARAMETER,
+    WITHOUT_422,
+    Api,
+    Exchange,
+    Handler,
+    Route,
+    message_error,
+)
 from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, unknown_fields
 from service.rest.requests import parse_json
 from service.rest.responses import PART_BYTES, accepted_codings, encoded_response, json_response, render
@@ -166,21 +176,18 @@ class OipModelBody(BaseModel):
     outputs: list[OipTensorBody] = Field(description="Outputs that a request may select.")
 
 
-class OipConfigInputBody(BaseModel):
-    """An input in a model configuration."""
-
-    name: str
-    data_type: str
-    dims: list[int]
-    optional: bool
-
-
 class OipConfigOutputBody(BaseModel):
     """An output in a model configuration."""
 
     name: str
     data_type: str
     dims: list[int]
+
+
+class OipConfigInputBody(OipConfigOutputBody):
+    """An input in a model configuration."""
+
+    optional: bool
 
 
 class OipTransactionPolicyBody(BaseModel):
@@ -519,11 +526,6 @@ def _model_of(exchange: Exchange) -> Engine:
     return find_model(lifecycle.models, parameters["name"], parameters.get("version", ""))
 
 
-def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
-    """Return the error document of the protocol."""
-    return {"error": error.message}
-
-
 def http_status(error: ServiceError) -> int:
     """Return the HTTP status of an error; the protocol uses 400 for all invalid content."""
     is_invalid = isinstance(error, InvalidArgument) or error.reason == "PROMPT_NOT_FOUND"
@@ -604,7 +606,7 @@ API = Api(
     ),
     prefixes=(f"{PREFIX}/",),
     error=OipErrorBody,
-    render=render_error,
+    render=message_error,
     status=http_status,
     descriptions=ERRORS
     | {

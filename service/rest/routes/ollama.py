@@ -8,10 +8,9 @@ from attendant_client.types import EncodeRequest, ModelInfo, TextInputs, Truncat
 from pydantic import BaseModel, Field
 
 from service import __version__
-from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, cut
-from service.rest.api import GET_STATUSES, Api, Exchange, Route
+from service.rest.api import GET_STATUSES, Api, Exchange, Route, message_error
 from service.rest.bodies import MODEL_DESCRIPTION, ForeignModel, Texts
 from service.spelling import Spelling
 
@@ -146,11 +145,6 @@ async def version(exchange: Exchange, body: None) -> Any:
     return {"version": __version__}
 
 
-def render_error(error: ServiceError, request_id: str) -> dict[str, Any]:
-    """Return Ollama's error document."""
-    return {"error": error.message}
-
-
 def _get(path: str, handler: Any, response: type[BaseModel]) -> Route:
     return Route(
         path, f"ollama_{handler.__name__}", handler, response, statuses=GET_STATUSES, headers=False, names_model=False
@@ -176,5 +170,5 @@ API = Api(
     Spelling({"inputs": "input"}, {"truncation": "truncate"}, values={"truncation": "true"}, cuts_texts=True),
     ("/api/",),
     OllamaErrorBody,
-    render_error,
+    message_error,
 )  # fmt: skip
