@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
-from pydantic_core import PydanticCustomError
 
 from model.artifact.console import plain_message
 from service.connections import parse_networks
@@ -43,7 +42,7 @@ T = TypeVar("T")
 def _reject_empty(value: object) -> object:
     """Reject an empty path, which would be the working directory."""
     if value == "":
-        raise PydanticCustomError("path", "must be a path")
+        raise ValueError("must be a path")
     return value
 
 
@@ -230,8 +229,7 @@ class Settings(BaseModel):
     @classmethod
     def _check_root_path(cls, value: str) -> str:
         if value and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value):
-            problem = f'"{echo(value)}" is not a path such as /embeddings-api'
-            raise PydanticCustomError("list_item", "{problem}", {"problem": problem})
+            raise ValueError(f'"{echo(value)}" is not a path such as /embeddings-api')
         return value
 
     @field_validator("trusted_proxies")
@@ -241,8 +239,8 @@ class Settings(BaseModel):
             try:
                 parse_networks(item)
             except ValueError:
-                problem = f'"{echo(item.strip())}" is not an IP address or a network such as 10.0.0.0/8'
-                raise PydanticCustomError("list_item", "{problem}", {"problem": problem}) from None
+                problem = "is not an IP address or a network such as 10.0.0.0/8"
+                raise ValueError(f'"{echo(item.strip())}" {problem}') from None
         return value
 
     @property
@@ -295,7 +293,7 @@ def _parse(field: str, parser: Callable[[str], T], value: str) -> T:
 def _check_list(value: str, pattern: re.Pattern[str], problem: str) -> str:
     for item in value.split(","):
         if item.strip() and not pattern.fullmatch(item.strip()):
-            raise PydanticCustomError("list_item", "{problem}", {"problem": f'"{echo(item.strip())}" {problem}'})
+            raise ValueError(f'"{echo(item.strip())}" {problem}')
     return value
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any, BinaryIO, Generic, Literal, Self, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from model.artifact.console import EX_DATAERR, plain_message
 from service.commands.arguments import CommandError
@@ -126,14 +125,9 @@ class Records(Generic[R]):
     lines: tuple[R, ...]
 
 
-def record_error(problem: str) -> PydanticCustomError:
-    """Return an error of a validator. `problem` is a message without the path of the validated field."""
-    return PydanticCustomError("record", "{problem}", {"problem": problem})
-
-
 def _check_text(text: str) -> str:
     if not text or text.isspace():
-        raise record_error("empty or blank. Remove the line or add text.")
+        raise ValueError("empty or blank. Remove the line or add text.")
     return text
 
 
@@ -203,9 +197,9 @@ class RetrievalLine(Record):
         if self.document is None:
             for name in ("query", "positive"):
                 if getattr(self, name) is None:
-                    raise record_error(f"{name}: missing. Add it.")
+                    raise ValueError(f"{name}: missing. Add it.")
         elif self.query is not None or self.positive is not None:
-            raise record_error("document: set together with query or positive. Use two lines.")
+            raise ValueError("document: set together with query or positive. Use two lines.")
         return self
 
 
@@ -235,10 +229,10 @@ class WordPlace:
         word, start, end = (f"{name}{self.side}" for name in ("word_index", "start", "end"))
         has_range = self.start is not None or self.end is not None
         if (self.word_index is not None) == has_range:
-            raise record_error(f"{word}: {'set' if has_range else 'not set'}, like {start} and {end}. Set one of them.")
+            raise ValueError(f"{word}: {'set' if has_range else 'not set'}, like {start} and {end}. Set one of them.")
         if has_range and (self.start is None or self.end is None or not self.start < self.end <= len(self.text)):
             problem = f"{start}, {end}: not a range ({self.start} to {self.end}, limit {len(self.text)})"
-            raise record_error(f"{problem}. Use characters of the text.")
+            raise ValueError(f"{problem}. Use characters of the text.")
 
 
 class WordPair(Record):
@@ -278,7 +272,7 @@ class AttributionLine(Record):
     def _check(self) -> Self:
         if self.word_index in self.deciding_index:
             field = f"deciding_index[{self.deciding_index.index(self.word_index)}]"
-            raise record_error(f"{field}: equal to word_index ({self.word_index}). Use another word.")
+            raise ValueError(f"{field}: equal to word_index ({self.word_index}). Use another word.")
         return self
 
 
