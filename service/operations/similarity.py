@@ -346,7 +346,7 @@ def prepare_embeddings(
     """Check the cost of explaining the similarity of embeddings."""
     function = cast(Similarity, spec.similarity)  # other models need no embeddings
     embedder = Embedder.of(engine.dense_layers, engine.manifest.embedding, function, request.dimensions)
-    prepared = PreparedSimilarity(request, call.wire, spec, engine.manifest, embedder, function, texts)
+    prepared = PreparedSimilarity(request, call.wire, texts, spec, engine.manifest, embedder, function)
     if request.explain:
         check_explanation_size(request, [len(text.tokens) for text in texts], engine.manifest, engine.limits)
     if request.effect == "occlusion":
@@ -380,15 +380,11 @@ def tokenize(engine: Engine, request: SimilarityRequest, spec: SimilaritySpec) -
 
 
 @dataclass(frozen=True)
-class PreparedSimilarity:
+class TokenizedRequest:
     """A tokenized request: creates its fast-lane tasks, and computes results from their vectors."""
 
     request: SimilarityRequest
     wire: Wire
-    spec: SimilaritySpec
-    manifest: Manifest
-    embedder: Embedder
-    function: Similarity
     texts: list[TokenizedText]
     """Queries, then documents."""
 
@@ -399,6 +395,16 @@ class PreparedSimilarity:
     @property
     def documents(self) -> list[TokenizedText]:
         return self.texts[len(self.request.queries) :]
+
+
+@dataclass(frozen=True)
+class PreparedSimilarity(TokenizedRequest):
+    """A request that compares embeddings."""
+
+    spec: SimilaritySpec
+    manifest: Manifest
+    embedder: Embedder
+    function: Similarity
 
     def tasks(self) -> list[EncodeTask]:
         """Return one task per text, then one per occluded sequence that has tokens to pool."""
@@ -608,23 +614,11 @@ def token_text(tokens: TokenizedInput, tokenizer: Tokenizer, first: int) -> Toke
 
 
 @dataclass(frozen=True)
-class HeadSimilarity:
-    """A request with the similarity function "maxsim" or "sparse", tokenized; see `PreparedSimilarity`."""
+class HeadSimilarity(TokenizedRequest):
+    """A request with the similarity function "maxsim" or "sparse"."""
 
-    request: SimilarityRequest
-    wire: Wire
-    texts: list[TokenizedText]
-    """Queries, then documents."""
     similarity: TextSimilarity
     tokenizer: Tokenizer
-
-    @property
-    def queries(self) -> list[TokenizedText]:
-        return self.texts[: len(self.request.queries)]
-
-    @property
-    def documents(self) -> list[TokenizedText]:
-        return self.texts[len(self.request.queries) :]
 
     def tasks(self) -> list[EncodeTask]:
         """Return one task per text."""
