@@ -131,7 +131,8 @@ class Artifact:
         root = root.resolve()
         body = _read(root, MANIFEST)
         digest = hashlib.sha256(body).hexdigest()
-        if digest not in _listed_digests(_read(root, MANIFEST_DIGEST)):
+        listed = _read(root, MANIFEST_DIGEST)  # one digest, or two while the manifest is being replaced
+        if not re.fullmatch(rb"([0-9a-f]{64}\n){1,2}", listed) or digest.encode() not in listed.split():
             raise ArtifactError(f"{root / MANIFEST}: SHA-256 mismatch with {MANIFEST_DIGEST}. Export again.")
         if expected_digest is not None and expected_digest.removeprefix("sha256:") != digest:
             raise ArtifactError(
@@ -283,11 +284,6 @@ def _export_command(root: Path, manifest: Any) -> str:
     return shlex.join(words)
 
 
-def _listed_digests(body: bytes) -> list[str]:
-    """Return the digests in a digest file: one, or two while the manifest is being replaced."""
-    return body.decode().split() if re.fullmatch(rb"([0-9a-f]{64}\n){1,2}", body) else []
-
-
 def _read(root: Path, name: str) -> bytes:
     descriptor = _open(root, name)
     try:
@@ -377,10 +373,11 @@ def _replace(root: Path, scratch: Path, body: bytes, old_digest: str, digest: st
         written.append((path, root / name))
     for path, target in written:
         os.replace(path, target)
-        _sync_directory(root)
+        sync_directory(root)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Wait until renames in a directory are on disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

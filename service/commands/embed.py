@@ -32,6 +32,7 @@ from model.artifact.console import (
     language_code,
     output_path,
 )
+from model.artifact.files import sync_directory
 from service.commands import sources
 from service.commands.arguments import CommandError, Parser, import_extra, integer
 from service.commands.labeled_texts import LabeledText, label_argument, read_lines
@@ -165,13 +166,13 @@ class WorkDirectory:
                 rejected.replace(rejected_path(self._target))
             if output_path.is_file():
                 output_path.replace(self._target)
-            _sync(self._target.parent)
+            sync_directory(self._target.parent)
             # Remove the state last: without it, the leftover directory of a published file would start a new run.
             for item in self.path.iterdir():
                 if item.name != STATE:
                     item.unlink()
             shutil.rmtree(self.path)
-            _sync(self._target.parent)
+            sync_directory(self._target.parent)
 
 
 def partial_path(target: Path) -> Path:
@@ -216,7 +217,7 @@ def _write_state(path: Path, state: _State) -> None:
     new = path / f"{STATE}.new"
     _append(new, 0, orjson.dumps({"version": VERSION, **asdict(state)}))
     new.replace(path / STATE)
-    _sync(path)
+    sync_directory(path)
 
 
 def _append(path: Path, size: int, data: bytes) -> None:
@@ -227,15 +228,6 @@ def _append(path: Path, size: int, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    """Wait until renames in a directory are on disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
