@@ -1,16 +1,11 @@
 """Encoder configuration. Defaults are BERT's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional as F
-
-
-class Activation(Protocol):
-    """An elementwise function."""
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -18,7 +13,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_accurate": gelu_tanh,
     "gelu_fast": gelu_tanh,

@@ -562,15 +562,11 @@ def _describe_values(values: Sequence[onnx_ir.Value]) -> tuple[ValueRecord, ...]
     )
 
 
-def _dimension(name: str, multiple: int) -> Any:
-    """Return a dynamic axis whose size is a multiple of a given number."""
-    return torch.export.Dim(name) if multiple == 1 else torch.export.Dim(f"{name}_parts") * multiple
-
-
 def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     axes = signature.dynamic_axes
-    names = {name for names in axes.values() for name in names.values()}
-    sizes = {name: _dimension(name, signature.multiples.get(name, 1)) for name in names}
+    sizes = {name: torch.export.Dim(name) for names in axes.values() for name in names.values()}
+    parts = {name: multiple for name, multiple in signature.multiples.items() if multiple > 1}
+    sizes |= {name: torch.export.Dim(f"{name}_parts") * multiple for name, multiple in parts.items()}
     multiples = {f"{multiple}*{name}_parts": name for name, multiple in signature.multiples.items()}
     shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
     if signature.variadic:

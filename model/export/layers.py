@@ -275,18 +275,15 @@ def describe_layers(encoder: Encoder, graphs: Sequence[LayerGraphs], store: Weig
     def find_weights(function: LayerFunction) -> dict[str, TensorRecord]:
         return {name: store.find(tensor) for name, tensor in function.weights().items()}
 
-    def describe_steps(graph: str, steps: LayerSteps) -> StepsRecord:
-        has = {name: name in steps.outputs for name in (ANGLES, BIAS)}
-        return StepsRecord(graph=graph, weights=find_weights(steps), **has)
-
     for index, (names, block) in enumerate(zip(graphs, encoder.blocks, strict=True)):
         assert isinstance(block, Block)
-        output, norm = block.attention.output, block.mixed_norm
+        output, norm, steps = block.attention.output, block.mixed_norm, LayerSteps(encoder, index)
+        has = {name: name in steps.outputs for name in (ANGLES, BIAS)}
         layers.append(
             LayerRecord(
                 graph=names.attention,
                 weights=find_weights(LayerAttention(encoder, index)),
-                steps=describe_steps(names.steps, LayerSteps(encoder, index)),
+                steps=StepsRecord(graph=names.steps, weights=find_weights(steps), **has),
                 output=store.find(output.weight.T),
                 output_bias=store.find_optional(output.bias),
                 norm=store.find(norm.weight),

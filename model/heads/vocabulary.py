@@ -41,10 +41,6 @@ class VocabularyLayout:
     tied_bias: str | None = None
     has_bias: bool = True
 
-    @property
-    def has_layers(self) -> bool:
-        return self.layers.dense is not None or self.layers.norm is not None
-
     def is_in(self, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether a checkpoint contains the head. config.json may name a head that was not saved."""
         first = self.layers.dense or self.layers.norm
@@ -75,7 +71,8 @@ def read_vocabulary_head(
     Raises:
         CheckpointError: a tensor is missing or of the wrong shape.
     """
-    layers = RowHead(layout.layers, tensors, hidden_size) if layout.has_layers else None
+    has_layers = layout.layers.dense is not None or layout.layers.norm is not None
+    layers = RowHead(layout.layers, tensors, hidden_size) if has_layers else None
     decoder = find_decoder(f"{layout.decoder}.weight", tensors, embeddings, tied=layout.tied)
     width = hidden_size if layers is None else layers.out_features
     require_shape(decoder, f"{layout.decoder}.weight", (len(decoder), width))

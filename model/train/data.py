@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -305,12 +305,8 @@ class TrainingBatch:
         return replace(self, inputs=inputs, targets=targets)
 
 
-class Collate(Protocol):
-    """Builds a batch from items, whose sequences start at `starts` in the R * T tokens."""
-
-    def __call__(
-        self, items: Sequence[Item], shape: BatchShape, starts: Sequence[int], draw: random.Random
-    ) -> TrainingBatch: ...
+Collate = Callable[[Sequence[Item], BatchShape, Sequence[int], random.Random], TrainingBatch]
+"""Builds a batch from items, given its shape and the start of each sequence in the R * T tokens."""
 
 
 class PackedBatches:
