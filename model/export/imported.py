@@ -50,7 +50,8 @@ from model.heads.classifiers import (
     make_token_classifier,
 )
 from model.heads.row_head import RowHead, has_architecture
-from model.source.model_size import HEADS, HIDDEN, LAYERS, POSITIONS
+from model.source.known_models import HIDDEN, LAYERS
+from model.source.model_size import HEADS, POSITIONS
 from model.source.published import (
     CheckpointError,
     Published,

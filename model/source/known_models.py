@@ -10,6 +10,9 @@ from typing import Any, Literal, get_args
 
 from model.artifact.manifest import Pooling
 
+LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+HIDDEN = ("hidden_size", "dim", "n_embd", "d_model")
+"""Keys of config.json, each with alternative names."""
 Proof = Literal["published weights", "random weights"]
 Task = Literal[
     "retrieval", "similarity", "rerank", "sparse", "multi-vector", "classification", "zero-shot", "token classification"
@@ -46,10 +49,7 @@ class KnownModel:
     @property
     def shape(self) -> tuple[int, int]:
         """The number of layers and the hidden size."""
-        layers = next(
-            self.config[key] for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if key in self.config
-        )
-        size = next(self.config[key] for key in ("hidden_size", "d_model", "n_embd", "dim") if key in self.config)
+        layers, size = (next(self.config[key] for key in keys if key in self.config) for keys in (LAYERS, HIDDEN))
         return int(layers), int(size)
 
     def suits(self, task: Task | None, language: str | None) -> bool:

@@ -11,10 +11,8 @@ from typing import Any
 
 from model.artifact.memory import available_memory
 from model.artifact.names import SourceError, parse_hub_id
-from model.source.known_models import KNOWN_MODELS, Task
+from model.source.known_models import HIDDEN, KNOWN_MODELS, LAYERS, Task
 
-LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
-HIDDEN = ("hidden_size", "dim", "n_embd", "d_model")
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "n_inner", "d_ff")
 POSITIONS = ("max_position_embeddings", "n_positions")
