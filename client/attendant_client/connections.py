@@ -5,6 +5,7 @@ import os
 import re
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -74,7 +75,8 @@ class TlsFiles:
             if self.cert is not None:
                 context.load_cert_chain(self.cert, self.key, password=bytes)  # None would prompt for a password
         except OSError as error:  # includes ssl.SSLError
-            raise ValueError(f"tls: {_describe(self)}: {error.strerror or error}. Check the files.") from None
+            paths = ", ".join(os.fspath(path) for path in (self.ca, self.cert, self.key) if path is not None)
+            raise ValueError(f"tls: {paths}: {error.strerror or error}. Check the files.") from None
         return context
 
     def make_channel_credentials(self) -> Any:
@@ -84,14 +86,7 @@ class TlsFiles:
 
 
 def _read(path: FilePath | None) -> bytes | None:
-    if path is None:
-        return None
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _describe(files: TlsFiles) -> str:
-    return ", ".join(os.fspath(path) for path in (files.ca, files.cert, files.key) if path is not None)
+    return None if path is None else Path(path).read_bytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,8 @@ def _object_reader(kind: Any) -> Converter:
         alternative = field.find(Alternative)
         # Of two alternatives, the object has a name that the array, which may also be an object, does not.
         mark = "" if alternative is None or _is_array(field.kind) else fields_of(field.kind)[-1].name
-        excluded = _other_mark(kind, field, alternative) if alternative and not mark else ""
+        others = (item for item in fields_of(kind) if item is not field and item.find(Alternative) == alternative)
+        excluded = fields_of(next(others).kind)[-1].name if alternative and not mark else ""
         key = alternative.name if alternative else field.name
         table.append((field.name, key, mark, excluded, _json_reader(field.kind)))
 
@@ -260,11 +261,6 @@ def _object_reader(kind: Any) -> Converter:
         return kind(**values)
 
     return read_object
-
-
-def _other_mark(kind: Any, field: Field, alternative: Alternative) -> str:
-    other = next(item for item in fields_of(kind) if item is not field and item.find(Alternative) == alternative)
-    return fields_of(other.kind)[-1].name
 
 
 def _read_sparse_matrix(document: Json) -> SparseMatrix:

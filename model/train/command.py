@@ -67,7 +67,10 @@ def _run(config: TrainConfig, out: Path, processes: Processes, progress: Progres
         _start_run(config, checkpoint, out, progress)
     processes.wait()
     definition = (out / TOKENIZER).read_text(encoding="utf-8")
-    tokenizer = _load_tokenizer(out / TOKENIZER, definition)
+    try:
+        tokenizer = Tokenizer(definition.encode())
+    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
+        raise TrainError(f"{out / TOKENIZER}: damaged ({error}). Remove {out} to start again.") from None
     objective = make_objective(config, tokenizer, checkpoint)
     start = "" if source is None else f", starting from {source.source}"
     progress(f"{objective.name} of {config.model.name} on {processes.device}{start}")
@@ -107,13 +110,6 @@ def _start_run(config: TrainConfig, checkpoint: Checkpoint | None, out: Path, pr
         write_tokenizer(config, out / TOKENIZER)
     else:
         (out / TOKENIZER).write_bytes(checkpoint.tokenizer)
-
-
-def _load_tokenizer(path: Path, definition: str) -> Tokenizer:
-    try:
-        return Tokenizer(definition.encode())
-    except Exception as error:  # noqa: BLE001  # tokenizers raises Exception
-        raise TrainError(f"{path}: damaged ({error}). Remove {path.parent} to start again.") from None
 
 
 def _is_exported(artifact: Path, record: TrainingRecord) -> bool:

@@ -404,7 +404,10 @@ def make_objective(config: TrainConfig, tokenizer: Tokenizer, checkpoint: Checkp
         objective = Objective(name, "nats per pair", cross_encoder, encoder, read, collate_labeled_pairs)
     elif config.distillation is not None:
         teacher = Teacher(config.distillation.teacher)
-        _match_dimensions(text_encoder, teacher.head.dimensions, config.run.seed)
+        if text_encoder.dimensions != teacher.head.dimensions:
+            layer = nn.Linear(text_encoder.dimensions, teacher.head.dimensions)
+            initialize(layer, text_encoder.dimensions, config.run.seed)
+            text_encoder.dense.append(layer)
         student, unit = DistillationModel(text_encoder, teacher), "squared distance per text"
         prompts = (_prompt(embedding, None),) * 2
         name = teacher.manifest.name
@@ -447,14 +450,6 @@ def _check_init(config: TrainConfig, checkpoint: Checkpoint) -> None:
         raise TrainError(
             f"model.max_input_tokens: model.init scales positions beyond {min(lengths)} tokens. Reduce it."
         )
-
-
-def _match_dimensions(text_encoder: TextEncoder, dimensions: int, seed: int) -> None:
-    """Append a dense layer if the student's embedding size differs from the teacher's."""
-    if text_encoder.dimensions != dimensions:
-        layer = nn.Linear(text_encoder.dimensions, dimensions)
-        initialize(layer, text_encoder.dimensions, seed)
-        text_encoder.dense.append(layer)
 
 
 def _prompt(embedding: EmbeddingConfig, role: Role | None) -> str:
