@@ -1,8 +1,7 @@
 """Settings shared by all connections of a server: limits and the load shedder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.responses import Response
 
@@ -20,30 +19,6 @@ class Rejection:
     response: Response
     pause_s: float = 0.0
     is_known: bool = True
-
-
-class Shedder(Protocol):
-    """Rejects requests before their tasks start."""
-
-    @property
-    def near_capacity(self) -> bool:
-        """Whether every request must pass `try_reject`."""
-
-    def try_reject(
-        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
-    ) -> Rejection | None:
-        """Return a rejection; None to handle the request normally. `address` is the client's."""
-
-
-class NoLoadShedding:
-    """Rejects nothing."""
-
-    near_capacity = False
-
-    def try_reject(
-        self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""
-    ) -> Rejection | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import httptools
@@ -23,9 +23,12 @@ from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, Servic
 from service.request_log import HEADER, TRACE_HEADER, TRACE_STATE_HEADER, request_id, traceparent
 from service.rest.apis import BY_NAME, api_of, route_path
 from service.rest.bodies import JSON
-from service.rest.connections import ConnectionLimits, Shedder
+from service.rest.connections import ConnectionLimits
 from service.rest.requests import BODY, DRAINED, KNOWN, PAUSE_S, cancel_request
 from service.rest.routes import native
+
+if TYPE_CHECKING:
+    from service.rest.overload import LoadShedder
 
 KEEP_ALIVE_S = 75
 HTTP2_PREFACE = b"PRI * HTTP/2.0"
@@ -69,7 +72,7 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     limits: ConnectionLimits
-    load_shedder: Shedder
+    load_shedder: "LoadShedder | None"
     table: ConnectionTable["HttpProtocol"]
     url = b""
     _buffered: bytearray | None = None
@@ -205,7 +208,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._use_absolute_form()
         error = self._head_error()
         app = None if error is None and self.url != b"*" else self._special_app(error)
-        if app is None and self.load_shedder.near_capacity and self._can_buffer():
+        shedder = self.load_shedder
+        if app is None and shedder is not None and shedder.near_capacity and self._can_buffer():
             self._buffered = bytearray()
             return
         if self._header_timer is not None:
@@ -280,7 +284,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        if self._buffered is not None:
+        if self._buffered is not None and self.load_shedder is not None:
             body, self._buffered = bytes(self._buffered), None
             self._stop_header_timer()
             method, headers = self.parser.get_method(), dict(self.headers)

@@ -6,16 +6,19 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from service.connections import ConnectionTable, normal_address
 from service.process import start_task
-from service.rest.connections import ConnectionLimits, NoLoadShedding, Shedder
+from service.rest.connections import ConnectionLimits
 from service.rest.protocol import HttpProtocol
 from service.sockets import Acceptor, Peer, WatchedPort
+
+if TYPE_CHECKING:
+    from service.rest.overload import LoadShedder
 
 TLS_SHUTDOWN_S = 1.0
 """Time to wait for a client to close its side of a TLS connection, in seconds."""
@@ -39,7 +42,7 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         limits: ConnectionLimits,
-        load_shedder: Shedder | None = None,
+        load_shedder: "LoadShedder | None" = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`tls`: None serves without encryption. Handshakes must end within the header timeout."""
@@ -49,7 +52,7 @@ class Server(uvicorn.Server):
         self.table: ConnectionTable[HttpProtocol] = ConnectionTable(
             maximum, limits.per_address or maximum, limits.proxies, lambda connection: connection.is_busy
         )
-        bound = {"limits": limits, "load_shedder": load_shedder or NoLoadShedding(), "table": self.table}
+        bound = {"limits": limits, "load_shedder": load_shedder, "table": self.table}
         super().__init__(
             uvicorn.Config(
                 app,

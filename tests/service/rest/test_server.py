@@ -23,7 +23,7 @@ from service.engine.model_loader import LoadedModel
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest.app import make_app
-from service.rest.connections import ConnectionLimits, Rejection, Shedder
+from service.rest.connections import ConnectionLimits, Rejection
 from service.rest.overload import LoadShedder
 from service.rest.protocol import MAX_BUFFERED_BYTES, HttpProtocol
 from service.rest.requests import allow_cancellation
@@ -45,7 +45,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def serving(
     app: ASGIApp,
     header_timeout_s: float = 10,
-    load_shedder: Shedder | None = None,
+    load_shedder: Any = None,
     max_connections: int | None = None,
     **limits: Any,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
