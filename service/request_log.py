@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from service.callers import ANONYMOUS, ANONYMOUS_NAME, Caller
 from service.config import Settings
@@ -21,6 +21,7 @@ from service.memory import MemoryBudget, Reservation
 from service.metrics import NO_LANE, NO_MODEL, OBJECTIVE_S, Metrics
 
 if TYPE_CHECKING:
+    from service.engine.engine import Engine
     from service.spans import Tracing
 
 OTHER = "_OTHER"
@@ -62,14 +63,6 @@ def sampled_trace(value: str) -> str:
     return parts[1] if value and int(parts[3], 16) & SAMPLED else ""
 
 
-class Resource(Protocol):
-    """A resource that is freed once no request uses it."""
-
-    def acquire(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """Data about one request for metrics, logs and traces. It never contains input text.
@@ -106,7 +99,7 @@ class RequestRecord:
     timeout_s: float | None = None
     caller: Caller = ANONYMOUS
     admin: str = ""
-    resource: Resource | None = None
+    engine: "Engine | None" = None
     response: Reservation | None = None
     is_known: bool = False
     started: float = field(default_factory=time.perf_counter)
@@ -118,18 +111,18 @@ class RequestRecord:
             yield name, start, start + seconds
             start += seconds
 
-    def use(self, resource: Resource) -> None:
-        """Acquire a resource until the request is finished, or until it uses another one."""
-        if resource is not self.resource:
+    def use(self, engine: "Engine") -> None:
+        """Acquire an engine until the request is finished, or until it uses another one."""
+        if engine is not self.engine:
             self.release()
-            resource.acquire()
-            self.resource = resource
+            engine.acquire()
+            self.engine = engine
 
     def release(self) -> None:
-        """Release the resource, if any."""
-        if self.resource is not None:
-            self.resource.release()
-            self.resource = None
+        """Release the engine, if any."""
+        if self.engine is not None:
+            self.engine.release()
+            self.engine = None
 
     @property
     def holder(self) -> str:
