@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from attendant_client.types import (
@@ -289,30 +289,6 @@ def _text(prompt: AppliedPrompt | None) -> str:
     return "" if prompt is None else prompt.text
 
 
-class Ranker(Protocol):
-    """A query and N documents, tokenized."""
-
-    texts: list[TokenizedText]
-
-    def occluded_sizes(self, document: int) -> list[int]:
-        """Return the number of tokens of each sequence needed to explain a document's score."""
-
-    def explained(self, document: int) -> list[TokenizedText]:
-        """Return the texts whose units explain a document's score."""
-
-    def tasks(self) -> list[EncodeTask]:
-        """Return the tasks whose results `scores` needs."""
-
-    def scores(self, vectors: Sequence[TextVectors]) -> tuple[Scores, Scores]:
-        """Return the values that documents are sorted by, and their scores; (N) each."""
-
-    def occlusion_tasks(self, documents: Sequence[int]) -> list[EncodeTask]:
-        """Return the tasks whose results `explain` needs."""
-
-    def explain(self, documents: Sequence[int], vectors: Sequence[TextVectors]) -> list[RankExplanation]:
-        """Return the unit effects of the query and of each document. Call it after `scores`."""
-
-
 class PairRanker:
     """A cross-encoder: each text is the query with a document, and its only label's score is the relevance."""
 
@@ -322,23 +298,29 @@ class PairRanker:
         self._scores = np.zeros((0, 1))
 
     def occluded_sizes(self, document: int) -> list[int]:
+        """Return the number of tokens of each sequence needed to explain a document's score."""
         return self.texts[document].occluded_sizes
 
     def explained(self, document: int) -> list[TokenizedText]:
+        """Return the texts whose units explain a document's score."""
         return [self.texts[document]]
 
     def tasks(self) -> list[EncodeTask]:
+        """Return the tasks whose results `scores` needs."""
         return label_tasks(self.texts)
 
     def scores(self, vectors: Sequence[TextVectors]) -> tuple[Scores, Scores]:
+        """Return the values that documents are sorted by, and their scores; (N) each."""
         logits = np.concatenate([item.logits for item in vectors]).astype(np.float64)
         self._scores = to_scores(logits[:, None], self._activation)
         return logits, self._scores[:, 0]
 
     def occlusion_tasks(self, documents: Sequence[int]) -> list[EncodeTask]:
+        """Return the tasks whose results `explain` needs."""
         return occlusion_tasks([self.texts[document] for document in documents])
 
     def explain(self, documents: Sequence[int], vectors: Sequence[TextVectors]) -> list[RankExplanation]:
+        """Return the unit effects of the query and of each document. Call it after `scores`."""
         texts = [self.texts[document] for document in documents]
         changes = effects(texts, self._scores[list(documents)], vectors, self._activation)
         return [_by_segment(text, of_text[0]) for text, of_text in zip(texts, changes, strict=True)]
@@ -353,7 +335,10 @@ def _by_segment(text: TokenizedText, changes: NDArray[np.float32]) -> RankExplan
 
 
 class SimilarityRanker:
-    """A model that encodes texts separately. The first text is the query; scores are similarities."""
+    """A model that encodes texts separately. The first text is the query; scores are similarities.
+
+    It has the same methods as `PairRanker`.
+    """
 
     def __init__(self, texts: list[TokenizedText], similarity: TextSimilarity) -> None:
         self.texts = texts
@@ -411,6 +396,10 @@ class SimilarityRanker:
 
     def _occluded_texts(self, documents: Sequence[int]) -> list[TokenizedText]:
         return [self.texts[0], *(self.texts[document + 1] for document in documents)]
+
+
+Ranker = PairRanker | SimilarityRanker
+"""A query and N documents, tokenized."""
 
 
 def _effects(score: float, without: Sequence[float]) -> Floats:
