@@ -27,6 +27,7 @@ from attendant_client.types import (
     Pooling,
     TextInputs,
     Truncation,
+    required,
 )
 
 from service.engine.engine import Engine
@@ -331,7 +332,7 @@ class Results:
         if name == ATTENTION:
             assert self.attended is not None
             maps = [result.maps for result in self.attended.results]
-            matrices = [[_present(item.matrix) for item in of_input] for of_input in maps]
+            matrices = [[required(item.matrix) for item in of_input] for of_input in maps]
             layers = len({item.layer for item in maps[0]})
             size = max(of_input[0].nbytes for of_input in matrices) * len(matrices[0]) * len(matrices)
             return OutputTensor(name, await _copy(size, lambda: pad_maps(matrices, layers)))
@@ -360,7 +361,7 @@ def _values(result: EncodeResult, name: str) -> Array:
     if name in (SPARSE_TOKEN_IDS, SPARSE_WEIGHTS):
         assert result.sparse is not None
         return result.sparse.token_ids if name == SPARSE_TOKEN_IDS else result.sparse.weights
-    return _present({TOKENS: result.token_vectors, MULTI_VECTOR: result.multi_vector}[name])
+    return required({TOKENS: result.token_vectors, MULTI_VECTOR: result.multi_vector}[name])
 
 
 def pad(arrays: Sequence[Array], dtype: "np.dtype[Any]") -> Array:
@@ -380,11 +381,6 @@ def pad_maps(matrices: Sequence[Sequence[Array]], layers: int) -> Array:
         for target, matrix in zip(block, of_input, strict=True):
             target[: len(matrix), : len(matrix)] = matrix
     return padded.reshape(len(matrices), layers, -1, longest, longest)
-
-
-def _present(array: Array | None) -> Array:
-    assert array is not None
-    return array
 
 
 async def _copy(size: int, work: Callable[[], Array]) -> Array:

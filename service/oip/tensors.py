@@ -3,6 +3,7 @@
 Shapes are checked first, so that no more elements are converted than a valid request can contain.
 """
 
+import math
 import sys
 from array import array
 from collections.abc import Iterator, Sequence, Sized
@@ -105,7 +106,7 @@ def check_axes(tensor: InputTensor, limits: Sequence[tuple[str, int]], shapes: s
 
 def strings_of(tensor: InputTensor) -> list[str]:
     """Decode the elements of a BYTES tensor, whose axes have been checked."""
-    count = _count(tensor)
+    count = math.prod(tensor.shape)
     if tensor.raw is not None:
         items: Sequence[Any] = list(_delimited(tensor.raw, count, tensor))
     else:
@@ -115,7 +116,7 @@ def strings_of(tensor: InputTensor) -> list[str]:
 
 def integers_of(tensor: InputTensor) -> Sequence[int]:
     """Decode the elements of an integer or boolean tensor, whose axes have been checked."""
-    count = _count(tensor)
+    count = math.prod(tensor.shape)
     if tensor.raw is None:
         return _flat_items(tensor, count)
     numbers = array(TYPECODES[tensor.datatype])
@@ -124,14 +125,9 @@ def integers_of(tensor: InputTensor) -> Sequence[int]:
         problem = f"{len(tensor.raw)} bytes of binary data, but the shape needs {expected}"
         raise WrongShape(problem, "Correct one of them.", field=tensor.elements)
     numbers.frombytes(tensor.raw)
-    return _little_endian(numbers)
-
-
-def _count(tensor: InputTensor) -> int:
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    return count
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def _flat_items(tensor: InputTensor, count: int) -> Sequence[Any]:
@@ -187,10 +183,3 @@ def _decoded(item: bytes, field: str) -> str:
         return item.decode()
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"not UTF-8 (byte {error.start})", "Encode it in UTF-8.", field=field) from None
-
-
-def _little_endian(numbers: "array[int]") -> "array[int]":
-    """Convert numbers between native and little-endian byte order."""
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers

@@ -25,6 +25,7 @@ from attendant_client.types import (
     TokenMatch,
     TopContributions,
     UnavailableReason,
+    required,
     shortest,
 )
 from numpy.typing import NDArray
@@ -439,15 +440,16 @@ class PreparedSimilarity(TokenizedRequest):
                 total += 2 * count * JSON_INDEX_BYTES
             if request.effect != "none":
                 count += len(query.units) + len(document.units)
-            total += PAIR_BYTES + array_bytes(count, "float32", wire) + _row_bytes(len(query.units), wire)
+            separators = 0 if wire == "binary" else 2 * len(query.units)  # brackets and commas between rows
+            total += PAIR_BYTES + array_bytes(count, "float32", wire) + separators
         return total
 
     def results(self, vectors: Sequence[TextVectors]) -> tuple[Floats, list[SimilarityPair] | None]:
         """Return the scores and, with `explain`, the explained pairs; `vectors` are the results of `tasks`."""
         if not self.request.explain:
-            embeddings = self.embedder.embed(np.concatenate([_present(item.pooled) for item in vectors]))
+            embeddings = self.embedder.embed(np.concatenate([required(item.pooled) for item in vectors]))
             return self._scores(embeddings), None
-        hidden = [_present(item.hidden)[0] for item in vectors[: len(self.texts)]]
+        hidden = [required(item.hidden)[0] for item in vectors[: len(self.texts)]]
         embeddings = self.embedder.embed(
             np.concatenate([self._pool(text, states) for text, states in zip(self.texts, hidden, strict=True)])
         )
@@ -517,7 +519,7 @@ class PreparedSimilarity(TokenizedRequest):
                 rows = np.zeros((units, self.manifest.pooled_size))
                 for index, sequence in enumerate(text.occluded):
                     if len(sequence) > text.pool_from:
-                        rows[index] = _present(next(vectors).pooled)[0]
+                        rows[index] = required(next(vectors).pooled)[0]
             embeddings.append(self._embed_present(rows).astype(np.float32))
         return embeddings
 
@@ -526,16 +528,6 @@ class PreparedSimilarity(TokenizedRequest):
         embeddings = self.embedder.embed(pooled)
         embeddings[~pooled.any(axis=1)] = 0
         return embeddings
-
-
-def _row_bytes(rows: int, wire: Wire) -> int:
-    """Return the size of the brackets and commas between rows."""
-    return 0 if wire == "binary" else 2 * rows
-
-
-def _present(vectors: NDArray[Any] | None) -> NDArray[Any]:
-    assert vectors is not None
-    return vectors
 
 
 def unit_terms(
