@@ -47,7 +47,6 @@ from service.tracing import start_tracing
 
 if TYPE_CHECKING:
     from attendant_client.types import ModelInfo
-    from grpc import ServerCredentials
 
     from service.rest.server import Server
     from service.rpc.server import RpcServer
@@ -68,12 +67,6 @@ HEALTHY_RATIO = 0.9
 """Fraction of the drain delay during which gRPC health is still SERVING. Keep the maximum connection age shorter."""
 
 log = logging.getLogger("attendant")
-
-
-def _models_state(link: "WorkerLink | None") -> ModelsState | None:
-    """Return what the other workers serve. Files may have changed since those workers loaded them."""
-    models = None if link is None else link.start.models
-    return None if models is None else ModelsState(**models)
 
 
 def example_request(info: "ModelInfo") -> tuple[str, dict[str, Any]]:
@@ -112,7 +105,9 @@ class App:
                 collector(registry=self.metrics.registry)
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
-        self._repository = ModelRepository(settings, self.metrics, _models_state(link))
+        # Files may have changed since the other workers loaded what they serve.
+        served = None if link is None else link.start.models
+        self._repository = ModelRepository(settings, self.metrics, None if served is None else ModelsState(**served))
         if link is not None:
             self._repository.coordinate = lambda change: link.request_change(asdict(change))
         files = TlsFiles.of(settings)
@@ -178,9 +173,12 @@ class App:
 
     async def _start_rpc(self) -> int:
         """Open the gRPC port and return it. Raises `ConfigError` if it cannot be bound."""
+        from service.rpc.credentials import make_server_credentials
+
         settings = self._settings
+        credentials = None if self._tls is None else make_server_credentials(self._tls)
         try:
-            return await self._rpc.start(format_address(settings.host, settings.grpc_port), self._grpc_credentials())
+            return await self._rpc.start(format_address(settings.host, settings.grpc_port), credentials)
         except OSError as error:
             raise bind_error("gRPC", settings.host, settings.grpc_port, error) from None
 
@@ -257,11 +255,6 @@ class App:
             keys.watch(self.metrics) for keys in (self._access.keys, self._access.admin_keys) if keys is not None
         ]
         return watches if self._tls is None else [*watches, self._tls.watch(self._rest.renew_connections)]
-
-    def _grpc_credentials(self) -> "ServerCredentials | None":
-        from service.rpc.credentials import make_server_credentials
-
-        return None if self._tls is None else make_server_credentials(self._tls)
 
     async def _finish_loading(self, loading: "asyncio.Future[list[tuple[ModelEntry, LoadedModel]]]") -> int:
         """Start the engines once the models are loaded. Returns immediately if a signal arrives."""

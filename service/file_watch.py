@@ -102,7 +102,8 @@ class FileWatch(Generic[Content]):
         except Exception as error:  # an unexpected error must not end the watch
             is_expected = isinstance(error, ConfigError)
             failure = str(error) if is_expected else f"unexpected {type(error).__name__}"
-            self._wait_before_retry(content)
+            self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if content == self._failed else PERIOD_S
+            self._failed, self._retry_at = content, time.monotonic() + self._retry_s
             if failure != self._failure:
                 self._set_failure(failure)
                 self._metrics.reloads.labels(self._subject, "error").inc()
@@ -110,10 +111,6 @@ class FileWatch(Generic[Content]):
                     "reload failed, nothing changes subject=%s error=%s", self._subject, failure,
                     exc_info=None if is_expected else error,
                 )  # fmt: skip
-
-    def _wait_before_retry(self, content: Content | None) -> None:
-        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s) if content == self._failed else PERIOD_S
-        self._failed, self._retry_at = content, time.monotonic() + self._retry_s
 
     def _set_failure(self, failure: str) -> None:
         self._failure = failure

@@ -394,16 +394,13 @@ class Supervisor:
         for worker in waiting[:1] if is_scarce else waiting:
             self._start(worker)
 
-    def _select_watcher(self) -> None:
-        """Let one ready worker watch the models file for all."""
-        worker = next((worker for worker in self._workers if worker.is_ready), None)
-        if worker is not None and worker.channel is not None:
-            self._watcher = worker
-            worker.channel.send({"event": "watch"})
-
     def _update_status(self) -> None:
         if self._deadline == math.inf and (self._watcher is None or not self._watcher.is_ready):
-            self._select_watcher()
+            # One ready worker watches the models file for all.
+            worker = next((worker for worker in self._workers if worker.is_ready), None)
+            if worker is not None and worker.channel is not None:
+                self._watcher = worker
+                worker.channel.send({"event": "watch"})
         if not self._has_been_ready and all(worker.is_ready for worker in self._workers):
             self._has_been_ready = True
             if len(self._workers) > 1 and has_gpu(self._settings):

@@ -6,7 +6,7 @@ import logging
 import re
 import ssl
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,7 +140,8 @@ class Tls:
             trusted = self.credentials.client_cas
             credentials = await asyncio.to_thread(Credentials.load, self._files, contents)
             self._use(credentials)
-            log.info("TLS files reloaded %s", format_expiry(credentials.expiry))
+            expiry = " ".join(f"{name}_expires={time.isoformat()}" for name, time in credentials.expiry.items())
+            log.info("TLS files reloaded %s", expiry)
             if trusted - credentials.client_cas:
                 on_removed_ca()
 
@@ -154,11 +155,6 @@ class Tls:
         with contextlib.suppress(OSError):  # replaced in the meantime
             if self._files.key.stat().st_mode & stat.S_IROTH:
                 log.warning("TLS key is readable by every user option=%s path=%s", KEY_OPTION, self._files.key)
-
-
-def format_expiry(expiry: Mapping[str, datetime]) -> str:
-    """Return the earliest expiry of each file for the log, such as "server_expires=2027-01-31T00:00:00+00:00"."""
-    return " ".join(f"{name}_expires={time.isoformat()}" for name, time in expiry.items())
 
 
 def _parse_certificates(option: str, path: Path, content: bytes) -> "list[x509.Certificate]":

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from model.artifact.console import EX_NEGATIVE
 from model.artifact.files import Artifact
-from model.artifact.manifest import Manifest
 from service.commands.arguments import PRECISIONS, Parser, integer, number
 from service.commands.labeled_texts import TextError, TextFile
 from service.commands.measures import (
@@ -146,8 +145,10 @@ def run(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     # Run every check that can fail early before loading the first model.
-    manifests = [Artifact.open(directory).manifest for directory in (options.old, options.new)]
-    _check_dimensions(parser, options, manifests)
+    old_size, new_size = (Artifact.open(path).manifest.embedding.dimensions for path in (options.old, options.new))
+    if options.min_cosine is not None and old_size != new_size:
+        problem = f"requires equal dimensions (OLD has {old_size}, NEW {new_size})"
+        parser.error(f"--min-cosine: {problem}. Use --min-overlap")
     texts = TextFile.read(options.texts, options.limit)
     queries = None if options.queries is None else TextFile.read(options.queries, options.limit)
     _check_top_k(parser, options.top_k, texts, queries)
@@ -193,12 +194,6 @@ def _parser() -> Parser:
     add("--show-texts", action="store_true", help="print texts with the largest changes, not just line numbers")
     add("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _check_dimensions(parser: Parser, options: argparse.Namespace, manifests: Sequence[Manifest]) -> None:
-    old, new = (manifest.embedding.dimensions for manifest in manifests)
-    if options.min_cosine is not None and old != new:
-        parser.error(f"--min-cosine: requires equal dimensions (OLD has {old}, NEW {new}). Use --min-overlap")
 
 
 def _check_top_k(parser: Parser, top_k: int, texts: TextFile, queries: TextFile | None) -> None:

@@ -144,7 +144,7 @@ def prepare(engine: Engine, request: FillMaskRequest, call: Call, layers: Sequen
         positions = find_positions(kept, request.position, engine, index)
         prepared.append(MaskedInput(kept, replace(query, positions=positions)))
         filled += len(positions) * len(layers)
-    limit = max_filled(engine.manifest)
+    limit = min(MAX_FILLED, MAX_LOGITS // engine.manifest.architecture.vocab_size)
     if filled > limit:
         remedy = "Send fewer inputs" + (" or masks" if request.position is None else "")
         raise RequestTooLarge(
@@ -157,11 +157,6 @@ def prepare(engine: Engine, request: FillMaskRequest, call: Call, layers: Sequen
     size += filled * query.count * (PREDICTION_BYTES + JSON_CHARACTER_BYTES * TOKEN_CHARACTERS)
     engine.check_response_size(size, len(prepared), lambda: Remedy("Send fewer inputs or a smaller {top_k}"))
     return prepared
-
-
-def max_filled(manifest: Manifest) -> int:
-    """Return the maximum number of positions times layers of a request."""
-    return min(MAX_FILLED, MAX_LOGITS // manifest.architecture.vocab_size)
 
 
 def find_positions(tokens: TokenizedInput, position: int | None, engine: Engine, index: int) -> tuple[int, ...]:

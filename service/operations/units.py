@@ -185,7 +185,7 @@ class Units:
 
     def aggregate(self, maps: Floats, special_tokens: SpecialTokens) -> UnitMaps:
         """Aggregate token maps (N, T, T) to unit maps; "renormalize" scales rows so that magnitudes sum to 1."""
-        from_units = self._from_units(maps)
+        from_units = maps[:, self._row_tokens] if self._single_tokens else self._mean_rows(maps)
         outside = ~self.membership[self.columns].any(axis=0)
         values = self._to_columns(from_units)
         lost = from_units[..., outside]
@@ -212,9 +212,6 @@ class Units:
     def aggregate_rows(self, per_token: Floats) -> Floats:
         """Aggregate values per token (T,) to values per row (R,): the mean over the row's tokens."""
         return self._mean_rows(per_token[None, :, None])[0, :, 0]
-
-    def _from_units(self, maps: Floats) -> Floats:
-        return maps[:, self._row_tokens] if self._single_tokens else self._mean_rows(maps)
 
     def _to_columns(self, maps: Floats) -> Floats:
         if self._single_tokens:

@@ -1,7 +1,7 @@
 """The gRPC server's connections. gRPC has no hook for them, so they are found and closed via the process's sockets."""
 
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import unquote
 
 from service.config import Settings
@@ -42,7 +42,7 @@ class RpcConnections:
 
     async def watch(self, port: int) -> None:
         """Watch the connections of this port until cancelled."""
-        self._port = WatchedPort(port, self._table, self._report)
+        self._port = WatchedPort(port, self._table, partial(self._requests.close_connection, "grpc"))
         await self._port.run(on_opened=self._note_opened, on_scanned=self._update)
 
     def _note_opened(self, peer: Peer) -> None:
@@ -91,9 +91,6 @@ class RpcConnections:
         """Close a connection and end its calls, unless it belongs to a proxy and may carry calls from many clients."""
         if self._port is not None and not self._table.is_proxy(peer[0]):
             self._port.close(peer, reason)
-
-    def _report(self, reason: str, address: str) -> None:
-        self._requests.close_connection("grpc", reason, address)
 
 
 @lru_cache(maxsize=KEPT_PEERS)

@@ -90,27 +90,21 @@ class HuggingFaceErrorBody(BaseModel):
 
 async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
     """Return the words that the model predicts for mask tokens; with several masks in a text, a list per mask."""
-    engine, parameters = (
-        exchange.find(exchange.request.path_params["name"]),
-        body.parameters or FillMaskParametersBody(),
-    )
+    engine = exchange.find(exchange.request.path_params["name"])
+    parameters = body.parameters or FillMaskParametersBody()
     texts, targets = [body.inputs] if isinstance(body.inputs, str) else body.inputs, parameters.targets
     count = parameters.top_k or (DEFAULT_PREDICTIONS if targets is None else len(targets))
     request = FillMaskRequest(
         tuple(map(Input, texts)), top_k=parameters.top_k, targets=None if targets is None else tuple(targets)
     )
-    size = sequence_bytes(texts, engine.info.mask_token, count)
+    # An upper bound of the fields `sequence`, each of which contains the whole text.
+    size = sum(text.count(engine.info.mask_token or "") * count * returned_bytes([text]) for text in texts)
     response = await exchange.run("fill_mask", engine, request, returned_bytes=size)
     masks = [(text, mask) for text, result in zip(texts, response.results, strict=True) for mask in result.positions]
     described = iter(await convert(lambda item: describe_mask(*item, engine.tokenizer), masks))
     lists = [[next(described) for _ in result.positions] for result in response.results]
     words = [masks[0] if len(masks) == 1 else masks for masks in lists]
     return words[0] if isinstance(body.inputs, str) else words
-
-
-def sequence_bytes(texts: list[str], mask_token: str | None, words: int) -> int:
-    """Return an upper bound, in bytes, on the `sequence` fields of a response. Each contains the whole text."""
-    return sum(text.count(mask_token or "") * words * returned_bytes([text]) for text in texts)
 
 
 def describe_mask(text: str, mask: FilledPosition, tokenizer: Tokenizer) -> list[dict[str, Any]]:
