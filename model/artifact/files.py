@@ -65,7 +65,6 @@ WEIGHTS = "weights.bin"
 DEFAULT_SOURCE = "sentence-transformers/all-MiniLM-L6-v2"
 """The source of the model that the commands call "default"."""
 CHUNK_BYTES = 2**20
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ArtifactError(ReportedError):
@@ -217,7 +216,7 @@ class Artifact:
     def _check_tensors(self) -> None:
         """Raise ArtifactError for a tensor beyond the end of its file: mapping it would fail or yield a wrong size."""
         for name, tensor in self.manifest.tensors():
-            end = tensor.offset + math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+            end = tensor.offset + math.prod(tensor.shape) * np.dtype(STORED[tensor.dtype]).itemsize
             if end > self.manifest.files[tensor.file].size:
                 raise ArtifactError(f"{self.root / MANIFEST}: {name}: beyond the end of {tensor.file}. Export again.")
 
