@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from attendant_client.types import Operation, RerankResponse, TokenizeResponse, Truncation
@@ -72,6 +72,18 @@ NAME_PARAMETER = {
 """The path parameter `{name:path}`, for OpenAPI."""
 
 
+Dimensions = Annotated[
+    int | None,
+    Field(
+        description="Number of leading components to return (Matryoshka truncation).", json_schema_extra={"minimum": 1}
+    ),
+]
+TopN = Annotated[
+    int | None, Field(description="Number of documents to return, best first.", json_schema_extra={"minimum": 1})
+]
+"""Types of fields that several APIs have."""
+
+
 class ErrorDetail(BaseModel):
     """One error."""
 
@@ -102,11 +114,6 @@ def native_error(error: ServiceError, request_id: str) -> dict[str, Any]:
 def message_error(error: ServiceError, request_id: str) -> dict[str, Any]:
     """Return an error document that contains only the message."""
     return {"error": error.message}
-
-
-def same_status(error: ServiceError) -> int:
-    """Return the HTTP status of an error."""
-    return error.http_status
 
 
 def status_400(error: ServiceError) -> int:
@@ -268,7 +275,7 @@ class Api:
     prefixes: tuple[str, ...] = ()
     error: type[BaseModel] = ErrorResponse
     render: Callable[[ServiceError, str], Any] = native_error
-    status: Callable[[ServiceError], int] = same_status
+    status: Callable[[ServiceError], int] = lambda error: error.http_status
     descriptions: Mapping[int, str] = field(default_factory=lambda: ERRORS)
 
     @property

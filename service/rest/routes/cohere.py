@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from service.errors import Duplicate, Empty, ServiceError, UnknownField
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import cut
-from service.rest.api import Api, Exchange, Route
+from service.rest.api import Api, Dimensions, Exchange, Route, TopN
 from service.rest.bodies import MODEL_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, at_most
 from service.rest.routes.native import Documents, Meta, meta, returned_bytes, to_object, to_texts
 from service.spelling import Spelling
@@ -45,9 +45,7 @@ class CohereRerankBody(ForeignModel):
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
     query: str = Field(description="The query.")
     documents: Documents = Field(description="The documents, each a text or an object with `text`.")
-    top_n: int | None = Field(
-        None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
-    )
+    top_n: TopN = None
     return_documents: LooseBool | None = Field(None, description="Whether to return the documents.")
 
 
@@ -63,11 +61,7 @@ class CohereEmbedBody(ForeignModel):
     embedding_types: Annotated[list[EmbeddingType], FirstError(), at_most("outputs")] | None = Field(
         None, description="Types of the embeddings to return. null is `float`."
     )
-    output_dimension: int | None = Field(
-        None,
-        description="Number of leading components to return (Matryoshka truncation).",
-        json_schema_extra={"minimum": 1},
-    )
+    output_dimension: Dimensions = None
     truncate: Truncate | None = Field(
         None,
         description="What to do with texts over the token limit: reject, drop the start, or drop the end. null drops "

@@ -10,7 +10,7 @@ from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, cut
-from service.rest.api import GET_STATUSES, Api, Exchange, Route
+from service.rest.api import GET_STATUSES, Api, Exchange, Route, TopN
 from service.rest.bodies import ENCODING_DESCRIPTION, FirstError, ForeignModel, LooseBool, TextList, Texts, at_most
 from service.rest.routes.native import returned_bytes
 from service.rest.routes.openai import Embedding, PromptUsage, prompt_usage, to_embeddings
@@ -49,9 +49,7 @@ class InfinityRerankBody(InfinityModel):
 
     query: str = Field(description="The query.")
     documents: Annotated[list[str], FirstError(), at_most("documents")] = Field(description="The documents.")
-    top_n: int | None = Field(
-        None, description="Number of documents to return, best first.", json_schema_extra={"minimum": 1}
-    )
+    top_n: TopN = None
     return_documents: LooseBool = Field(False, description="Whether to return the documents.")
     raw_scores: bool = Field(False, description="Whether to return logits instead of scores.")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from service import __version__
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, cut
-from service.rest.api import GET_STATUSES, Api, Exchange, Route, message_error
+from service.rest.api import GET_STATUSES, Api, Dimensions, Exchange, Route, message_error
 from service.rest.bodies import MODEL_DESCRIPTION, ForeignModel, Texts
 from service.spelling import Spelling
 
@@ -27,11 +27,7 @@ class OllamaEmbedBody(ForeignModel):
     truncate: bool | None = Field(
         None, description="Whether to truncate inputs over the token limit, which are an error otherwise. null is true."
     )
-    dimensions: int | None = Field(
-        None,
-        description="Number of leading components to return (Matryoshka truncation).",
-        json_schema_extra={"minimum": 1},
-    )
+    dimensions: Dimensions = None
 
 
 class OllamaEmbeddingsBody(ForeignModel):

@@ -24,7 +24,7 @@ from service.engine.engine import Engine
 from service.errors import ConflictingFields, InvalidArgument, ServiceError, Unauthenticated
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, SPLIT, Wire, check_text, cut
-from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Exchange, Route, status_400
+from service.rest.api import GET_STATUSES, NAME_PARAMETER, WITHOUT_422, Api, Dimensions, Exchange, Route, status_400
 from service.rest.bodies import (
     ENCODING_DESCRIPTION,
     IDS_LIST_TAG,
@@ -84,12 +84,7 @@ class EmbeddingsBody(PromptTokensBody):
     normalized: bool | None = Field(
         None, description="Jina's field: whether to scale vectors to length 1; null does what the model does."
     )
-    dimensions: int | None = Field(
-        None,
-        validation_alias=AliasChoices("dimensions", "output_dimension"),
-        description="Number of leading components to return (Matryoshka truncation).",
-        json_schema_extra={"minimum": 1},
-    )
+    dimensions: Dimensions = Field(None, validation_alias=AliasChoices("dimensions", "output_dimension"))
     input_type: RetrievalRole | None = Field(
         None, description="Extension: kind of input; selects the prompt of the model for it, if any."
     )

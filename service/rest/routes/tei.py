@@ -16,7 +16,7 @@ from service.lifecycle import Lifecycle
 from service.operations.encode import pooled_vectors
 from service.operations.inputs import MAX_LISTED_INPUTS, Call, cut
 from service.operations.tokenize import decode as decode_ids
-from service.rest.api import ERRORS, GET_STATUSES, Api, ErrorResponse, Exchange, Handler, Route, Select
+from service.rest.api import ERRORS, GET_STATUSES, Api, Dimensions, ErrorResponse, Exchange, Handler, Route, Select
 from service.rest.bodies import (
     IDS_LIST_TAG,
     IDS_TAG,
@@ -131,11 +131,7 @@ class EmbedBody(EmbedAllBody):
     """The body of POST /embed and POST /."""
 
     normalize: bool | None = Field(None, description="Whether to scale embeddings to length 1. null is true.")
-    dimensions: int | None = Field(
-        None,
-        description="Number of leading components to return (Matryoshka truncation).",
-        json_schema_extra={"minimum": 1},
-    )
+    dimensions: Dimensions = None
 
 
 class RerankTextsBody(TruncatableBody):
