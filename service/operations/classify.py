@@ -155,18 +155,20 @@ def build_results(
         of_units = effects(texts, scores, vectors[len(texts) :], activation)
     results = []
     for text, own, changes in zip(texts, scores, of_units, strict=True):
-        order = np.argsort(-own, kind="stable")[: request.top_k].tolist()
-        labels = [
-            Label(
-                head.labels[label],
-                shortest(own[label]),
-                None if changes is None else np.ascontiguousarray(changes[label]),
-            )
-            for label in order
-        ]
+        labels = best_labels(head.labels, own, changes, request.top_k)
         units = None if changes is None else text.units
         results.append(ClassifyResult(len(text.tokens), text.tokens.truncated, labels, units))
     return results
+
+
+def best_labels(
+    names: Sequence[str], scores: NDArray[np.float64], changes: NDArray[np.float32] | None, top_k: int | None
+) -> list[Label]:
+    """Return the labels with the highest scores, best first; `changes` (L, U) are the effects of the units."""
+    return [
+        Label(names[place], shortest(scores[place]), None if changes is None else np.ascontiguousarray(changes[place]))
+        for place in np.argsort(-scores, kind="stable")[:top_k].tolist()
+    ]
 
 
 def to_scores(logits: NDArray[Any], activation: ScoreActivation) -> NDArray[np.float64]:
@@ -404,15 +406,7 @@ def build_choices(
                 else to_choice(logits.astype(np.float64).reshape(count, len(units), -1).swapaxes(0, 1)).T
             )
             effects_of_labels = (own[:, None] - without[:, : len(units)]).astype(np.float32)
-        order = np.argsort(-own, kind="stable")[: request.top_k].tolist()
-        chosen = [
-            Label(
-                labels[place],
-                shortest(own[place]),
-                None if effects_of_labels is None else np.ascontiguousarray(effects_of_labels[place]),
-            )
-            for place in order
-        ]
+        chosen = best_labels(labels, own, effects_of_labels, request.top_k)
         results.append(
             ClassifyResult(
                 sum(len(pair.tokens) for pair in pairs),

@@ -24,6 +24,7 @@ from model.artifact.tokenizer import TokenizedInput
 from service.engine.engine import Engine
 from service.engine.tasks import EncodeTask, TextVectors
 from service.errors import ConflictingFields
+from service.operations.classify import to_scores
 from service.operations.inputs import (
     RESULT_BYTES,
     Call,
@@ -137,8 +138,7 @@ def find_entities(
         aggregation: "none" returns one entity per token; the others join neighbors with the same tag: tokens ("simple")
             or words, labeled by their first token, the mean of the scores, or the highest score.
     """
-    powers = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    scores: Scores = powers / powers.sum(axis=-1, keepdims=True)
+    scores = to_scores(logits, "softmax")
     places = [place for place, token in enumerate(tokens) if not token.special]
     if aggregation in ("none", "simple"):
         groups = [[place] for place in places]
