@@ -26,7 +26,6 @@ from model.artifact.files import MappedTensor
 from model.artifact.manifest import Manifest
 from model.artifact.tokenizer import TokenizedInput
 from service.engine.engine import Engine
-from service.engine.layers import Layer
 from service.engine.tasks import ModelParts
 from service.errors import InvalidArgument, OutOfRange, TooFew, TooMany, UnsupportedByModel, missing_or_conflicting
 from service.operations.inputs import (
@@ -198,19 +197,14 @@ class CompareTask:
 
     def compute(self, hidden: Floats, model: ModelParts) -> OccurrenceVectors:
         """Return the vectors and contributors of the occurrences; `hidden` is (L+1, T, D)."""
-        return occurrence_vectors(self, hidden, model.layers)
-
-
-def occurrence_vectors(task: CompareTask, hidden: Floats, layers: Sequence[Layer]) -> OccurrenceVectors:
-    """Return the vectors and contributors of the occurrences in a text; `hidden` is (L+1, T, D)."""
-    occurrences = task.occurrences.values()
-    vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
-    contributors: list[list[Contributor]] = [[] for _ in occurrences]
-    if task.top_contributors:
-        spec = AttentionMapSpec("projection", (len(layers),), (), "none", "rollout")
-        (maps,) = token_maps(hidden, layers, spec)
-        contributors = [_contributors(task, item, maps.values[0]) for item in occurrences]
-    return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
+        occurrences = self.occurrences.values()
+        vectors = [hidden[:, item.first : item.last].mean(axis=1, dtype=np.float64) for item in occurrences]
+        contributors: list[list[Contributor]] = [[] for _ in occurrences]
+        if self.top_contributors:
+            spec = AttentionMapSpec("projection", (len(model.layers),), (), "none", "rollout")
+            (maps,) = token_maps(hidden, model.layers, spec)
+            contributors = [_contributors(self, item, maps.values[0]) for item in occurrences]
+        return OccurrenceVectors(hidden.sum(axis=1, dtype=np.float64), vectors, contributors)
 
 
 def _contributors(task: CompareTask, occurrence: OccurrenceTokens, rollout: Floats) -> list[Contributor]:

@@ -7,7 +7,8 @@ from attendant_client.types import Occurrence
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
-from service.operations.compare import CompareTask, OccurrenceVectors, find_occurrence, occurrence_vectors
+from service.engine.tasks import ModelParts
+from service.operations.compare import CompareTask, OccurrenceVectors, find_occurrence
 from service.operations.units import word_units
 from tests.random_encoders import random_encoder, torch_layers
 
@@ -41,7 +42,7 @@ def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contribu
 
 def run_task(task: CompareTask, hidden: Floats) -> OccurrenceVectors:
     """Return the result of a task with the weights of a random encoder."""
-    return occurrence_vectors(task, hidden, LAYERS_OF_ENCODER)
+    return task.compute(hidden, ModelParts(LAYERS_OF_ENCODER))
 
 
 def plain_cosine(left: Floats, right: Floats) -> float:
