@@ -8,7 +8,7 @@ not attend to them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from attendant_client.types import SimilarityText, SimilarityUnit, Unit
@@ -186,22 +186,6 @@ class Embedder:
         return self._finish(np.concatenate([mapped, bias]), whole)
 
 
-class TextSimilarity(Protocol):
-    """A similarity between separately encoded texts."""
-
-    def task(self, tokens: ModelInput, pool_from: int, /) -> EncodeTask:
-        """Return the task that encodes a text; `pool_from` is as in `EncodeTask`."""
-
-    def represent(self, vectors: TextVectors, /) -> Any:
-        """Return a text's representation, given the result of its task."""
-
-    def scores(self, query: Any, documents: Sequence[Any], /) -> Scores:
-        """Return the similarity between a query and each of N documents, (N)."""
-
-    def score_alone(self, text: Any, /) -> float:
-        """Return the similarity between a text and a text without remaining tokens."""
-
-
 @dataclass(frozen=True)
 class EmbeddingSimilarity:
     """A similarity between embeddings, which are normalized for cosine."""
@@ -211,24 +195,28 @@ class EmbeddingSimilarity:
     function: Similarity
 
     def task(self, tokens: ModelInput, pool_from: int) -> EncodeTask:
+        """Return the task that encodes a text; `pool_from` is as in `EncodeTask`."""
         return EncodeTask(tokens, self.pooling, hidden=False, pool_from=pool_from)
 
     def represent(self, vectors: TextVectors) -> Floats:
+        """Return a text's representation, given the result of its task."""
         assert vectors.pooled is not None
         embedding: Floats = self.embedder.embed(vectors.pooled)[0]
         return embedding
 
     def scores(self, query: Floats, documents: Sequence[Floats]) -> Scores:
+        """Return the similarity between a query and each of N documents, (N)."""
         scores: Scores = compare_all(query[None], np.stack(documents), self.function)[0]
         return scores
 
     def score_alone(self, text: Floats) -> float:
+        """Return the similarity between a text and a text without remaining tokens."""
         return float(self.scores(np.zeros_like(text), [text])[0])
 
 
 @dataclass(frozen=True)
 class SparseSimilarity:
-    """A similarity between sparse vectors."""
+    """A similarity between sparse vectors, with the methods of `EmbeddingSimilarity`."""
 
     function: Similarity
 
@@ -271,7 +259,8 @@ def sparse_rows(query: SparseEntries, document: SparseEntries) -> tuple[Scores, 
 class MaxSim:
     """Late interaction (Khattab and Zaharia 2020): the sum over query vectors of the largest dot product.
 
-    With `mean`, the mean instead, as in BGE-M3. It ranks the documents of a query in the same order.
+    With `mean`, the mean instead, as in BGE-M3. It ranks the documents of a query in the same order. It has the methods
+    of `EmbeddingSimilarity`.
     """
 
     mean: bool
@@ -293,6 +282,10 @@ class MaxSim:
     def score_alone(self, text: Floats) -> float:
         del text  # an empty sum
         return 0.0
+
+
+TextSimilarity = EmbeddingSimilarity | SparseSimilarity | MaxSim
+"""A similarity between separately encoded texts."""
 
 
 def maxsim_cost(products: int, manifest: Manifest, deadline: float) -> int:
