@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import logging as stdlib_logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -32,7 +33,7 @@ from model.artifact.names import (
 from model.source.published import (
     ADAPTER,
     MERGE,
-    NO_WEIGHTS,
+    describe_missing_weights,
     model_weight_files,
     select_graph,
     select_pickled,
@@ -68,8 +69,7 @@ TOKENIZER_FILES = ("vocab.txt", "merges.txt", "*.model")
 PROGRESS_PERIOD_S = 5.0
 LOCAL_FILES = "use a directory with config.json, tokenizer.json and model.safetensors"
 RETRY = "run the command again: it keeps the complete files"
-WRONG_SIZE = "should be of size"
-"""Part of the message of huggingface_hub for an incomplete file."""
+SIZE_MISMATCH = re.compile(r"should be of size (\d+) but has size (\d+) \((.*)\)")
 ABORT_DELAY_S = 0.05
 
 Progress = Callable[[str], None]
@@ -93,7 +93,7 @@ def download(hub_id: HubId, progress: Progress) -> Path:
         sizes = _list_files(hub_id)
         pickled, graph = select_pickled(sizes), select_graph(sizes)
         if sizes and not (pickled or graph) and not any(name.endswith(".safetensors") for name in sizes):
-            raise SourceError(f"{hub_id}: has {NO_WEIGHTS}")
+            raise SourceError(f"{hub_id}: has {describe_missing_weights(sizes)}")
         patterns = [*HUB_FILES, *pickled, *graph, *(() if "tokenizer.json" in sizes else TOKENIZER_FILES)]
         selected = {name: size for name, size in sizes.items() if any(fnmatch(name, pattern) for pattern in patterns)}
         remedy = "set HF_HOME to a directory with more"
@@ -237,14 +237,38 @@ def _describe_error(hub_id: HubId, error: Exception) -> str | None:
             reason, remedy = "HF_HUB_OFFLINE is set", "Unset it"
         if isinstance(error, errors.IncompleteSnapshotError):
             return f"some files are missing in the hub cache, and {reason}. {remedy}, then {RETRY}."
-        return f"not a local directory, not in the hub cache, and {reason}. {remedy}, or {LOCAL_FILES}."
+        return (
+            f"not a local directory, not in the hub cache, and {reason}. {remedy}, or {LOCAL_FILES}."
+            f"{_suggest_organization(hub_id)}"
+        )
     if isinstance(error, errors.HfHubHTTPError):
         return _describe_rejection(hub_id, error)
     if isinstance(error, OSError):
-        return f"a file was not received as a whole. {RETRY.capitalize()}." if WRONG_SIZE in str(error) else None
-    # hf_xet raises plain RuntimeErrors.
-    kind = str(error).partition("\n")[0] if isinstance(error, RuntimeError) else type(error).__name__
-    return f"download from {constants.ENDPOINT} failed ({kind}). Check HF_ENDPOINT and the proxy, then {RETRY}."
+        mismatch = SIZE_MISMATCH.search(str(error))
+        return mismatch and (
+            f"wrong size of {mismatch[3]} ({int(mismatch[2]):,} bytes received, {int(mismatch[1]):,} expected). "
+            f"{RETRY.capitalize()}."
+        )
+    return _describe_failure(error)
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return problem and remedy for a connection error, or for a response that cannot come from a hub."""
+    from huggingface_hub import constants
+
+    kind = type(error).__name__
+    if isinstance(error, RuntimeError):  # hf_xet raises plain RuntimeErrors
+        kind = str(error).partition("\n")[0]
+    elif isinstance(error, ValueError):
+        return f"no hub at {constants.ENDPOINT} ({kind} in its response). Check HF_ENDPOINT."
+    elif kind not in ("RemoteProtocolError", "ReadError", "ReadTimeout", "ConnectError", "ConnectTimeout"):
+        return f"the hub is unreachable at {constants.ENDPOINT} ({kind}). Check HF_ENDPOINT and the proxy settings."
+    return f"download interrupted ({kind}). {RETRY.capitalize()}."
+
+
+def _suggest_organization(hub_id: HubId) -> str:
+    """Return a sentence about names without an organization, which only a few old models have."""
+    return "" if "/" in hub_id.model_id else ' Most model IDs are ORG/NAME, such as "BAAI/bge-small-en-v1.5".'
 
 
 def _describe_rejection(hub_id: HubId, error: Any) -> str:
@@ -259,12 +283,17 @@ def _describe_rejection(hub_id: HubId, error: Any) -> str:
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
             f"neither a local directory nor a public model on the hub ({status}). Check the name at {page}; for a "
-            "private model, set HF_TOKEN."
+            f"private model, set HF_TOKEN.{_suggest_organization(hub_id)}"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"no such revision ({status}). Choose a branch, tag or commit at {page}/commits/main."
-    remedy = "Check HF_TOKEN and its permissions" if status in (401, 403) else "Retry later"
-    return f"the hub failed at {page} ({status}). {remedy}."
+    remedies = {
+        401: f"access denied by the hub (401). Check HF_TOKEN and its permissions for {page}.",
+        403: f"access denied by the hub (403). Check HF_TOKEN and its permissions for {page}.",
+        404: "a listed file is missing on the hub (404). Run the command again.",
+        429: "too many requests to the hub (429). Retry later, or set HF_TOKEN for a higher limit.",
+    }
+    return remedies.get(status, f"the hub failed at {constants.ENDPOINT} ({status}). Retry later.")
 
 
 __all__ = ["ModelSource", "SourceError", "locate"]
@@ -361,7 +390,7 @@ def _advise(directory: Path) -> str:
         newest = max(models, key=lambda path: path.stat().st_mtime)
         return f"Did you mean {newest}?"
     if any(directory.glob("*.gguf")):
-        return f"It has {NO_WEIGHTS}"
+        return f"It has {describe_missing_weights(['model.gguf'])}"
     return "Choose another directory."
 
 

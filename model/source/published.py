@@ -81,11 +81,22 @@ def select_graph(paths: Iterable[str]) -> list[str]:
     return [] if graph is None else [str(file) for file in encoder if str(file).startswith(str(graph))]
 
 
-NO_WEIGHTS = (
-    f"no weights that can be exported: neither safetensors nor PyTorch weights, nor a single ONNX graph or {GRAPH}. "
-    "Use the original model."
-)
-"""Problem and remedy for a model with other weights, such as GGUF files or those of TensorFlow."""
+OTHER_WEIGHTS = {
+    ".gguf": "GGUF files, whose weights were quantized for llama.cpp",
+    ".onnx": "several ONNX graphs, none of which is model.onnx",
+    ".h5": "weights for TensorFlow",
+    ".msgpack": "weights for Flax",
+    ".ot": "weights for Rust",
+    ".bin": "other weights",
+}
+
+
+def describe_missing_weights(paths: Iterable[str]) -> str:
+    """Return problem and remedy for a model without safetensors or PyTorch weights, based on its files."""
+    suffixes = {PurePosixPath(path).suffix for path in paths}
+    kind = next((text for suffix, text in OTHER_WEIGHTS.items() if suffix in suffixes), None)
+    found = "no weights" if kind is None else f"no weights that can be exported, only {kind}"
+    return f"{found}. Use the original model, with safetensors or PyTorch weights."
 
 
 def select_pickled(paths: Iterable[str]) -> list[str]:
@@ -168,7 +179,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
         if Path(name).name != name or not path.is_file():
             if weight_files(directory):
                 raise CheckpointError(f"{path}: missing. {REDOWNLOAD}")
-            raise CheckpointError(f"{path}: missing, and there are {NO_WEIGHTS}")
+            paths = (file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file())
+            raise CheckpointError(f"{path}: missing, and there are {describe_missing_weights(paths)}")
         reject_pointer(path)
         tensors.update(read_pickled(path) if is_pickled else _read_safetensors(path))
     return tensors

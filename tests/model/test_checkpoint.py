@@ -121,7 +121,7 @@ def test_shard_outside_of_directory_is_rejected(source: Path, name: str | int) -
 
 def test_missing_weights_are_named(source: Path) -> None:
     (source / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing, and there are no weights"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing, and there are no weights\. Use"):
         load_checkpoint(source)
 
 

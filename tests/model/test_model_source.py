@@ -69,13 +69,16 @@ def test_missing_directory_is_not_looked_up_in_the_hub(name: str) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["owner/some-model", "some-model"])
-def test_hub_id_is_rejected_when_offline_and_not_cached(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("owner/some-model", ""), ("some-model", ' Most model IDs are ORG/NAME, such as "BAAI/bge-small-en-v1.5".')],
+)
+def test_hub_id_is_rejected_when_offline_and_not_cached(name: str, hint: str) -> None:
     with pytest.raises(SourceError) as raised:
         locate(name)
     assert (str(raised.value), raised.value.status) == (
         f"{name}: not a local directory, not in the hub cache, and HF_HUB_OFFLINE is set. Unset it, or use a directory "
-        "with config.json, tokenizer.json and model.safetensors.",
+        f"with config.json, tokenizer.json and model.safetensors.{hint}",
         65,
     )
 
