@@ -197,8 +197,11 @@ def parse_keys(path: Path, content: bytes, previous: Mapping[str, Caller] = {}, 
 def _check_terms(caller: Caller, first: Caller, place: str) -> None:
     """Raise `ConfigError` if a caller's weight or quota differs from the caller's first line."""
     if caller.terms != first.terms:
-        problem = f"{caller.name} has another weight or quota than in an earlier line"
-        raise ConfigError(f"{place}: {problem}. Use the same values.")
+        terms, others = (
+            f"weight {each.weight} and {f'quota {each.quota.tokens_per_second}' if each.quota else 'no quota'}"
+            for each in (caller, first)
+        )
+        raise ConfigError(f"{place}: {caller.name} has {terms}, but {others} in an earlier line. Use the same values.")
 
 
 def _read_caller(match: re.Match[str], place: str, previous: Mapping[str, Caller], option: str) -> Caller:

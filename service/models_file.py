@@ -9,12 +9,13 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from model.artifact.console import plain_message
-from model.artifact.names import check_model_name
+from model.artifact.names import NAME_FORMAT, check_model_name
 from service.config import ConfigError, Settings, read_option_file
 from service.errors import echo
 from service.model_options import DIGEST, ModelOption
 
 OPTION = "ATTENDANT_MODELS_FILE"
+DIGEST_FORMAT = "must be sha256: and 64 hexadecimal digits"
 
 Name = Annotated[str, AfterValidator(check_model_name)]
 Digest = Annotated[str, StringConstraints(pattern=rf"^(?:{DIGEST.pattern})$")]
@@ -95,6 +96,15 @@ def _names(entries: Sequence[NamedEntry]) -> Iterator[str]:
 def _describe(invalid: ValidationError) -> str:
     """Return the path of the first invalid key, such as `models[1].digest`, and the problem."""
     error = invalid.errors(include_url=False)[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).removeprefix(".")
-    actual = f" ({echo(error['input'])})" if isinstance(error["input"], str) else ""
-    return f"{path}: {plain_message(error['msg'])}{actual}"
+    path = ""
+    for part in error["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    table = NamedEntry if len(error["loc"]) > 1 else ModelsFile
+    problem = {
+        "missing": "missing",
+        "extra_forbidden": f"unknown key (known: {', '.join(table.model_fields)})",
+        "tuple_type": "must be a list",
+        "string_pattern_mismatch": f"{DIGEST_FORMAT} ({echo(str(error['input']))})",
+        "value_error": f"{NAME_FORMAT} ({echo(str(error['input']))})",
+    }.get(error["type"], plain_message(error["msg"]))
+    return f"{path}: {problem}"

@@ -407,13 +407,18 @@ def _read_key(path: Path | None) -> str | None:
 
 
 def _server_error(error: "AttendantError", url: str) -> SourceError:
-    if error.reason in ("UNAVAILABLE", "ROUTE_NOT_FOUND", "NOT_FOUND", "UNKNOWN"):  # or of another server or a proxy
+    if error.reason == "UNAVAILABLE":
         # REST messages start with the request URL.
         reason = re.sub(r"^https?://\S+: ", "", " ".join(error.message.split())).rstrip(".")
-        is_wrong = UNTRUSTED in reason or error.reason in ("ROUTE_NOT_FOUND", "NOT_FOUND")
+        if UNTRUSTED in reason:
+            return SourceError(f"--server: certificate of {url} not trusted. Set --ca-file.", EX_CONFIG)
         remedy = "Check the URL, --ca-file and --cert-file" if url.startswith(TLS_SCHEMES) else "Check the URL"
-        problem = f"--server: no response of Attendant at {url} ({reason})"
-        return SourceError(f"{problem}. {remedy}.", EX_CONFIG if is_wrong else EX_UNAVAILABLE)
+        return SourceError(f"--server: cannot connect to {url} ({reason}). {remedy}.", EX_UNAVAILABLE)
+    if error.reason in ("ROUTE_NOT_FOUND", "NOT_FOUND"):
+        return SourceError(f"--server: no Attendant server at {url}. Check the port, and remove the path.", EX_CONFIG)
+    if error.reason == "UNKNOWN":  # of another server or a proxy
+        return SourceError(f"--server: no response of Attendant at {url} ({error.message.rstrip('.')}). Check the URL.",
+                           EX_UNAVAILABLE)  # fmt: skip
     status = EX_CONFIG if error.code in PERMANENT_CODES else EX_UNAVAILABLE
     return SourceError(error.message, status, error.field)
 

@@ -124,9 +124,7 @@ def test_errors_are_one_line_with_a_remedy(run_ask: Ask, arguments: list[str], s
 def test_unreachable_server_is_an_error(run_ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.commands.sources.MAX_ATTEMPTS", 1)
     status, out, err = run_ask("a", "--server", "http://127.0.0.1:9")
-    problem = (
-        "--server: no response of Attendant at http://127.0.0.1:9 (All connection attempts failed). Check the URL."
-    )
+    problem = "--server: cannot connect to http://127.0.0.1:9 (All connection attempts failed). Check the URL."
     assert (status, out, err) == (69, "", f"attendant ask: {problem}\n")
 
 
