@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from torch import nn
 
-from model.export.export import export
+from model.export.export import Variants, export
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.family_cases import HIDDEN_SIZE, WORDPIECE_FAMILIES
@@ -92,6 +92,6 @@ def publish_variant(variant: Variant, publish: Callable[[str], Path], root: Path
 def build(variant: Variant, publish: Callable[[str], Path], root: Path) -> tuple[LoadedModel, SentenceTransformer]:
     published = publish_variant(variant, publish, root)
     artifact = root / "artifact"
-    export(str(published), artifact, revision=None, name="tiny", progress=lambda step: None)
+    export(str(published), artifact, name="tiny", variants=Variants(explain=False))
     model = LoadedModel.load(Settings(model_dir=artifact, precision="float32"))
     return model, SentenceTransformer(str(published), device="cpu")

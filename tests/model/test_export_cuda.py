@@ -46,8 +46,8 @@ from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
 Publish = Callable[[str], Path]
 
 
-def export_model(source: Path, out: Path) -> Artifact:
-    export(str(source), out, variants=Variants(("cuda",), SENTENCES))
+def export_model(source: Path, out: Path, *, explain: bool = False) -> Artifact:
+    export(str(source), out, variants=Variants(("cuda",), SENTENCES, explain=explain))
     return Artifact.open(out)
 
 
@@ -60,7 +60,7 @@ def write_source_graph(source: Path, root: Path) -> GraphRecord:
 
 def test_artifact_contains_cuda_graph(published: Path, exported: Path, tmp_path: Path) -> None:
     """All other files must be unchanged, and the weights take about half the space."""
-    artifact = export_model(published, tmp_path / "out")
+    artifact = export_model(published, tmp_path / "out", explain=True)
     names = set(artifact.manifest.files)
     assert names - set(Artifact.open(exported).manifest.files) == {"cuda.onnx", "cuda.bin"}
     for name in Artifact.open(exported).manifest.files:
