@@ -1,10 +1,8 @@
-"""From texts to a served artifact: the full-size examples, run with the commands in docs/training.md."""
+"""From texts to a served artifact: the full-size examples, with the commands in docs/training.md, in this process."""
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
+from model.__main__ import main as train_main
 from model.examples.ambiguous_words import AMBIGUOUS
+from service.__main__ import main as service_main
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.conftest import ROOT
@@ -21,39 +21,46 @@ from tests.serving import ServiceThread
 pytestmark = pytest.mark.slow
 
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
-PROGRAMS = {".venv/bin/attendant-model": "model", ".venv/bin/attendant": "service"}
+PROGRAMS = {".venv/bin/attendant-model": train_main, ".venv/bin/attendant": service_main}
+ATTRIBUTION_LINES = 250
+RunBlock = Callable[[str], dict[str, Any]]
 
 
-def run_block(name: str, directory: Path, default_artifact: Path, parts: str = "") -> dict[str, Any]:
-    """Run a block's commands with an example, in `directory`; return the JSON printed by `attendant evaluate`.
+@pytest.fixture
+def run_block(
+    tmp_path: Path, default_artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunBlock:
+    """Return a function that runs a block's commands with an example, and returns the JSON of `attendant evaluate`."""
+    monkeypatch.chdir(tmp_path)
 
-    `parts`: options of the encoder of `masked.toml`.
-    """
-    (block,) = [block for block in BLOCKS if f"example {name}" in block]
-    output = ""
-    for command in block.replace("\\\n", "").strip().splitlines():
-        program, *arguments = command.split()
-        arguments = [str(default_artifact) if "MiniLM" in argument else argument for argument in arguments]
-        if arguments[0] == "evaluate":
-            arguments += ["--json", "--save"]
-        # Use one thread: on a busy machine, two that wait for each other are slow.
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        completed = subprocess.run(
-            [sys.executable, "-m", PROGRAMS[program], *arguments],
-            cwd=directory, env=environment, check=False, capture_output=True, text=True,
-        )  # fmt: skip
-        assert completed.returncode == 0, completed.stderr
-        output = completed.stdout
-        if arguments[0] == "example" and parts:
-            config = directory / arguments[-1] / "masked.toml"
-            config.write_text(config.read_text().replace("[model]\n", f"[model]\n{parts}"))
-    result: dict[str, Any] = json.loads(output)
-    return result
+    def run(name: str) -> dict[str, Any]:
+        (block,) = [block for block in BLOCKS if f"example {name}" in block]
+        for command in block.replace("\\\n", "").strip().splitlines():
+            program, *arguments = command.split()
+            arguments = [str(default_artifact) if "MiniLM" in argument else argument for argument in arguments]
+            if arguments[0] == "evaluate":
+                arguments += ["--json", "--save"]
+            capsys.readouterr()
+            assert PROGRAMS[program](arguments) == 0, capsys.readouterr().err
+            if arguments[0] == "example":
+                shorten(tmp_path / arguments[-1])
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    return run
 
 
-def test_language_with_known_truth(tmp_path: Path, default_artifact: Path) -> None:
+def shorten(example: Path) -> None:
+    """Shorten measurements that do not affect the trained weights: validation, and attribution."""
+    for config in example.glob("*.toml"):
+        config.write_text(f"{config.read_text()}validation_batches = 1\n")
+    for path in example.glob("attribution.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:ATTRIBUTION_LINES]))
+
+
+def test_language_with_known_truth(run_block: RunBlock, tmp_path: Path) -> None:
     """Runs train, export, evaluate, serve, compare, attend and similarity."""
-    evaluation = run_block("ambiguous-words", tmp_path, default_artifact)
+    evaluation = run_block("ambiguous-words")
     words = evaluation["word_in_context"]
     assert words["contextual"]["accuracy"]["value"] >= 0.95
     assert words["static"]["accuracy"]["low"] <= 0.5 <= words["static"]["accuracy"]["high"]
@@ -117,8 +124,8 @@ def check_requests(client: httpx.Client, lines: list[dict[str, Any]]) -> None:
     assert sum(map(sum, contributions)) + rest == pytest.approx(result["scores"][0], abs=1e-3)
 
 
-def test_fine_tuning_raises_recall_of_the_default_model(tmp_path: Path, default_artifact: Path) -> None:
-    evaluation = run_block("paraphrases", tmp_path, default_artifact)
+def test_fine_tuning_raises_recall_of_the_default_model(run_block: RunBlock) -> None:
+    evaluation = run_block("paraphrases")
     difference = evaluation["difference"]["retrieval"]["recall"]
     print("recall@1", evaluation["baseline"]["retrieval"]["recall"], evaluation["retrieval"]["recall"], difference)
     assert difference["low"] > 0.3
