@@ -56,8 +56,8 @@ def restart_under_load(model_dir: Path, folder: Path, restarts: int) -> SteadyLo
 
 
 @pytest.mark.slow
-def test_10_restarts_behind_nginx_lose_none_of_10_000_requests(default_artifact: Path, tmp_path: Path) -> None:
-    load = restart_under_load(default_artifact, tmp_path, 10)
+def test_10_restarts_behind_nginx_lose_none_of_10_000_requests(tiny_artifact: Path, tmp_path: Path) -> None:
+    load = restart_under_load(tiny_artifact, tmp_path, 10)
     assert load.failed == []
     assert load.counts.total() >= 10_000
     assert min(load.counts["rest"], load.counts["grpc"]) >= 2_500
