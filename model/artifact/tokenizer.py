@@ -184,6 +184,7 @@ class TemplateEncoding:
 Side = Literal["right", "left"]
 
 NO_SEGMENT = -1
+SEGMENT_NUMBERS = {None: NO_SEGMENT, 0: 0, 1: 1}
 RELEASED_TOKENS = 1024
 """If truncation drops more tokens than this, the encoding of the whole text is freed. That adds a fifth to the time."""
 LISTS = ("token_type_ids", "special_tokens_mask", "segment", "offsets", "kept_characters", "has_content")
@@ -258,7 +259,7 @@ class TokenizedInput:
     @cached_property
     def special_tokens_mask(self) -> list[bool]:
         """T flags, true for tokens that the tokenizer added and for the prompt."""
-        mask = [bool(flag) for flag in self._keep(self._encoding.special_tokens_mask)]
+        mask = [*map(bool, self._keep(self._encoding.special_tokens_mask))]
         if self.source.prompt:
             first, last = self.prompt_range
             mask[first:last] = [True] * (last - first)
@@ -267,7 +268,7 @@ class TokenizedInput:
     @cached_property
     def segment(self) -> list[int]:
         """T segment numbers: 0 or 1 for the two texts of a pair, -1 for special tokens and the prompt."""
-        numbers = [NO_SEGMENT if number is None else number for number in self._keep(self._encoding.sequence_ids)]
+        numbers = [*map(SEGMENT_NUMBERS.__getitem__, self._keep(self._encoding.sequence_ids))]
         if self.source.prompt:
             first, last = self.prompt_range
             numbers[first:last] = [NO_SEGMENT] * (last - first)
@@ -276,11 +277,29 @@ class TokenizedInput:
     @cached_property
     def offsets(self) -> list[Offsets]:
         """T character ranges `[start, end)` in the token's text; (0, 0) for special tokens and the prompt."""
-        texts = (self.source.text, self.source.pair or "")
-        return [
-            (0, 0) if segment == NO_SEGMENT else _trim(texts[segment], start, end)
-            for (start, end), segment in zip(self._text_offsets(), self.segment, strict=True)
-        ]
+        offsets = self._text_offsets()
+        for place in find_all(self.segment, NO_SEGMENT):
+            offsets[place] = 0, 0
+        covered = self._covered(offsets)
+        if covered != [*map(str.strip, covered)]:
+            texts = (self.source.text, self.source.pair or "")
+            for place, (start, end) in enumerate(offsets):
+                offsets[place] = _trim(texts[self.segment[place]], start, end)
+        return offsets
+
+    def _covered(self, offsets: Sequence[Offsets]) -> list[str]:
+        """Return the part of the text that each token covers; "" for special tokens."""
+        starts, ends = zip(*offsets, strict=True) if offsets else ((), ())
+        slices = map(slice, starts, ends)
+        if self.source.pair is None:
+            return [*map(self.source.text.__getitem__, slices)]
+        texts = {0: self.source.text, 1: self.source.pair, NO_SEGMENT: ""}
+        return [*map(str.__getitem__, map(texts.__getitem__, self.segment), slices)]
+
+    @property
+    def texts(self) -> list[str]:
+        """The part of the text that each token covers; "" for special tokens and the prompt."""
+        return self._covered(self.offsets)
 
     @cached_property
     def kept_characters(self) -> tuple[Offsets, Offsets]:
@@ -363,6 +382,14 @@ class TokenizedInput:
 
     def _keep(self, values: Sequence[Value]) -> list[Value]:
         return list(values) if self._truncation is None else [values[index] for index in self._truncation.kept]
+
+
+def find_all(values: list[int], value: int) -> Iterator[int]:
+    """Yield the places of a value in a list."""
+    place = -1
+    for _ in range(values.count(value)):
+        place = values.index(value, place + 1)
+        yield place
 
 
 def _segments(encoding: Encoding) -> Sequence[range]:
@@ -673,14 +700,12 @@ class Tokenizer:
 
     def token_texts(self, tokens: TokenizedInput) -> list[str]:
         """Return the text slice that each token covers, or the vocabulary entry for tokens without offsets."""
-        texts = (tokens.source.text, tokens.source.pair or "")
-        from_ids = tokens.source.token_ids is not None
-        return [
-            self._tokenizer.id_to_token(number) or ""
-            if from_ids or segment == NO_SEGMENT
-            else texts[segment][start:end]
-            for number, segment, (start, end) in zip(tokens.input_ids, tokens.segment, tokens.offsets, strict=True)
-        ]
+        if tokens.source.token_ids is not None:
+            return self.vocabulary_texts(tokens.input_ids)
+        texts = tokens.texts
+        for place in find_all(tokens.segment, NO_SEGMENT):
+            texts[place] = self._tokenizer.id_to_token(tokens.input_ids[place]) or ""
+        return texts
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of token ids, which must be in the vocabulary."""

@@ -1,9 +1,10 @@
 """Lane tasks (sequences and requested results), and the vectors that a backend returns."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from service.engine.layers import Layer
 
 Floats = NDArray[Any]
+ObjectT = TypeVar("ObjectT")
 TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 HeadName = Literal["classification", "token_classification", "masked_lm", "sparse", "multi_vector"]
 """The heads whose results a backend computes with each batch."""
@@ -28,6 +30,14 @@ tokens_of, pooling_of, pool_from_of = attrgetter("tokens"), attrgetter("pooling"
 hidden_of, heads_of = attrgetter("hidden"), attrgetter("heads")
 ids_of, has_types_of, unattended_of = attrgetter("input_ids"), attrgetter("has_types"), attrgetter("unattended")
 truncated_of = attrgetter("truncated")
+
+
+def make_objects(kind: type[ObjectT], *columns: Sequence[Any]) -> list[ObjectT]:
+    """Return frozen dataclass objects with slots, given the values of each field, without a Python call per object."""
+    objects = [*map(kind.__new__, repeat(kind, len(columns[0])))]
+    for name, values in zip(kind.__slots__, columns, strict=True):  # type: ignore[attr-defined]  # made by dataclass
+        deque(map(getattr(kind, name).__set__, objects, values), maxlen=0)
+    return objects
 
 
 def make_tuples(kind: type[TupleT], *columns: Iterable[Any]) -> list[TupleT]:

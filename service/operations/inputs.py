@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from operator import attrgetter
 from typing import Literal, Protocol, TypeVar, get_args
 
 from attendant_client.types import (
@@ -567,7 +568,10 @@ class Listed(Protocol):
 def listed_bytes(parts: Sequence[Listed], wire: Wire) -> int:
     """Return an upper bound on the size of tokens, words or units in a response."""
     character = 4 if wire == "binary" else JSON_CHARACTER_BYTES
-    return sum(TOKEN_BYTES + len(part.text) * character for part in parts)
+    return TOKEN_BYTES * len(parts) + character * sum(map(len, map(_text_of, parts)))
+
+
+_text_of = attrgetter("text")
 
 
 def prompt_bytes(prompt: AppliedPrompt | None, wire: Wire) -> int:

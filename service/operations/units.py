@@ -11,11 +11,12 @@ to 1. Scores do not sum to 1: their columns are combined with log-sum-exp, so th
 aggregated attention weights. Norms for units with several tokens are upper bounds (triangle inequality).
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from attendant_client.types import (
 from numpy.typing import NDArray
 
 from model.artifact.tokenizer import NO_SEGMENT, TokenizedInput
+from service.engine.tasks import make_objects
 from service.errors import InvalidArgument
 
 Floats = NDArray[Any]
@@ -50,7 +52,8 @@ def _word_pattern() -> regex.Pattern[str]:
     words = rf"{run}(?:(?:['’‐‑·‧׳״-]|{quote}|[\p{{Cf}}--\u200b]+){run})*"
     emoji = r"\p{Extended_Pictographic}[\p{M}\p{Emoji_Modifier}\U000e0020-\U000e007f]*"
     flag = r"\p{Regional_Indicator}{2}"
-    return regex.compile(rf"{words}|{emoji}(?:\u200d{emoji})*|{flag}|\S", regex.VERSION1)
+    space = r"[\s\x1c-\x1f]"  # as str.isspace
+    return regex.compile(rf"{words}|{emoji}(?:\u200d{emoji})*|{flag}|[^{space}]", regex.VERSION1)
 
 
 def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Offsets]:
@@ -65,7 +68,7 @@ def find_words(text: str, start: int = 0, end: int | None = None) -> Iterator[Of
         first, last = match.span()
         if first >= end:
             return
-        if last > start and not match.group().isspace():
+        if last > start:
             yield first, last
 
 
@@ -74,11 +77,19 @@ def words_of(tokens: TokenizedInput) -> list[Word]:
     if tokens.source.token_ids is not None:
         return []
     texts = [tokens.source.text] if tokens.source.pair is None else [tokens.source.text, tokens.source.pair]
-    return [
-        Word(text[start:end], start, end, segment)
-        for segment, text in enumerate(texts)
-        for start, end in find_words(text, *tokens.kept_characters[segment])
-    ]
+    words = []
+    for segment, text in enumerate(texts):
+        if tokens.truncated:
+            spans = [*find_words(text, *tokens.kept_characters[segment])]
+        else:
+            spans = [*map(_span_of, _word_pattern().finditer(text))]
+        starts, ends = zip(*spans, strict=True) if spans else ((), ())
+        covered = [*map(text.__getitem__, map(slice, starts, ends))]
+        words += make_objects(Word, covered, starts, ends, [segment] * len(spans))
+    return words
+
+
+_span_of = methodcaller("span")
 
 
 def is_removed_by_truncation(tokens: TokenizedInput, segment: int, span: Offsets) -> bool:
@@ -100,19 +111,12 @@ def empty_span(tokens: TokenizedInput, segment: int, span: Offsets, field: str) 
 
 def describe_tokens(tokens: TokenizedInput, token_texts: Sequence[str], words: Sequence[Word]) -> list[Token]:
     """Describe the tokens for a response. A special token gets the preceding token's segment."""
-    described, last_segment = [], 0
-    for token_id, text, segment, special, (start, end), word in zip(
-        tokens.input_ids,
-        token_texts,
-        tokens.segment,
-        tokens.special_tokens_mask,
-        tokens.offsets,
-        token_words(tokens, words),
-        strict=True,
-    ):
-        last_segment = last_segment if segment == NO_SEGMENT else segment
-        described.append(Token(token_id, text, start, end, word, last_segment, special))
-    return described
+    segments = [0] * len(tokens)
+    if tokens.source.pair is not None:
+        segments = [*accumulate(tokens.segment, lambda last, own: last if own == NO_SEGMENT else own, initial=0)][1:]
+    starts, ends = zip(*tokens.offsets, strict=True) if tokens.offsets else ((), ())
+    owners, special = token_words(tokens, words), tokens.special_tokens_mask
+    return make_objects(Token, tokens.input_ids, token_texts, starts, ends, owners, segments, special)
 
 
 def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | None]:
@@ -120,24 +124,27 @@ def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | Non
 
     `words` do not overlap and are in order within each segment.
     """
-    listed = {
-        segment: [(index, word) for index, word in enumerate(words) if word.segment == segment] for segment in (0, 1)
-    }
-    ends = {segment: [word.end for _, word in entries] for segment, entries in listed.items()}
-    result = []
+    second = bisect_left(words, 1, key=_segment_of)  # the index of the first word of segment B
+    starts, ends = [*map(_start_of, words)], [*map(_end_of, words)]
+    bounds = ((0, second), (second, len(words)))
+    result: list[int | None] = []
     for segment, (start, end) in zip(tokens.segment, tokens.offsets, strict=True):
-        best, most = None, 0
+        best = None
         if segment != NO_SEGMENT:
-            entries = listed[segment]
-            for position in range(bisect_left(ends[segment], start + 1), len(entries)):
-                index, word = entries[position]
-                if word.start >= end:
-                    break
-                overlap = min(end, word.end) - max(start, word.start)
-                if overlap > most:
-                    best, most = index, overlap
+            first, last = bounds[segment]
+            place = bisect_right(ends, start, first, last)
+            if place < last and starts[place] < end:
+                best = place
+                if end > ends[place]:  # the token may overlap several words
+                    others = range(place, bisect_left(starts, end, place, last))
+                    best = max(others, key=lambda one: min(end, ends[one]) - max(start, starts[one]))
+                if start == end:
+                    best = None
         result.append(best)
     return result
+
+
+_segment_of, _start_of, _end_of = attrgetter("segment"), attrgetter("start"), attrgetter("end")
 
 
 def overlapping_tokens(tokens: TokenizedInput, spans: Sequence[tuple[int, Offsets]]) -> NDArray[np.intp]:
