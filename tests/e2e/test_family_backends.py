@@ -77,9 +77,8 @@ def family(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: p
         export_quietly(published, out, Variants(explain=False))
     model = load_anew(Settings(model_dir=out, precision="float32"))
     types = model.artifact.manifest.architecture.type_vocab_size > 1
-    expected = []
+    expected, oracle = [], load_oracle(published)
     for tokens in model.tokenizer.encode([TokenizerInput(text) for text in TEXTS]):
-        oracle = load_oracle(published)
         inputs = {"input_ids": torch.tensor([tokens.input_ids]), "attention_mask": torch.ones(1, len(tokens))}
         inputs |= {"token_type_ids": torch.tensor([tokens.token_type_ids])} if types else {}
         with torch.inference_mode():
