@@ -1,7 +1,7 @@
 """Lane tasks (sequences and requested results), and the vectors that a backend returns."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -166,6 +166,9 @@ class PooledVectors(Sequence[TextVectors]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[TextVectors]:
+        return map(TextVectors, repeat(None), self.rows[:, None])
 
     @overload
     def __getitem__(self, place: int) -> TextVectors: ...

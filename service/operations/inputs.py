@@ -535,7 +535,7 @@ def occlusion_tokens(sizes: Sequence[int], limits: Limits) -> int:
 
 def describe_cost(inputs: Sequence[Input]) -> int:
     """Return the cost of tokenizing inputs and listing their tokens, words or units."""
-    spans = sum([len(item.spans) for item in inputs])
+    spans = 0 if isinstance(inputs, TextInputs) else sum([len(item.spans) for item in inputs])
     return DESCRIBED_CHARACTER * sum(count_characters(inputs)) + (INPUT + OUTPUT) * len(inputs) + SPAN * spans
 
 
