@@ -220,7 +220,7 @@ async def render(document: Any) -> list[bytes]:
 
 
 Weights = dict[int, int]
-"""The weights of a document's objects and arrays, by id: each is weighed once, and then again for its container."""
+"""Weights of a document's objects and lists by id, so that each is weighed once."""
 
 
 def _weight(value: Any, enough: int, weights: Weights) -> int:
@@ -234,7 +234,12 @@ def _weight(value: Any, enough: int, weights: Weights) -> int:
             return known
         total = 0
         for item in value.values() if isinstance(value, dict) else value:
-            total += ENTRY + (OBJECT if type(item) in SCALARS else _weight(item, enough - total, weights))
+            if (kind := type(item)) in SCALARS:
+                total += ENTRY + OBJECT
+            elif kind is np.ndarray:
+                total += ENTRY + OBJECT + item.size
+            else:
+                total += ENTRY + (weights.get(id(item)) or _weight(item, enough - total, weights))
             if total >= enough:
                 return total
         weights[id(value)] = total
