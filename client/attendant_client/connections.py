@@ -4,6 +4,7 @@ import json
 import os
 import re
 import ssl
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -192,8 +193,8 @@ def closed() -> AttendantError:
     return AttendantError("CANCELLED", "CANCELLED", "The client was closed.")
 
 
-class BaseClient:
-    """What the synchronous and the asynchronous client have in common."""
+class BaseClient(ABC):
+    """Base class of the clients: their options and deadlines. Clients cannot be copied."""
 
     def __init__(
         self,
@@ -232,9 +233,9 @@ class BaseClient:
         name = type(self).__name__
         raise TypeError(f"{name}: cannot be copied, because it has connections. Create another one.")
 
+    @abstractmethod
     def _open(self, address: Address, api_key: str | None) -> None:
         """Create the transport."""
-        raise NotImplementedError
 
     def _deadline(self, timeout_s: float | None) -> float | None:
         return deadline_after(self._timeout_s if timeout_s is None else timeout_s)

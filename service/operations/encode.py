@@ -484,9 +484,12 @@ def build_results(
     manifest, outputs = engine.manifest, request.outputs
     pooled: Any = [None] * len(prepared)
     if "pooled" in outputs:
-        of_layers: Any = [item.pooled for item in vectors] if not isinstance(vectors, PooledVectors) else ()
+        if isinstance(vectors, PooledVectors):
+            of_layers: Any = vectors.rows[None]  # (layers, N, D)
+        else:
+            of_layers = np.stack([_present(item.pooled) for item in vectors], axis=1)
         pooled = finish_pooled(
-            vectors.rows[None] if isinstance(vectors, PooledVectors) else np.stack(of_layers, axis=1),  # (layers, N, D)
+            of_layers,
             manifest.embedding,
             engine.dense_layers,
             last_layer_only=request.layers == LAST_LAYER,

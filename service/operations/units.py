@@ -130,7 +130,7 @@ def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | Non
     result: list[int | None] = []
     for segment, (start, end) in zip(tokens.segment, tokens.offsets, strict=True):
         best = None
-        if segment != NO_SEGMENT:
+        if start < end:  # else a special token, or a token without characters
             first, last = bounds[segment]
             place = bisect_right(ends, start, first, last)
             if place < last and starts[place] < end:
@@ -138,8 +138,6 @@ def token_words(tokens: TokenizedInput, words: Sequence[Word]) -> list[int | Non
                 if end > ends[place]:  # the token may overlap several words
                     others = range(place, bisect_left(starts, end, place, last))
                     best = max(others, key=lambda one: min(end, ends[one]) - max(start, starts[one]))
-                if start == end:
-                    best = None
         result.append(best)
     return result
 

@@ -97,7 +97,7 @@ async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
     request = FillMaskRequest(
         tuple(map(Input, texts)), top_k=parameters.top_k, targets=None if targets is None else tuple(targets)
     )
-    # An upper bound of the fields `sequence`, each of which contains the whole text.
+    # The response repeats the whole text for each predicted word.
     size = sum(text.count(engine.info.mask_token or "") * count * returned_bytes([text]) for text in texts)
     response = await exchange.run("fill_mask", engine, request, returned_bytes=size)
     masks = [(text, mask) for text, result in zip(texts, response.results, strict=True) for mask in result.positions]
