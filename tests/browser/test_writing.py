@@ -1,6 +1,7 @@
 """Text layout: right-to-left words, line labels, captions on small screens."""
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import NewDriver
 from tests.browser.page_driver import PageDriver
@@ -67,7 +68,7 @@ def test_units_have_the_direction_of_their_text(driver: PageDriver) -> None:
     lines += [driver.page.locator("#attention .units"), driver.page.locator(".tokens")]
     for line in lines:
         line.get_by_text("ש").first.wait_for(state="attached")
-        assert line.evaluate("(node) => getComputedStyle(node).direction") == "rtl"
+        expect(line).to_have_css("direction", "rtl")  # retries, because a later response replaces the line
 
 
 @pytest.mark.parametrize("fixed", [1.0, 0.7, 0.52, 0.1])
