@@ -103,6 +103,8 @@ class App:
         if link is None:  # the supervisor exports process metrics
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=self.metrics.registry)
+        else:
+            self.metrics.totals = link.totals
         self.metrics.build_info.labels(__version__, read_revision()).set(1)
         self._lifecycle = Lifecycle(self.metrics)
         # Files may have changed since the other workers loaded what they serve.

@@ -7,17 +7,20 @@ A model creates at most `SERIES_PER_MODEL` series, and the process at most `PROC
 buckets against them. To save series, histograms have no endpoint label and count only successful requests.
 """
 
+import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client import Histogram as LinearHistogram
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.samples import Sample
 
 from model.artifact.names import RESERVED
+from service.shared_values import Aggregate
 
 SERIES_PER_MODEL = 2050
 PROCESS_SERIES = 300
@@ -71,6 +74,9 @@ class Metrics:
     Label `api` is rest, openai, tei, cohere, vllm, infinity, huggingface, ollama, oip or grpc; `endpoint` is a route
     template or RPC, never a raw path; `model` is the served name.
     """
+
+    totals: Aggregate | None = None
+    """The sums over all workers; None if this process is the whole server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -243,6 +249,14 @@ class Metrics:
                 metric.remove_by_labels({"model": model})
         self._counters.cache_clear()
         self._observers.cache_clear()
+
+    def read_samples(self, *metrics: MetricWrapperBase) -> Iterator[Sample]:
+        """Yield the samples of metrics, summed over all workers. May take seconds after many changes of models."""
+        if self.totals is not None:
+            families = self.totals.collect({metric._name for metric in metrics})
+        else:
+            families = itertools.chain.from_iterable(metric.collect() for metric in metrics)
+        return itertools.chain.from_iterable(family.samples for family in families)
 
     def read_functions(self) -> None:
         """Store the values of gauges that call a function, because another process cannot call it."""

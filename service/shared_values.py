@@ -196,14 +196,17 @@ class Aggregate(Collector):
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
+        self._lock = threading.Lock()
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self, names: Collection[str] = ()) -> Iterable[Metric]:
+        """Return the metrics with these names, or all."""
         totals: dict[Key, float] = {}
-        for slot in self._slots:
-            for index, key in enumerate(slot.keys()):
-                if slot.live[index]:
-                    value = slot.values[index]
-                    totals[key] = _combine(key[1], totals[key], value) if key in totals else value
+        with self._lock:
+            for slot in self._slots:
+                for index, key in enumerate(slot.keys()):
+                    if slot.live[index] and (not names or key[2] in names):
+                        value = slot.values[index]
+                        totals[key] = _combine(key[1], totals[key], value) if key in totals else value
         families: dict[str, Metric] = {}
         buckets: dict[str, dict[tuple[tuple[str, str], ...], list[Sample]]] = {}
         for (kind, _, family, name, labels, description), value in totals.items():

@@ -236,7 +236,7 @@ class Supervisor:
         if models is not None and not serves and self._reads_file:
             models = models | {"content": ""}
         start = Start(worker.number, self._settings.workers, settings, models, self._is_measuring)
-        worker.channel.send(start.__dict__, (worker.slot.descriptor, self._quotas))
+        worker.channel.send(start.__dict__, (self._quotas, *(each.slot.descriptor for each in self._workers)))
         asyncio.get_running_loop().add_reader(worker.channel.end, self._receive, worker)
         log.info("worker started worker=%d pid=%d", worker.number, worker.pid)
 

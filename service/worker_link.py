@@ -18,7 +18,7 @@ from typing import Any
 
 from model.artifact.console import EX_SOFTWARE
 from service.config import ConfigError
-from service.shared_values import Slot
+from service.shared_values import Aggregate, Slot
 
 REST, ADMIN = b"r", b"a"
 """Messages that pass a connection: from the REST port, or one that the supervisor relays from the admin port."""
@@ -27,7 +27,7 @@ MAX_MODELS_BYTES = MAX_MESSAGE_BYTES - 8192
 """Besides the models, the first message to a worker contains its options."""
 MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
 """The models that result from a change also have a digest each."""
-MAX_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 128
 MESSAGES_PER_WAKEUP = 16
 """Maximum number of messages that a worker reads before it serves its connections again."""
 
@@ -112,9 +112,9 @@ class Channel:
 class Start:
     """The first message to a worker: its options, with its share of the limits, and its index among the workers.
 
-    It carries the descriptors of the metrics memory and the quota memory. Ports in `settings` belong to the supervisor.
-    `models`: the models in use, if any worker has loaded them. `is_measured`: whether the supervisor may replace this
-    process once it is ready. If not, the message "serve" follows.
+    It carries the descriptors of the quota memory and of all workers' metrics memory. Ports in `settings` belong to the
+    supervisor. `models`: the models in use, if any worker has loaded them. `is_measured`: whether the supervisor may
+    replace this process once it is ready. If not, the message "serve" follows.
     """
 
     number: int
@@ -134,10 +134,11 @@ def die_with_parent() -> None:
 class WorkerLink:
     """The worker's end. Attach it to the event loop once the worker has created its servers."""
 
-    def __init__(self, channel: Channel, start: Start, slot: Slot, quotas: int) -> None:
-        """`slot`: metrics memory. `quotas`: descriptor of the quota memory."""
+    def __init__(self, channel: Channel, start: Start, slot: Slot, totals: Aggregate, quotas: int) -> None:
+        """`slot`: metrics memory. `totals`: the sums over all workers. `quotas`: descriptor of the quota memory."""
         self.start = start
         self.slot = slot
+        self.totals = totals
         self.quotas = quotas
         self._channel = channel
         self._numbers = itertools.count()
@@ -150,8 +151,10 @@ class WorkerLink:
         data, descriptors, _, _ = socket.recv_fds(end, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not data:
             raise EOFError
-        slot, quotas = descriptors
-        return cls(Channel(end), Start(**json.loads(data)), Slot(slot), quotas)
+        quotas, *slots = descriptors
+        start = Start(**json.loads(data))
+        slot, totals = Slot(slots[start.number]), Aggregate([Slot(descriptor) for descriptor in slots])
+        return cls(Channel(end), start, slot, totals, quotas)
 
     def attach(
         self,

@@ -1,5 +1,7 @@
 """Descriptions of the server and its models, with the protocol's field names, which JSON and protobuf share."""
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ FAILED = ("500", "504", "INTERNAL", "DEADLINE_EXCEEDED")
 NANOSECONDS = 1_000_000_000
 
 Description = dict[str, Any]
+Totals = defaultdict[tuple[str, str], float]
 
 
 def find_model(models: Models, name: str, version: str) -> Engine:
@@ -103,47 +106,39 @@ def check_parameters(names: Iterable[str], supported: Sequence[str]) -> None:
         raise UnknownField("not supported", "Remove it.", field=f"parameters.{echo(unknown)}")
 
 
-def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> Description:
-    """Return the models' counts and durations since the server started, over all APIs."""
-    return {"model_stats": [_statistics(info.name, metrics) for info in infos]}
+async def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> Description:
+    """Return the models' counts and durations since the server started, over all APIs and workers."""
+    totals = await asyncio.to_thread(_read_totals, metrics)
+    return {"model_stats": [_statistics(info.name, totals) for info in infos]}
 
 
-def _statistics(model: str, metrics: Metrics) -> Description:
-    inputs, batches = _total(metrics.batch_size, model=model)
+def _read_totals(metrics: Metrics) -> Totals:
+    """Return sums by model, and by batches, failed requests or the name of a stage, with the suffix of the sample."""
+    totals: Totals = defaultdict(float)
+    for name, labels, value, *_ in metrics.read_samples(metrics.batch_size, metrics.stage_seconds, metrics.requests):
+        if labels.get("code", FAILED[0]) in FAILED:
+            subject = labels.get("stage", "failed" if "code" in labels else "batches")
+            totals[labels["model"], f"{subject}_{name.rpartition('_')[2]}"] += value
+    return totals
 
+
+def _statistics(model: str, totals: Totals) -> Description:
     def stage(name: str) -> Description:
-        seconds, count = _total(metrics.stage_seconds, model=model, stage=name)
+        seconds, count = totals[model, f"{name}_sum"], totals[model, f"{name}_count"]
         return {"count": int(count), "ns": int(seconds * NANOSECONDS)}
 
-    failed = sum(
-        sample.value
-        for family in metrics.requests.collect()
-        for sample in family.samples
-        if sample.name.endswith("_total") and sample.labels["model"] == model and sample.labels["code"] in FAILED
-    )
     return {
         "name": model,
         "version": VERSION,
-        "inference_count": int(inputs),
-        "execution_count": int(batches),
+        "inference_count": int(totals[model, "batches_sum"]),
+        "execution_count": int(totals[model, "batches_count"]),
         "inference_stats": {
             # Counts from the last stage. No metric records the total duration of successful or failed requests.
             "success": {"count": stage("postprocess")["count"]},
-            "fail": {"count": int(failed)},
+            "fail": {"count": int(totals[model, "failed_total"])},
             "queue": stage("queue"),
             "compute_input": stage("tokenize"),
             "compute_infer": stage("inference"),
             "compute_output": stage("postprocess"),
         },
     }
-
-
-def _total(histogram: Any, **labels: str) -> tuple[float, float]:
-    """Return the sum and the count of all observations with these labels."""
-    totals = {"_sum": 0.0, "_count": 0.0}
-    for family in histogram.collect():
-        for sample in family.samples:
-            suffix = sample.name.removeprefix(family.name)
-            if suffix in totals and labels.items() <= sample.labels.items():
-                totals[suffix] += sample.value
-    return totals["_sum"], totals["_count"]

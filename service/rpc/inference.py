@@ -82,7 +82,7 @@ class InferenceServicer:
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         models = self._lifecycle.models
         infos = [find_model(models, request.name, request.version).info] if request.name else models.infos
-        return pb.ModelStatisticsResponse(**describe_statistics(infos, self._metrics))
+        return pb.ModelStatisticsResponse(**await describe_statistics(infos, self._metrics))
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         index = describe_repository(self._lifecycle.models, self._lifecycle.unserved, only_ready=request.ready)

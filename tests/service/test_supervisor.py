@@ -78,6 +78,12 @@ def encode(server: RunningServer) -> int:
     return httpx.post(f"{server.rest}/v1/encode", json=TEXT, timeout=30).status_code
 
 
+def inferences(client: httpx.Client) -> int:
+    """The number of inputs since the start, from the worker of this connection."""
+    count: int = client.get("/v2/models/stats").json()["model_stats"][0]["inference_count"]
+    return count
+
+
 def metric(server: RunningServer, name: str) -> float:
     lines = httpx.get(f"{server.admin}/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
@@ -115,10 +121,12 @@ def test_connections_are_balanced_and_each_request_counts_once(workers: RunningS
     earlier = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
     with ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=workers.rest)) for _ in range(64)]
+        inferred = inferences(clients[0])
         assert Counter(client.post("/v1/encode", json=TEXT).status_code for client in clients) == {200: 64}
         port = port_of(workers.rest)
         assert [sockets(pid, port, ESTABLISHED) for pid in worker_ids(workers)] == [32, 32]
         wait_until(lambda: metric(workers, "attendant_http_connections") == 64)
+        wait_until(lambda: all(inferences(client) == inferred + 64 for client in clients))
     counts = [metric(workers, name) for name in (REQUESTS, "attendant_request_tokens_count")]
     assert [after - before for after, before in zip(counts, earlier, strict=True)] == [64, 64]
     assert "pid=" not in httpx.get(f"{workers.admin}/metrics").text
@@ -173,6 +181,8 @@ def test_killed_worker_loses_its_connections_only_and_the_metrics_keep_its_count
     assert tally == {200: 60}
     await_counts(60)
     assert [metric(own_workers, name) for name in counts] == [60, 60]
+    with httpx.Client(base_url=own_workers.rest) as client:
+        assert inferences(client) == 60
 
 
 @pytest.mark.slow
@@ -499,7 +509,7 @@ def test_measured_worker_is_not_serving_until_it_is_selected(tiny_artifact: Path
     channel.end.settimeout(60)
     settings = {"model_dir": str(tiny_artifact), "grpc_port": port}
     start = Start(0, 1, settings, is_measured=True)
-    channel.send(start.__dict__, (Slot.create().descriptor, create_board(1)))
+    channel.send(start.__dict__, (create_board(1), Slot.create().descriptor))
     while json.loads(channel.end.recv(10_000))["event"] != "ready":
         pass
     with grpc.insecure_channel(f"127.0.0.1:{port}") as client:

@@ -415,7 +415,7 @@ async def server_metadata(exchange: Exchange, body: None) -> Any:
 
 async def statistics(exchange: Exchange, body: None) -> Any:
     """Return counts and durations of all models since the start of the server, for requests of all APIs."""
-    return describe_statistics(exchange.lifecycle.models.infos, exchange.services.metrics)
+    return await describe_statistics(exchange.lifecycle.models.infos, exchange.services.metrics)
 
 
 async def repository_index(exchange: Exchange, body: IndexBody) -> Any:
@@ -479,7 +479,7 @@ async def model_config(exchange: Exchange, body: None) -> Any:
 
 async def model_statistics(exchange: Exchange, body: None) -> Any:
     """Return counts and durations of a model since the start of the server, for requests of all APIs."""
-    return describe_statistics([_model_of(exchange).info], exchange.services.metrics)
+    return await describe_statistics([_model_of(exchange).info], exchange.services.metrics)
 
 
 async def model_metadata(exchange: Exchange, body: None) -> Any:
