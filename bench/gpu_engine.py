@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from model.artifact.files import Artifact
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
+from service.config import Provider
 from service.engine.backends.base import Backend
-from service.engine.backends.select import BackendOptions, Machine, Provider, open_backend, select_backend
+from service.engine.backends.select import BackendOptions, Machine, open_backend, select_backend
 from service.engine.tasks import EncodeTask, TextVectors
 
 BatchBackend = Backend[EncodeTask, TextVectors]

@@ -36,6 +36,8 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
 NonNegative = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Bytes = Annotated[int, Field(gt=0, le=MAX_BYTES)]
+Precision = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+Provider = Literal["auto", "cuda", "openvino", "cpu"]
 T = TypeVar("T")
 
 
@@ -116,13 +118,13 @@ class Settings(BaseModel):
     tls_client_ca_file: FilePath | None = None
     """PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port does not."""
 
-    precision: Literal["auto", "bfloat16", "float16", "float32", "int8"] = "auto"
+    precision: Precision = "auto"
     """Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with AVX512-BF16, else
     float32. int8 requires a CPU with VNNI and an artifact with a graph for it."""
     special_tokens_in_text: bool | None = None
     """Read a special token that a text spells, such as [SEP], as that token, as transformers does. Unset keeps the
     setting of each artifact, which is plain text by default."""
-    provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
+    provider: Provider = "auto"
     """Backend. auto selects CUDA if there is a GPU and the artifact has a cuda graph, otherwise OpenVINO if it is
     installed, otherwise ONNX Runtime on the CPU."""
     min_cosine: float = Field(0.0, ge=0, le=1)

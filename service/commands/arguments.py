@@ -7,11 +7,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 from model.artifact import console
 from model.artifact.console import EX_CONFIG
+from service.config import Precision
 
-PRECISIONS = ("auto", "bfloat16", "float16", "float32", "int8")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class CommandError(Exception):

@@ -8,16 +8,13 @@ from typing import Literal
 from model.artifact.files import Artifact
 from model.artifact.manifest import GraphPrecision
 from model.artifact.names import FAST, PADDED
-from service.config import ConfigError
+from service.config import ConfigError, Precision, Provider
 from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu
 from service.engine.backends.cuda_session import built_for_cuda, gpu_count
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend, PaddedBackend
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.tasks import EncodeTask, TextVectors
-
-Provider = Literal["auto", "cuda", "openvino", "cpu"]
-PrecisionOption = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 
 OPENVINO_BATCH_TOKENS = 512
 """Eight rows of 64 tokens. Larger batches are slower, since their activations exceed a core's L2 cache."""
@@ -51,7 +48,7 @@ class BackendOptions:
     """Backend settings. 0 for `threads` or `max_batch_tokens` selects the backend's default."""
 
     provider: Provider = "auto"
-    precision: PrecisionOption = "auto"
+    precision: Precision = "auto"
     threads: int = 0
     max_batch_tokens: int = 0
     gpu: Gpu = DEFAULT_GPU
