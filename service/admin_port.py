@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gzip
 import json
 import os
 import re
@@ -13,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from service.config import Settings
 from service.lifecycle import Status
+from service.metrics import render_metrics
 
 PROBES = {"/livez", "/healthz", "/readyz"}
 METRICS = "/metrics"
 METHODS = ("GET", "HEAD", "OPTIONS")
-COMPRESSION_LEVEL = 1
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 256
@@ -125,7 +123,7 @@ class AdminPort:
             options = [option.strip() for option in headers.get("connection", "").lower().split(",")]
             closes = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
             if method == "OPTIONS":
-                response = _response(204, b"", headers={"allow": ", ".join(METHODS)}, closes=closes)
+                response = _response(204, b"", {"allow": ", ".join(METHODS)}, closes=closes)
             else:
                 response = await self._respond(path, headers, closes)
             writer.write(response if method == "GET" else response[: response.index(END_OF_HEAD) + len(END_OF_HEAD)])
@@ -148,16 +146,9 @@ class AdminPort:
             status = self._read_status()
             passed = status is Status.READY if path == "/readyz" else status is not Status.FAILED
             return _response(200 if passed else 503, json.dumps({"status": status.value}).encode(), closes=closes)
-        try:
-            encode, content_type = choose_encoder(headers.get("accept", ""))
-        except (ValueError, TypeError):  # an invalid version
-            encode, content_type = choose_encoder("")
-        body = encode(self._registry)
-        extra = {}
-        if gzip_accepted(headers.get("accept-encoding", "")):
-            extra["content-encoding"] = "gzip"
-            body = await asyncio.to_thread(gzip.compress, body, COMPRESSION_LEVEL)
-        return _response(200, body, content_type, extra, closes)
+        accept, encodings = (headers.get(name, "") for name in ("accept", "accept-encoding"))
+        body, rendered = await render_metrics(self._registry, accept, encodings)
+        return _response(200, body, rendered, closes=closes)
 
     async def _relay(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay this request to a worker, then close the connection."""
@@ -226,14 +217,8 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         await target.drain()
 
 
-def _response(
-    status: int,
-    body: bytes,
-    content_type: str = "application/json",
-    headers: dict[str, str] | None = None,
-    closes: bool = False,
-) -> bytes:
-    content = {} if status == 204 else {"content-type": content_type, "content-length": str(len(body))}
+def _response(status: int, body: bytes, headers: dict[str, str] | None = None, *, closes: bool) -> bytes:
+    content = {} if status == 204 else {"content-type": "application/json", "content-length": str(len(body))}
     fields = content | (headers or {})
     if closes:
         fields["connection"] = "close"

@@ -7,6 +7,8 @@ A model creates at most `SERIES_PER_MODEL` series, and the process at most `PROC
 buckets against them. To save series, histograms have no endpoint label and count only successful requests.
 """
 
+import asyncio
+import gzip
 import itertools
 import time
 from bisect import bisect_left
@@ -16,7 +18,10 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client import Histogram as LinearHistogram
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from model.artifact.names import RESERVED
@@ -54,7 +59,47 @@ GRPC_SERVICES = ("EncoderService/", "GRPCInferenceService/", "tei.v1.")
 FAST_APIS = ("openai", "tei", "cohere", "vllm", "infinity", "huggingface", "ollama")
 """The APIs whose requests all run on the fast lane."""
 CLOSING_REASONS = {"rest": ("limit", "idle", "stalled"), "grpc": ("limit", "idle", "stalled", "resets")}
+COMPRESSION_LEVEL = 1
+"""Compresses 600 KiB to a tenth in 5 ms; level 9 takes 20 ms for little gain."""
 OTHER_REJECTIONS = ("starting", "draining", "backend_failed", "overload", "quota", "auth", "too_large", "invalid")
+
+
+class Collected(Collector):
+    """The values of a registry at some time."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    @classmethod
+    async def from_registry(cls, registry: CollectorRegistry) -> "Collected":
+        """Collect on the event loop, where the functions of gauges must run, and let others run in between."""
+        families = []
+        for family in registry.collect():
+            families.append(family)
+            await asyncio.sleep(0)
+        return cls(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def render_metrics(values: Collector, accept: str, encodings: str) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a scrape, in the text format of Prometheus or in OpenMetrics.
+
+    Args:
+        values: collected in a thread, like the encoding: both take about 10 us per series.
+        accept: the header Accept; only OpenMetrics supports exemplars.
+        encodings: the header Accept-Encoding.
+    """
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (ValueError, TypeError):  # an invalid version
+        encode, content_type = choose_encoder("")
+    headers = {"content-type": content_type}
+    if not gzip_accepted(encodings):
+        return await asyncio.to_thread(encode, values), headers
+    headers["content-encoding"] = "gzip"
+    return await asyncio.to_thread(lambda: gzip.compress(encode(values), COMPRESSION_LEVEL)), headers
 
 
 class Histogram(LinearHistogram):

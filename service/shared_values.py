@@ -63,7 +63,7 @@ class Slot:
         self._end = 0
         self._indices: dict[Key, int] = {}
         self._owned: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_full = False
         self.sealed = False
         """True after `seal`: deleted series keep their values."""
@@ -107,11 +107,14 @@ class Slot:
 
     def keys(self) -> Sequence[Key]:
         """Return the keys of all records."""
-        if len(self._keys) < (count := int(self.cells[Cell.SERIES])):
-            start, self._end = self._end, int(self.cells[Cell.KEYS_END])
-            lines = self._memory[KEYS_START + start : KEYS_START + self._end].splitlines()
-            self._keys += [_parse(line) for line in lines[: count - len(self._keys)]]
-        return self._keys
+        with self._lock:
+            if len(self._keys) < (count := int(self.cells[Cell.SERIES])):
+                start, end = KEYS_START + self._end, KEYS_START + int(self.cells[Cell.KEYS_END])
+                lines = self._memory[start:end].splitlines(keepends=True)
+                lines = lines[: count - len(self._keys)]  # the process may have appended more since
+                self._keys += map(_parse, lines)
+                self._end += sum(map(len, lines))
+            return self._keys
 
     def claim(self, key: Key) -> int | None:
         """Reserve a value for this process and return its index; None if the slot is full.
@@ -196,17 +199,15 @@ class Aggregate(Collector):
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
-        self._lock = threading.Lock()
 
     def collect(self, names: Collection[str] = ()) -> Iterable[Metric]:
         """Return the metrics with these names, or all."""
         totals: dict[Key, float] = {}
-        with self._lock:
-            for slot in self._slots:
-                for index, key in enumerate(slot.keys()):
-                    if slot.live[index] and (not names or key[2] in names):
-                        value = slot.values[index]
-                        totals[key] = _combine(key[1], totals[key], value) if key in totals else value
+        for slot in self._slots:
+            for index, key in enumerate(slot.keys()):
+                if slot.live[index] and (not names or key[2] in names):
+                    value = slot.values[index]
+                    totals[key] = _combine(key[1], totals[key], value) if key in totals else value
         families: dict[str, Metric] = {}
         buckets: dict[str, dict[tuple[tuple[str, str], ...], list[Sample]]] = {}
         for (kind, _, family, name, labels, description), value in totals.items():

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from service.metrics import LARGEST, SMALLEST, SUM, Metrics
-from service.shared_values import Aggregate, Slot
+from service.shared_values import Aggregate, Cell, Slot
 
 
 def scrape(*slots: Slot) -> dict[str, float]:
@@ -49,6 +49,20 @@ def test_series_of_models_that_were_removed_meanwhile_disappear() -> None:
     replacement.labels("jam").inc()
     own.forget("kind", {"tea"})
     assert scrape(slot) == {'spoons_total{kind="tea"}': 1, 'spoons_total{kind="jam"}': 1}
+
+
+def test_series_created_during_a_scrape_appears_in_the_next() -> None:
+    """The other process has written the record, but not yet the number of records."""
+    slot = Slot.create()
+    reader = Slot(slot.descriptor)
+    counter = make_counter(slot)
+    counter.labels("tea").inc(1)
+    counter.labels("soup").inc(2)
+    slot.cells[Cell.SERIES] -= 1
+    assert scrape(reader) == {'spoons_total{kind="tea"}': 1}
+    slot.cells[Cell.SERIES] += 1
+    counter.labels("jam").inc(3)
+    assert scrape(reader) == {f'spoons_total{{kind="{kind}"}}': n for n, kind in enumerate(("tea", "soup", "jam"), 1)}
 
 
 def test_gauge_of_a_killed_process_disappears() -> None:
