@@ -39,19 +39,21 @@ class Encoding(Protocol):
 
 
 class Layout(NamedTuple):
-    """The special tokens before, between and after the texts of an input, and all type ids."""
+    """The special tokens before, between and after the texts of an input, all type ids, and the order of the texts."""
 
     special_ids: list[list[int]]
     special_types: list[list[int]]
     types: list[int]
+    order: list[int]
 
     @classmethod
     def of(cls, processed: Encoding) -> "Layout":
-        """Return the layout of an encoding that has one token per text."""
+        """Return the layout of an encoding that has one token per text: `FIRST`, or `FIRST` and `SECOND`."""
         places = [index for index, flag in enumerate(processed.special_tokens_mask) if not flag]
         pieces = [slice(before + 1, after) for before, after in pairwise((-1, *places, len(processed.ids)))]
         ids, types = processed.ids, processed.type_ids
-        return cls([ids[piece] for piece in pieces], [types[piece] for piece in pieces], [types[n] for n in places])
+        special = [ids[piece] for piece in pieces], [types[piece] for piece in pieces]
+        return cls(*special, [types[n] for n in places], [ids[n] for n in places])
 
 
 class SeparateText:
@@ -75,7 +77,7 @@ class JoinedEncoding:
 
     def __init__(self, layout: Layout, *texts: SeparateText) -> None:
         self._layout = layout
-        self._texts = texts
+        self._texts = [texts[number] for number in layout.order]
 
     @property
     def ids(self) -> list[int]:
@@ -92,7 +94,7 @@ class JoinedEncoding:
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        return self._mark(None, [0, 1])
+        return self._mark(None, self._layout.order)
 
     @property
     def offsets(self) -> list[Offsets]:
@@ -101,10 +103,10 @@ class JoinedEncoding:
 
     @property
     def segments(self) -> list[range]:
-        segments, start = [], 0
-        for special, text in zip(self._layout.special_ids, self._texts, strict=False):
+        segments, start = [range(0)] * len(self._texts), 0
+        for special, text, number in zip(self._layout.special_ids, self._texts, self._layout.order, strict=False):
             start += len(special)
-            segments.append(range(start, start + len(text.ids)))
+            segments[number] = range(start, start + len(text.ids))
             start += len(text.ids)
         return segments
 
@@ -352,7 +354,9 @@ class TokenizedInput:
         else:
             dropped = (own[: len(own) - first], texts[1][: len(texts[1]) - second])
         truncated = TokenizedInput(self.source, self._encoding, _Truncation(side, dropped, len(self)))
-        truncated.prompt_range = self.prompt_range
+        start, end = self.prompt_range
+        before = len(dropped[1]) if dropped[1].start < start else 0
+        truncated.prompt_range = start - before, end - before
         if len(dropped[0]) + len(dropped[1]) > RELEASED_TOKENS:
             truncated._release()
         return truncated
@@ -675,15 +679,17 @@ class Tokenizer:
             encoded = self._encode_with_prompt(prompt, text)
         else:
             (encoded,) = self._encode_batch([prompt + text], offsets=offsets, add_special_tokens=False)
-        first, prompt_range = SeparateText(encoded), None
+        first, prompt_tokens = SeparateText(encoded), None
         for group in _split(pairs, [len(pair) for pair in pairs], GROUP_CHARACTERS):
             others = self._encode_batch(group, offsets=offsets, add_special_tokens=False)
             for pair, other in zip(group, others, strict=True):
                 encoding = JoinedEncoding(self._pair_layout, first, SeparateText(other))
                 tokens = TokenizedInput(TokenizerInput(text, pair, prompt=prompt), encoding)
-                if prompt_range is not None:
-                    tokens.prompt_range = prompt_range
-                prompt_range = tokens.prompt_range
+                if prompt:
+                    start = encoding.segments[0].start
+                    if prompt_tokens is None:
+                        prompt_tokens = tokens.prompt_range[1] - start
+                    tokens.prompt_range = start, start + prompt_tokens
                 yield tokens
 
     def encode_template(
@@ -742,12 +748,7 @@ class Tokenizer:
 
     @cached_property
     def _pair_layout(self) -> Layout:
-        """The layout of pairs. Raises ValueError unless their template contains the first text, then the second."""
-        pair = self._tokenizer.post_process(FIRST, SECOND)
-        texts = zip(pair.ids, pair.special_tokens_mask, strict=True)
-        if [number for number, special in texts if not special] != [*FIRST.ids, *SECOND.ids]:
-            raise ValueError("post_processor: the template of pairs does not contain the first text, then the second")
-        return Layout.of(pair)
+        return Layout.of(self._tokenizer.post_process(FIRST, SECOND))
 
     def _add_special_tokens(self, token_ids: Sequence[int]) -> Encoding:
         before, after = len(self._prefix), len(self._suffix)
@@ -783,7 +784,7 @@ def write_definition(tokenizer: tokenizers.Tokenizer) -> str:
 
 
 def check_template(tokenizer: tokenizers.Tokenizer) -> None:
-    """Raise ValueError for a template that does not contain the text once.
+    """Raise ValueError for a template that does not contain each text once.
 
     Also for templates that make the library panic: several, or with an undefined special token.
     """
@@ -797,8 +798,10 @@ def check_template(tokenizer: tokenizers.Tokenizer) -> None:
         missing = next((piece for piece in pieces if piece not in step["special_tokens"]), None)
         if missing is not None:
             raise ValueError(f"post_processor: special token not defined ({missing!r:.80})")
-        if sum("Sequence" in piece for piece in step["single"]) != 1:
-            raise ValueError("post_processor: the template of texts does not contain the text once")
+        for name, key, texts in (("texts", "single", ["A"]), ("pairs", "pair", ["A", "B"])):
+            if sorted(piece["Sequence"]["id"] for piece in step[key] if "Sequence" in piece) != texts:
+                noun = "each text" if len(texts) > 1 else "the text"
+                raise ValueError(f"post_processor: the template of {name} does not contain {noun} once")
 
 
 def _mark_as_text(definition: bytes, token_id: int) -> bytes:

@@ -123,6 +123,8 @@ class WorkDirectory:
                 raise CommandError(f"{path}: in use by another process. Wait for its end.", EX_CANTCREAT) from None
             with _write_errors(path):
                 state = _read_state(path)
+                if state is not None and state.output is None and not state.counts.rows:
+                    state = None  # the run has stopped before its first chunk, for example because of its input
                 if state is not None:
                     _check_same_run(path, state.run, run)
                 # A run killed while publishing its output may already have moved some of it.

@@ -11,12 +11,12 @@ from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from tests.model.tiny_tokenizers import BUILDERS
 
 PARTS = st.lists(st.sampled_from(["the river", " bank", "Money ", " ", ",", "MASK", "SEP"]), max_size=5)
-SEPARATORS = {"wordpiece": "[SEP]", "byte fallback": "<eos>"}
+SEPARATORS = {"wordpiece": "[SEP]", "swapped": "[SEP]", "byte fallback": "<eos>"}
 
 
 def special_texts(kind: str) -> tuple[str, str]:
     """Return two special tokens of a tokenizer, the first one for masks."""
-    return ("[MASK]" if kind == "wordpiece" else "<mask>"), SEPARATORS.get(kind, "</s>")
+    return ("[MASK]" if kind in ("wordpiece", "swapped") else "<mask>"), SEPARATORS.get(kind, "</s>")
 
 
 def fill(parts: list[str], kind: str) -> str:
@@ -62,7 +62,7 @@ def test_own_prompts_contain_special_tokens_and_texts_do_not(
     plain = load(kind)[0].encode([TokenizerInput(text, other, prompt=own)])[0]
     frame = load(kind)[0].encode([TokenizerInput("", None if other is None else "")])[0]
     special = {token["id"] for token in json.loads(raw.to_str())["added_tokens"] if token["special"]}
-    unknown = raw.token_to_id("[UNK]" if kind == "wordpiece" else "<unk>")
+    unknown = raw.token_to_id("[UNK]" if kind in ("wordpiece", "swapped") else "<unk>")
     counted = special - {unknown}
     assert sum(number in counted for number in plain.input_ids) == sum(number in counted for number in frame.input_ids)
     in_prompt = sum(part in ("MASK", "SEP") for part in ["MASK", *prompt])

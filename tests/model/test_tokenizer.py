@@ -110,6 +110,7 @@ def test_unknown_token_replaces_text_that_the_vocabulary_lacks(tokenizer_by_kind
         names[kind] = text if number in encode_one(tokenizer, "a \u16a0").input_ids else None
     assert {kind: name for kind, name in names.items() if name} == {
         "wordpiece": "[UNK]",
+        "swapped": "[UNK]",
         "default": "[UNK]",
         "metaspace": "<unk>",
         "t5": "<unk>",
@@ -185,15 +186,16 @@ def test_tokenizer_without_tokens_is_rejected() -> None:
         Tokenizer(empty)
 
 
-@pytest.mark.parametrize("offsets", [False, True])
-def test_text_that_is_tokenized_once_gives_the_same_pairs(tokenizer: Tokenizer, offsets: bool) -> None:
+@pytest.mark.parametrize(("offsets", "prompt"), [(False, ""), (True, ""), (True, "find: ")])
+def test_text_that_is_tokenized_once_gives_the_same_pairs(tokenizer: Tokenizer, offsets: bool, prompt: str) -> None:
     texts = ["river", "The bank  of déjà vu", "漢字 hello", "a", " grows ", "</s> [SEP]"]
     for text in texts:
-        expected = tokenizer.encode([TokenizerInput(text, pair) for pair in texts], offsets=offsets)
-        for own, other in zip(tokenizer.encode_pairs(text, texts, offsets=offsets), expected, strict=True):
+        expected = tokenizer.encode([TokenizerInput(text, pair, prompt=prompt) for pair in texts], offsets=offsets)
+        pairs = tokenizer.encode_pairs(text, texts, prompt=prompt, offsets=offsets)
+        for own, other in zip(pairs, expected, strict=True):
             for limit, side in product((1000, 7, 5), SIDES):
                 pair, reference = own.truncate(limit, side), other.truncate(limit, side)
-                names = ["input_ids", "token_type_ids", "segment", "special_tokens_mask", "has_content"]
+                names = ["input_ids", "token_type_ids", "segment", "special_tokens_mask", "has_content", "prompt_range"]
                 for name in [*names, "offsets", "kept_characters"] if offsets else names:
                     assert getattr(pair, name) == getattr(reference, name), (text, name, limit, side)
 

@@ -77,6 +77,17 @@ def build_wordpiece() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def build_swapped() -> tokenizers.Tokenizer:
+    """Return a BERT-like tokenizer that puts the second text of a pair first."""
+    tokenizer = build_wordpiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:1 $B:1 [SEP]:0 [SEP]:1 $A:0",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return tokenizer
+
+
 def train_bytelevel(trim_offsets: bool = True) -> tokenizers.Tokenizer:
     """Train a RoBERTa-like tokenizer."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -161,6 +172,7 @@ def build_byte_fallback() -> tokenizers.Tokenizer:
 
 BUILDERS = {
     "wordpiece": build_wordpiece,
+    "swapped": build_swapped,
     "bytelevel": train_bytelevel,
     "untrimmed": lambda: train_bytelevel(trim_offsets=False),
     "metaspace": build_metaspace,

@@ -6,7 +6,7 @@ import tokenizers
 
 from model.artifact.tokenizer import Encoding, Side, TokenizedInput, Tokenizer, TokenizerInput
 
-KINDS = ("default", "wordpiece", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
+KINDS = ("default", "wordpiece", "swapped", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
 PIECES = (
     "river", "Bank", "LÄUFT", "déjà", "vu", "money,", "don't", "x" * 150, "a-b", "42", "3.14",
     "...", "?!", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f3f3\ufe0f\u200d\U0001f308",

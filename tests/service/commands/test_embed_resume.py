@@ -175,6 +175,16 @@ def test_other_options_or_input_do_not_continue_a_run(tmp_path: Path, run_embed:
     assert err.count("\n") == 1
 
 
+def test_corrected_input_starts_over_if_no_row_was_done(tmp_path: Path, run_embed: RunEmbed) -> None:
+    path, out = tmp_path / "in.csv", tmp_path / "out.npy"
+    path.write_text('text\n"not closed\nmore\n')
+    status, err = run_embed(path, "-o", out)
+    assert (status, "in.csv: line 2: quote is not closed" in err) == (65, True), err
+    path.write_text('text\n"closed"\nmore\n')
+    assert run_embed(path, "-o", out, "--normalize")[0] == 0
+    assert np.load(out).shape == (2, DIMENSIONS)
+
+
 def test_moved_input_continues_a_run_and_changed_input_does_not(tmp_path: Path, run_embed: RunEmbed) -> None:
     """Input is compared by content, not by path or modification time."""
     rows = [
