@@ -42,15 +42,6 @@ async def test_two_occurrences_in_one_text_contribute_to_each_other(engine: Engi
         assert len(starts) == 8
 
 
-async def test_repeated_occurrence_has_cosine_1_in_every_layer(engine: Engine) -> None:
-    response = await compare_with(engine, Occurrence(CHEQUE, word_index=6), Occurrence(CHEQUE, span=(25, 29)))
-    assert [similarity.layer for similarity in response.layers] == list(range(7))
-    for similarity in response.layers:
-        np.testing.assert_allclose(similarity.cosine, 1, atol=1e-6)
-        np.testing.assert_allclose(similarity.centered, 1, atol=1e-6)
-    assert response.occurrences[0] == response.occurrences[1]
-
-
 async def test_layers_select_layers_without_changing_values(engine: Engine) -> None:
     """A negative layer counts from the end."""
     pair = Occurrence(CHEQUE, word_index=6), Occurrence(RIVER, word_index=4)

@@ -13,7 +13,7 @@ from tests.random_encoders import (
     capture_outputs,
     replace_outputs,
 )
-from tests.service.engine.explain.map_cases import ALL_HEADS, EACH_PART, HEADS, TOKENS, layers_of_random_encoder
+from tests.service.engine.explain.map_cases import ALL_HEADS, EACH_PART, TOKENS, layers_of_random_encoder
 
 # A change in a vector inherits the whole vector's rounding error. Even maps avoid changes that small.
 EVEN_SCALE = 0.15
@@ -61,20 +61,3 @@ def test_norm_is_the_change_of_the_output_without_the_value(
                 layer.run(hidden)
             change[:, token] = np.linalg.norm(before[0] - after[0], axis=-1)
         np.testing.assert_allclose(norm, change, rtol=tolerance)
-
-
-@INTERVENTION_PRECISIONS
-def test_norm_per_head_is_the_change_of_the_output_without_the_value_in_that_head(
-    dtype: torch.dtype, tolerance: float
-) -> None:
-    heads = (3, 1)
-    for _, layer, hidden, _ in layers_of_random_encoder(dtype, EVEN_SCALE):
-        block, norms = layer.block, layer.maps(hidden, heads).norm_per_head
-        with capture_outputs(block.attention.output) as before:
-            layer.run(hidden)
-        for index, head in enumerate(heads):
-            hook = zero_value(5, [head], hidden.shape[1] // HEADS)
-            with replace_outputs(block.attention.value, hook), capture_outputs(block.attention.output) as after:
-                layer.run(hidden)
-            change = np.linalg.norm(before[0] - after[0], axis=-1)
-            np.testing.assert_allclose(norms[index, :, 5], change, rtol=tolerance)

@@ -7,13 +7,11 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from service.operations.maps import LayerMaps
 from tests.random_encoders import (
     TorchLayer,
-    encode,
     random_encoder,
     random_ids,
     run,
@@ -94,55 +92,6 @@ def test_later_tokens_contribute_exactly_0_in_causal_models(dtype: torch.dtype, 
             assert (values[..., later] == 0).all()
             assert not np.signbit(values[..., later]).any()
             np.testing.assert_allclose(values[..., :7, :7], getattr(prefix, kind), atol=tolerance, rtol=tolerance)
-
-
-@EACH_PART
-@PRECISIONS
-def test_packed_sequences_do_not_attend_to_each_other_or_to_padding(
-    dtype: torch.dtype, tolerance: float, parts: str
-) -> None:
-    """Maps of a packed batch are exactly 0 between sequences, and otherwise match single sequences."""
-    encoder = random_encoder(dtype, parts=parts)
-    sequences = [random_ids(size) for size in (7, 1, TOKENS)]
-    starts = [0, 7, 8]
-    ranges = [slice(start, start + len(ids)) for start, ids in zip(starts, sequences, strict=True)]
-    input_ids, position_ids, sequence_ids = torch.zeros(3, 1, 40, dtype=torch.int64)
-    for number, (tokens, ids) in enumerate(zip(ranges, sequences, strict=True), start=1):
-        input_ids[0, tokens] = torch.tensor(ids)
-        position_ids[0, tokens] = torch.arange(len(ids))
-        sequence_ids[0, tokens] = number
-    packed = encode(encoder, input_ids, position_ids, torch.zeros_like(input_ids), sequence_ids)
-    number_of = sequence_ids[0].numpy()
-    for layer, probs in enumerate(packed.probs):
-        maps = probs[0].numpy()
-        assert (maps[:, number_of[:, None] != number_of] == 0).all()
-        np.testing.assert_allclose(maps.sum(axis=-1), 1, atol=tolerance)
-        for tokens, ids in zip(ranges, sequences, strict=True):
-            alone = torch_layers(encoder)[layer].maps(run(encoder, ids).hidden_states[layer])
-            np.testing.assert_allclose(alone.probs, maps[:, tokens, tokens], atol=tolerance, rtol=0)
-
-
-@PRECISIONS
-@pytest.mark.parametrize("positions", [False, True], ids=["no positions", "positions"])
-def test_maps_are_permutation_equivariant_only_without_positions(
-    dtype: torch.dtype, tolerance: float, positions: bool
-) -> None:
-    ids, order = np.array(random_ids(TOKENS)), np.random.default_rng(5).permutation(TOKENS)
-    encoder = random_encoder(dtype)
-    if not positions:
-        assert encoder.embeddings.position_embeddings is not None
-        encoder.embeddings.position_embeddings.weight.data.zero_()
-    original, permuted = (run(encoder, order_ids.tolist()).hidden_states for order_ids in (ids, ids[order]))
-    pairs = [(original[-1][order], permuted[-1])]
-    for index, layer in enumerate(torch_layers(encoder)):
-        left, right = (layer.maps(hidden[index]) for hidden in (original, permuted))
-        pairs.append((left.bias_share[order], right.bias_share))
-        pairs += [
-            (getattr(left, kind)[..., order, :][..., order], getattr(right, kind))
-            for kind in ("probs", "scores", "norm", "block_norm", "projection")
-        ]
-    differences = [float(np.abs(expected - actual).max() / np.abs(expected).max()) for expected, actual in pairs]
-    assert min(differences) > 0.01 if positions else max(differences) <= tolerance
 
 
 @EACH_PART
