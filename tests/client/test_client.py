@@ -84,13 +84,6 @@ def test_embed_returns_a_matrix(client: Client) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float16", 384), ("int8", 384), ("ubinary", 48)])
-def test_pooled_vector_has_the_size_of_its_dtype(client: Client, dtype: Any, size: int) -> None:
-    pooled = client.encode(CASHED, dtype=dtype).results[0].pooled
-    assert pooled is not None
-    assert pooled.shape == (size,)
-
-
 def test_sqrt_uint8_is_decoded_to_probabilities(client: Client) -> None:
     matrix = client.attend(CASHED, layers=[2], heads=[1], dtype="sqrt_uint8").results[0].maps[0].matrix
     assert matrix is not None
@@ -133,25 +126,6 @@ def test_error_has_reason_field_and_limit(client: Client) -> None:
     assert (error.code, error.reason, error.field) == ("INVALID_ARGUMENT", "TOO_LONG", "inputs[1]")
     assert (error.actual, error.maximum, error.retryable) == (302, 256, False)
     assert error.request_id
-
-
-def test_unknown_option_value_is_an_error(client: Client) -> None:
-    options: Any = {"pooling": "first"}
-    with pytest.raises(AttendantError) as raised:
-        client.encode(CASHED, **options)
-    assert raised.value.code == "INVALID_ARGUMENT"
-
-
-def test_any_sequence_of_outputs_is_accepted(client: Client) -> None:
-    result = client.encode(CASHED, outputs=("pooled", "static")).results[0]
-    assert result.pooled is not None
-    assert result.static_vectors is not None
-
-
-def test_prompt_together_with_prompt_name_is_an_error(client: Client) -> None:
-    with pytest.raises(AttendantError) as raised:
-        client.encode(CASHED, prompt="query: ", prompt_name="query")
-    assert (raised.value.code, raised.value.field) == ("INVALID_ARGUMENT", "prompt_name")
 
 
 def test_timeout_is_an_error(client: Client) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from attendant_client import AttendantError, Client, Input
 
@@ -56,13 +55,6 @@ def test_clients_return_the_same_ranks_and_labels(service: ServiceThread) -> Non
             results.append((ranked, raw, explained, classified, best, words, tokens, models, tagged, cut))
     for other in results[1:]:
         assert_equal(other, results[0], tolerance=1e-5)
-
-
-def test_embedding_model_ranks_by_similarity(client: Client) -> None:
-    similarities = client.similarity(QUERY, DOCUMENTS).scores[0]
-    results = client.rerank(QUERY, DOCUMENTS).results
-    assert [result.index for result in results] == np.argsort(-similarities, kind="stable").tolist()
-    assert [result.relevance_score for result in results] == pytest.approx(sorted(similarities, reverse=True), abs=1e-6)
 
 
 def test_inputs_over_the_limit_are_classified_in_parts(client: Client) -> None:

@@ -68,15 +68,6 @@ async def test_pair_with_a_text_without_tokens_has_empty_rows(
     assert list(message.map.empty_rows) == result["maps"][0]["empty_rows"]
 
 
-@pytest.mark.parametrize("field", sorted(ENUMS))
-async def test_unknown_enum_value_is_rejected(stub: EncoderServiceStub, field: str) -> None:
-    """The error must name the field."""
-    request: Any = {"inputs": [pb.Input(text="a")], field: 99}
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        [message async for message in stub.Attend(pb.AttendRequest(**request))]
-    assert (raised.value.details() or "").startswith(field)
-
-
 async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) -> None:
     request = pb.EncodeRequest(inputs=[pb.Input(text="a")], dtype=pb.DTYPE_SQRT_UINT8)
     with pytest.raises(grpc.aio.AioRpcError) as raised:
