@@ -1,6 +1,5 @@
 """Occurrences of a word: which ones are compared, the chart and tables, examples and senses."""
 
-import json
 import re
 from typing import Any
 
@@ -290,14 +289,3 @@ def test_sense_belongs_to_its_word(opened: PageDriver) -> None:
     assert curves(opened)["same"] == curves(opened)["other"] == 0
     opened.pick(1, "bank")
     assert curves(opened) == {"same": 2, "other": 4, "unknown": 0}
-
-
-def test_examples_are_distinct_and_fit_the_page(opened: PageDriver) -> None:
-    """Each example has two sentences per sense, all with the word, and no text occurs twice."""
-    examples = opened.page.evaluate("async () => (await import('/page/examples.js')).EXAMPLES")
-    texts = [sentence["text"] for example in examples for sentence in example["sentences"]]
-    assert len(set(texts)) == len(texts)
-    for example in examples[:-1]:
-        assert [sentence["sense"] for sentence in example["sentences"]] == ["A", "B", "A", "B"], example["name"]
-        assert all(example["word"] in sentence["text"].lower() for sentence in example["sentences"]), example["name"]
-    assert json.dumps(examples[-1]).count('"pair"') >= 1

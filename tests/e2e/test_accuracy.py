@@ -1,23 +1,19 @@
 """Accuracy of served vectors, compared with sentence-transformers and transformers on the same weights."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import httpx
 import numpy as np
 import pytest
 import torch
-from attendant_client.pb import encoder_pb2 as pb
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from bench.project import Model
 from bench.workloads import read_corpus
 from model.source.hub import locate
-from tests.conftest import RunningServer, serving
-from tests.stubs import EncoderServiceStub
+from tests.conftest import serving
 
 pytestmark = pytest.mark.slow
 
@@ -48,10 +44,10 @@ def expected(oracle: SentenceTransformer, texts: list[str]) -> Vectors:
 
 
 @pytest.fixture(scope="module", params=["auto", "float32"])
-def server_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str, RunningServer]]:
-    """Yield a client of a server in the default precision or in float32, the reported precision, and the server."""
+def client_by_precision(request: pytest.FixtureRequest) -> Iterator[tuple[httpx.Client, str]]:
+    """Yield a client of a server in the default precision or in float32, and the reported precision."""
     with serving(precision=request.param) as running, httpx.Client(base_url=running.rest, timeout=60) as client:
-        yield client, client.get("/v1/model").json()["precision"], running
+        yield client, client.get("/v1/model").json()["precision"]
 
 
 def embed(client: httpx.Client, texts: list[str], **options: Any) -> Vectors:
@@ -72,20 +68,20 @@ def cosines(a: Vectors, b: Vectors) -> NDArray[np.float64]:
 
 
 def test_pooled_vectors_equal_sentence_transformers(
-    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str], expected: Vectors
+    client_by_precision: tuple[httpx.Client, str], texts: list[str], expected: Vectors
 ) -> None:
     """The minimum cosine similarity must meet the threshold of the precision."""
-    client, precision, _ = server_by_precision
+    client, precision = client_by_precision
     smallest = cosines(embed(client, texts), expected).min()
     print(f"smallest cosine to sentence-transformers over {len(texts)} texts in {precision}: {smallest:.8f}")
     assert smallest >= MIN_COSINE[precision]
 
 
 def test_token_vectors_equal_last_hidden_state_of_transformers(
-    server_by_precision: tuple[httpx.Client, str, RunningServer], oracle: SentenceTransformer, texts: list[str]
+    client_by_precision: tuple[httpx.Client, str], oracle: SentenceTransformer, texts: list[str]
 ) -> None:
     """The tolerance is 1e-4 in float32, and a cosine similarity of at least 0.999 in bfloat16."""
-    client, precision, _ = server_by_precision
+    client, precision = client_by_precision
     encoder: Any = oracle[0].auto_model
     difference, smallest = 0.0, 1.0
     sample = texts[::10]
@@ -105,10 +101,10 @@ def test_token_vectors_equal_last_hidden_state_of_transformers(
 
 
 def test_embedding_does_not_depend_on_batch_composition(
-    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
+    client_by_precision: tuple[httpx.Client, str], texts: list[str]
 ) -> None:
     """Each text is sent alone, with other texts, and in another order."""
-    client, precision, _ = server_by_precision
+    client, precision = client_by_precision
     sample = texts[::5]
     batched = embed(client, sample)
     order = np.random.default_rng(3).permutation(len(sample))
@@ -118,20 +114,3 @@ def test_embedding_does_not_depend_on_batch_composition(
     smallest = min(cosines(batched, shuffled).min(), cosines(batched, alone).min())
     print(f"smallest cosine between batch compositions in {precision}: {smallest:.8f}")
     assert smallest >= MIN_COSINE[precision]
-
-
-def test_rest_and_grpc_vectors_are_bitwise_equal(
-    server_by_precision: tuple[httpx.Client, str, RunningServer], texts: list[str]
-) -> None:
-    """Sends one text per request, so that both use the same batch shape."""
-    client, _, running = server_by_precision
-
-    async def encode_over_grpc(text: str) -> bytes:
-        async with grpc.aio.insecure_channel(running.grpc) as channel:
-            stub = EncoderServiceStub(channel)
-            response = await stub.Encode(pb.EncodeRequest(inputs=[pb.Input(text=text)]))
-            data: bytes = response.results[0].pooled.data
-            return data
-
-    for text in texts[::50]:
-        assert np.frombuffer(asyncio.run(encode_over_grpc(text)), "<f4").tolist() == embed(client, [text])[0].tolist()

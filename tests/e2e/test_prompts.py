@@ -22,14 +22,9 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 TEXTS = ["the river bank", "money", "He cashed a check at the bank."]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("mean", True), ("mean", False), ("cls", False)],
-    ids=["include_prompt", "exclude_prompt", "cls, exclude_prompt"],
-)
-def published_model(request: pytest.FixtureRequest, publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny BERT with prompts and a default prompt."""
-    pooling_mode, include_prompt = request.param
+@pytest.fixture(scope="module")
+def published_model(publish: Publish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with prompts, which its pooling excludes, and a default prompt. test_similarity.py has the others."""
     bare = shutil.copytree(publish("bert"), tmp_path_factory.mktemp("bare") / "bert")
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "cls", "sep", "pad", "mask")}
     tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -37,7 +32,7 @@ def published_model(request: pytest.FixtureRequest, publish: Publish, tmp_path_f
     )
     tokenizer.save_pretrained(bare)
     torch.manual_seed(7)
-    pooling = Pooling(HIDDEN_SIZE, pooling_mode, include_prompt=include_prompt)
+    pooling = Pooling(HIDDEN_SIZE, "mean", include_prompt=False)
     modules = [Transformer(str(bare), max_seq_length=31), pooling, Normalize()]
     directory = tmp_path_factory.mktemp("published") / "tiny-prompted"
     oracle = SentenceTransformer(modules=modules, prompts=PROMPTS, default_prompt_name="document", device="cpu")

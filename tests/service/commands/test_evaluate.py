@@ -52,19 +52,6 @@ def test_example_of_the_documentation_prints_its_output(run: Run, default_artifa
     assert out.startswith("model      all-MiniLM-L6-v2, float32 (")
 
 
-def test_default_model_orders_pairs_documents_and_senses(evaluate: Evaluate, default_artifact: Path) -> None:
-    files = ("--sts", "sts.jsonl", "--retrieval", "retrieval.jsonl", "--word-in-context", "words.jsonl")
-    result = evaluate(default_artifact, *files, "--top-k", 3)
-    assert result["sts"]["spearman"]["value"] > 0.8
-    assert result["retrieval"]["recall"]["value"] == result["retrieval"]["mrr"]["value"] == 1
-    assert (result["retrieval"]["queries"], result["retrieval"]["documents"]) == (4, 9)
-    words = result["word_in_context"]
-    assert (words["majority"], words["static"]["auc"]["value"], words["static"]["accuracy"]["value"]) == (0.5, 0.5, 0.5)
-    assert words["static"]["thresholds"] == [None, None]
-    assert words["contextual"]["auc"]["value"] > 0.9
-    assert words["contextual"]["accuracy"]["value"] > 0.8
-
-
 def test_correlations_use_the_similarity_of_the_model(evaluate: Evaluate, default_artifact: Path) -> None:
     result = evaluate(default_artifact, "--sts", "sts.jsonl")
     pairs = records(STS)
