@@ -46,13 +46,5 @@ class EmbedStub(Stub):
     service = tei_pb2.DESCRIPTOR.services_by_name["Embed"]
 
 
-class PredictStub(Stub):
-    service = tei_pb2.DESCRIPTOR.services_by_name["Predict"]
-
-
 class RerankStub(Stub):
     service = tei_pb2.DESCRIPTOR.services_by_name["Rerank"]
-
-
-class TokenizeStub(Stub):
-    service = tei_pb2.DESCRIPTOR.services_by_name["Tokenize"]

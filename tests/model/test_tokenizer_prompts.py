@@ -162,15 +162,6 @@ def test_truncation_keeps_prompt(tokenizer: Tokenizer, side: Side, pair: str | N
         )
 
 
-def test_kept_characters_do_not_count_prompt(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    tokens = encode_one(tokenizer_by_kind["default"], "seven  small  boats", prompt="money: ")
-    assert tokens.kept_characters[0] == (0, 19)
-    assert tokens.truncate(6, "right").kept_characters[0] == (0, 14)
-    assert tokens.truncate(6, "left").kept_characters[0] == (5, 19)
-    assert tokens.truncate(4, "right").kept_characters[0] == (0, 0)
-    assert tokens.truncate(4, "left").kept_characters[0] == (19, 19)
-
-
 def test_prompt_without_text_has_no_content(tokenizer: Tokenizer) -> None:
     tokens = encode_one(tokenizer, "", prompt="find:")
     assert not tokens.has_content

@@ -40,14 +40,16 @@ def test_truncation_keeps_lists_aligned(tokenizer: Tokenizer, side: Side) -> Non
     assert [row for row in rows(tokens) if row in truncated] == truncated
 
 
-def test_kept_characters_exclude_truncated_text(tokenizer_by_kind: dict[str, Tokenizer]) -> None:
-    text = "seven  small  boats"
-    tokens = encode_one(tokenizer_by_kind["default"], text)
+@pytest.mark.parametrize(("prompt", "size"), [("", 0), ("money: ", 2)])
+def test_kept_characters_exclude_truncated_text_and_the_prompt(
+    tokenizer_by_kind: dict[str, Tokenizer], prompt: str, size: int
+) -> None:
+    tokens = encode_one(tokenizer_by_kind["default"], "seven  small  boats", prompt=prompt)
     assert tokens.kept_characters[0] == (0, 19)
-    assert tokens.truncate(4, "right").kept_characters[0] == (0, 14)
-    assert tokens.truncate(4, "left").kept_characters[0] == (5, 19)
-    assert tokens.truncate(2, "right").kept_characters[0] == (0, 0)
-    assert tokens.truncate(2, "left").kept_characters[0] == (19, 19)
+    assert tokens.truncate(size + 4, "right").kept_characters[0] == (0, 14)
+    assert tokens.truncate(size + 4, "left").kept_characters[0] == (5, 19)
+    assert tokens.truncate(size + 2, "right").kept_characters[0] == (0, 0)
+    assert tokens.truncate(size + 2, "left").kept_characters[0] == (19, 19)
 
 
 def test_kept_characters_of_pair_are_per_segment(tokenizer_by_kind: dict[str, Tokenizer]) -> None:

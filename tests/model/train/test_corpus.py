@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -102,29 +102,6 @@ def test_pairs_can_have_spans(tmp_path: Path, suffix: str) -> None:
     assert list(read_pairs(path)) == [Example(PAIRS[1], SPANS)]
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"positive": "a"}, "line 1: query: missing"),
-        ({"query": "a", "positive": ["b"]}, "line 1: positive: not a string"),
-        ({"query": "a", "positive": "  "}, "line 1: positive: blank"),
-        ({"query": "a", "positive": "b", "spans": [[0, 1]]}, "line 1: spans: 1 of 2 texts"),
-        ({"query": "a", "positive": "b", "spans": 1}, "line 1: spans: not an array of 2 texts"),
-        ({"query": "a", "positive": "b", "spans": [[0, 1], [0, 2]]}, "line 1: spans[1]: outside of the text"),
-        ({"query": "a b", "positive": "b", "spans": [[1, 2], [0, 1]]}, "line 1: spans[0]: blank"),
-        ({"query": "a", "positive": "b", "spans": [[0, 1], [1, 1]]}, "([1, 1], length 1)"),
-        ({"query": "a", "positive": "b", "spans": [[0, 1], [0, True]]}, "line 1: spans[1]"),
-        ({"query": "a", "positive": "b", "negatives": "c"}, "line 1: negatives: not an array"),
-        ({"query": "a", "positive": "b", "negatives": ["c", 1]}, "line 1: negatives[1]: not a string"),
-    ],
-)
-def test_invalid_pair_is_an_error(tmp_path: Path, record: dict[str, object], message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    with pytest.raises(TrainError) as raised:
-        list(read_pairs(tmp_path / "a.jsonl"))
-    assert message in str(raised.value)
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_labeled_pairs_have_one_document_each(tmp_path: Path, suffix: str) -> None:
     path = write_pairs(tmp_path / f"a{suffix}")
@@ -143,19 +120,40 @@ def test_labeled_pairs_have_one_document_each(tmp_path: Path, suffix: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("read", "record", "message"),
     [
-        ({"query": "a"}, "line 1: positive: missing"),
-        ({"query": "a", "document": "b"}, "line 1: label: missing"),
-        ({"query": "a", "document": "b", "label": True}, "line 1: label: not a number"),
-        ({"query": "a", "document": "b", "label": 4}, "line 1: label: out of range (4)"),
-        ({"query": "a", "document": "b", "label": 1, "negatives": ["c"]}, "line 1: document: set together with"),
+        (read_pairs, {"positive": "a"}, "line 1: query: missing"),
+        (read_pairs, {"query": "a", "positive": ["b"]}, "line 1: positive: not a string"),
+        (read_pairs, {"query": "a", "positive": "  "}, "line 1: positive: blank"),
+        (read_pairs, {"query": "a", "positive": "b", "spans": [[0, 1]]}, "line 1: spans: 1 of 2 texts"),
+        (read_pairs, {"query": "a", "positive": "b", "spans": 1}, "line 1: spans: not an array of 2 texts"),
+        (
+            read_pairs,
+            {"query": "a", "positive": "b", "spans": [[0, 1], [0, 2]]},
+            "line 1: spans[1]: outside of the text",
+        ),
+        (read_pairs, {"query": "a b", "positive": "b", "spans": [[1, 2], [0, 1]]}, "line 1: spans[0]: blank"),
+        (read_pairs, {"query": "a", "positive": "b", "spans": [[0, 1], [1, 1]]}, "([1, 1], length 1)"),
+        (read_pairs, {"query": "a", "positive": "b", "spans": [[0, 1], [0, True]]}, "line 1: spans[1]"),
+        (read_pairs, {"query": "a", "positive": "b", "negatives": "c"}, "line 1: negatives: not an array"),
+        (read_pairs, {"query": "a", "positive": "b", "negatives": ["c", 1]}, "line 1: negatives[1]: not a string"),
+        (read_labeled_pairs, {"query": "a"}, "line 1: positive: missing"),
+        (read_labeled_pairs, {"query": "a", "document": "b"}, "line 1: label: missing"),
+        (read_labeled_pairs, {"query": "a", "document": "b", "label": True}, "line 1: label: not a number"),
+        (read_labeled_pairs, {"query": "a", "document": "b", "label": 4}, "line 1: label: out of range (4)"),
+        (
+            read_labeled_pairs,
+            {"query": "a", "document": "b", "label": 1, "negatives": ["c"]},
+            "line 1: document: set together with",
+        ),
     ],
 )
-def test_invalid_labeled_pair_is_an_error(tmp_path: Path, record: dict[str, object], message: str) -> None:
+def test_invalid_pair_is_an_error(
+    tmp_path: Path, read: Callable[[Path], Iterator[Example]], record: dict[str, object], message: str
+) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
     with pytest.raises(TrainError) as raised:
-        list(read_labeled_pairs(tmp_path / "a.jsonl"))
+        list(read(tmp_path / "a.jsonl"))
     assert message in str(raised.value)
 
 
