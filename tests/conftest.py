@@ -68,7 +68,11 @@ LONGEST = (
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the imported modules from garbage collections, which commands and tests run."""
+    """Share exported graphs, and exclude the imported modules from garbage collections, which tests run."""
+    if "model.export.graphs" in sys.modules:  # importing it takes seconds
+        from tests.model.shared_graphs import share_graphs
+
+        share_graphs()
     gc.freeze()
 
 

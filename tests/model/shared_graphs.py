@@ -30,6 +30,11 @@ export_anew = onnx_graph._to_onnx
 ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]  # 0.7 s per export
 
 
+def share_graphs() -> None:
+    """Make every export of this process use the graphs of earlier ones."""
+    onnx_graph._to_onnx = export_shared
+
+
 def export_shared(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     """Return the graph of a module, exported only once for equal tiny modules with equal signatures and exporters."""
     if sum(tensor.numel() for tensor in module.parameters()) > MAX_PARAMETERS:
