@@ -256,7 +256,8 @@ def load_checkpoint(directory: Path, settings: SettingOptions = FROM_FILES, scra
     tensors = merge_adapters(tensors, config, settings.task)
     projection = pop_projection(config, tensors)
     encoder = build_encoder(family, config, tensors, scratch)
-    _warn_about_padding(files, family.first_position(ConfigReader(config)) - 1, tokenizer)
+    first_position = family.first_position(ConfigReader(config))
+    _warn_about_padding(files, first_position - 1, tokenizer, spelled=settings.special_tokens_in_text)
     size, positions = encoder.config.hidden_size, encoder.config.max_position_embeddings
     embedding_config = read_embedding_config(files, size, settings)
     max_input_tokens, origin = read_max_input_tokens(transformer, positions, settings.max_input_tokens)
@@ -333,10 +334,10 @@ RARE = "\u16a0"
 """A letter that becomes the unknown token, or bytes."""
 
 
-def _warn_about_padding(files: Published, padding_id: int, definition: bytes) -> None:
+def _warn_about_padding(files: Published, padding_id: int, definition: bytes, *, spelled: bool) -> None:
     """Warn if texts can contain the padding token of RoBERTa or MPNet, which counts as no position in transformers.
 
-    `padding_id` is -1 for other families.
+    `padding_id` is -1 for other families. `spelled`: whether special tokens are recognized in texts.
     """
     if padding_id < 0:
         return
@@ -344,7 +345,8 @@ def _warn_about_padding(files: Published, padding_id: int, definition: bytes) ->
     tokenizer.no_padding()
     if tokenizer.id_to_token(padding_id) is None:
         return
-    if any(padding_id in tokenizer.encode(text).ids for text in (tokenizer.decode([padding_id]), RARE)):
+    text = tokenizer.decode([padding_id], skip_special_tokens=not spelled)
+    if any(padding_id in tokenizer.encode(text).ids for text in (text, RARE)):
         files.warn(
             f"the padding token (id {padding_id}) is {tokenizer.id_to_token(padding_id)!r} of {TOKENIZER}, which texts "
             "can contain. Here it has a position like other tokens. In transformers it has none, which changes the "

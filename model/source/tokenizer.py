@@ -197,6 +197,10 @@ DEFAULT_CLASSES = {
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer")
 """Classes that return token types unless `model_input_names` says otherwise."""
+DEFAULT_TOKENS = frozenset(
+    "[UNK] [SEP] [PAD] [CLS] [MASK] <unk> <s> </s> <pad> <mask> <bos> <eos> <|endoftext|>".split()
+)
+"""Special tokens that classes add even if the files do not name them."""
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -452,12 +456,22 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
         differ.append("model")
     if options.class_name in FRAMES and values["model"].get("vocab") and not _has_usual_frame(values, options):
         differ.append("post_processor")
+    if _has_other_added_tokens(values, options):
+        differ.append("added_tokens")
     if differ:
         options.files.warn(
             f"{TOKENIZER}: {', '.join(differ)} differ from those of {options.class_name} and are used, as in "
             "transformers 4. transformers 5 replaces them and returns other tokens. To use its tokens, load the "
             "tokenizer there, save it, and export again."
         )
+
+
+def _has_other_added_tokens(values: dict[str, Any], options: TokenizerSettings) -> bool:
+    """Return whether tokenizer.json has added tokens that `added_tokens_decoder` lacks, so transformers 5 drops them."""
+    if not options.get("added_tokens_decoder"):
+        return False
+    kept = DEFAULT_TOKENS | {token.content for token in options.added_tokens()}
+    return any(token["content"] not in kept for token in values.get("added_tokens") or ())
 
 
 def _is_usual_model(model: dict[str, Any], options: TokenizerSettings) -> bool:

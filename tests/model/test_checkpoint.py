@@ -16,7 +16,7 @@ from torch import Tensor
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
-from model.source.sentence_transformers import EmbeddingConfig
+from model.source.sentence_transformers import EmbeddingConfig, SettingOptions
 from tests.model.family_cases import load_oracle
 from tests.model.model_files import change_json, write_json
 from tests.model.sequences import run
@@ -55,6 +55,11 @@ def test_padding_token_in_texts_is_named(publish: Publish, tmp_path: Path, paddi
         expected = library(input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state[0]
     assert torch.allclose(run(checkpoint, input_ids), expected, atol=1e-4) is (token == "")
     assert [token in warning for warning in checkpoint.warnings] == [True] * (token != "")
+
+
+def test_padding_token_that_texts_may_spell_is_named(publish: Publish) -> None:
+    (warning,) = load_checkpoint(publish("roberta"), SettingOptions(special_tokens_in_text=True)).warnings
+    assert "the padding token (id 1) is '<pad>' of tokenizer.json, which texts can contain" in warning
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.source.published import CheckpointError, Published
@@ -270,6 +270,32 @@ def test_byte_level_parts_that_transformers_replaces_are_named(
     files = Published(tmp_path)
     read_tokenizer(files, read_json(tmp_path / "config.json"), read_transformer_settings(files))
     assert [warning.split()[1] for warning in files.warnings()] == named
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+@given(kept=st.sets(st.sampled_from(["<tool>", "river"])), special=FLAGS)
+def test_added_tokens_that_transformers_drops_are_named(kind: str, kept: set[str], special: bool) -> None:
+    """transformers 5 drops those that its file of added tokens lacks, but not for every class."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        publish_roles(directory, kind)
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text in ("<tool>", "river")])
+        tokenizer.save(str(directory / "tokenizer.json"))
+        added = read_json(directory / "tokenizer.json")["added_tokens"]
+        dropped = {"<tool>", "river"} - kept
+        decoder = {str(token.pop("id")): token for token in added if token["content"] not in dropped}
+        change_json(directory / "tokenizer_config.json", added_tokens_decoder=decoder)
+        files = Published(directory)
+        published = read_tokenizer(files, read_json(directory / "config.json"), read_transformer_settings(files))
+        actual = tokenizers.Tokenizer.from_str(published.definition.decode())
+        actual.no_truncation()
+        actual.no_padding()
+        expected = transformers.AutoTokenizer.from_pretrained(directory)
+        texts = ("a <tool> bank", "riverbank<tool>")
+        equal = [actual.encode(text).ids for text in texts] == [expected(text)["input_ids"] for text in texts]
+        assert equal is not any("added_tokens differ from those of" in warning for warning in files.warnings())
+        assert equal or dropped
 
 
 def test_dropout_is_not_applied(tmp_path: Path) -> None:
