@@ -197,9 +197,10 @@ DEFAULT_CLASSES = {
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "AlbertTokenizer", "DebertaV2Tokenizer")
 """Classes that return token types unless `model_input_names` says otherwise."""
-DEFAULT_TOKENS = frozenset(
-    "[UNK] [SEP] [PAD] [CLS] [MASK] <unk> <s> </s> <pad> <mask> <bos> <eos> <|endoftext|>".split()
-)
+DEFAULT_TOKENS = {
+    "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]",
+    "<unk>", "<s>", "</s>", "<pad>", "<mask>", "<bos>", "<eos>", "<|endoftext|>",
+}  # fmt: skip
 """Special tokens that classes add even if the files do not name them."""
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -467,7 +468,7 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
 
 
 def _has_other_added_tokens(values: dict[str, Any], options: TokenizerSettings) -> bool:
-    """Return whether tokenizer.json has added tokens that `added_tokens_decoder` lacks, so transformers 5 drops them."""
+    """Return whether `added_tokens_decoder` lacks added tokens of tokenizer.json, which transformers 5 then drops."""
     if not options.get("added_tokens_decoder"):
         return False
     kept = DEFAULT_TOKENS | {token.content for token in options.added_tokens()}
