@@ -175,7 +175,7 @@ class App:
 
     async def _start_rpc(self) -> int:
         """Open the gRPC port and return it. Raises `ConfigError` if it cannot be bound."""
-        from service.rpc.credentials import make_server_credentials
+        from service.rpc.server import make_server_credentials
 
         settings = self._settings
         credentials = None if self._tls is None else make_server_credentials(self._tls)

@@ -29,9 +29,9 @@ from service.request_log import (
     traceparent,
 )
 from service.rpc.connections import RpcConnections, parse_peer
+from service.rpc.context import retry_after_ms, status_of
 from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
 from service.rpc.receiving import Parser, Receiver
-from service.rpc.status import retry_after_ms, status_of
 from service.sockets import Peer
 from service.spelling import Spelling
 

@@ -1,11 +1,15 @@
 """The gRPC server: all services, health checks and reflection on one port."""
 
 import asyncio
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool, text_format
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
@@ -20,13 +24,13 @@ from service.request_log import RequestLog
 from service.rpc import inference, tei
 from service.rpc.codec import PROTO
 from service.rpc.connections import HEADROOM, RpcConnections, parse_peer
-from service.rpc.context import make_handler
 from service.rpc.interceptor import Interceptor, Method
 from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
 from service.rpc.receiving import Receiver
 from service.rpc.servicer import SERVICE, EncoderServicer
 from service.spelling import join
 from service.tei import NAME as TEI_API
+from service.tls import Credentials, Tls
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio serves only v1alpha. The v1 messages are identical on the wire, so the servicer can serve both."""
@@ -239,3 +243,43 @@ def _enable_reflection(server: grpc.aio.Server) -> None:
     )
     service = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
     server.add_generic_rpc_handlers((service,))
+
+
+def make_handler(service: ServiceDescriptor, methods: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the handler of all methods of a service, by their names in the proto."""
+    handlers = {}
+    for method in service.methods:
+        kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        handlers[method.name] = make(
+            methods[method.name],
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def make_server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Create credentials that use the latest files for each new connection.
+
+    gRPC requests the configuration before every handshake, and creates a new context for each configuration. TLS
+    sessions therefore end when the files change.
+    """
+    sent = tls.credentials
+    lock = threading.Lock()  # handshakes run in several threads
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal sent
+        with lock:
+            if sent is tls.credentials:
+                return None  # unchanged
+            sent = tls.credentials
+            return _configuration(sent)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(sent), fetch, require_client_authentication=tls.requires_client_certificates
+    )
+
+
+def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(credentials.key, credentials.cert)], credentials.client_ca)
