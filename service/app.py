@@ -206,9 +206,9 @@ class App:
         from service.connections import parse_networks
         from service.memory import MemoryBudget
         from service.rest.app import make_admin_app, make_app
-        from service.rest.connections import ConnectionLimits
         from service.rest.cors import Cors
         from service.rest.overload import LoadShedder
+        from service.rest.protocol import ConnectionLimits
         from service.rest.server import Server
         from service.rpc.server import RpcServer
 

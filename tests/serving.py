@@ -18,7 +18,7 @@ from service.lifecycle import Lifecycle
 from service.metrics import Metrics
 from service.models_file import configured_models
 from service.rest.app import make_app
-from service.rest.connections import ConnectionLimits
+from service.rest.protocol import ConnectionLimits
 from service.rest.server import Server
 from service.rpc.server import RpcServer
 from tests.labels import CASES, export_classifier

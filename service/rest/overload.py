@@ -17,9 +17,9 @@ from service.lifecycle import Lifecycle
 from service.metrics import FAST_LANE
 from service.request_log import HEADER, TRACE_HEADER, RequestLog
 from service.rest.apis import ROUTES, route_path
-from service.rest.connections import Rejection
 from service.rest.cors import Cors
 from service.rest.middleware import error_response, finish_request, make_record
+from service.rest.protocol import Rejection
 from service.rest.routes import infinity, native, oip, ollama, openai, tei
 
 MODEL_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")?')

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,12 +19,11 @@ from starlette.types import ASGIApp
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from service.connections import UNKNOWN_IDLE_S, ConnectionTable, read_timeout_s
+from service.connections import UNKNOWN_IDLE_S, ConnectionTable, Network, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, TRACE_HEADER, TRACE_STATE_HEADER, request_id, traceparent
 from service.rest.apis import BY_NAME, api_of, route_path
 from service.rest.bodies import JSON
-from service.rest.connections import ConnectionLimits
 from service.rest.requests import BODY, DRAINED, KNOWN, PAUSE_S, cancel_request
 from service.rest.routes import native
 
@@ -63,6 +63,38 @@ the client reads the response.
 """
 
 log = logging.getLogger("attendant.rest")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The response to a rejected request, and how long to stop reading from its connection, in seconds.
+
+    `is_known`: whether the request had an accepted key.
+    """
+
+    response: Response
+    pause_s: float = 0.0
+    is_known: bool = True
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of the connections of a server.
+
+    `max_connections`: None means no limit. `per_address`: the limit for one address, except for `proxies`.
+    `on_rejected`: called with the error, request ID and address of each request rejected before it reaches the
+    application. `on_closed`: called with the reason and the address when the server closes a connection. `root_path`:
+    the prefix of the paths behind a proxy.
+    """
+
+    header_timeout_s: float
+    max_connections: int | None = None
+    per_address: int | None = None
+    proxies: tuple[Network, ...] = ()
+    stall_timeout_s: float = 30.0
+    on_rejected: Callable[[ServiceError, str, str], None] = lambda error, request_id, address: None
+    on_closed: Callable[[str, str], None] = lambda reason, address: None
+    root_path: str = ""
 
 
 class HttpProtocol(HttpToolsProtocol):

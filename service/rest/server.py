@@ -13,8 +13,7 @@ from starlette.types import ASGIApp
 
 from service.connections import ConnectionTable, normal_address
 from service.process import start_task
-from service.rest.connections import ConnectionLimits
-from service.rest.protocol import HttpProtocol
+from service.rest.protocol import ConnectionLimits, HttpProtocol
 from service.sockets import Acceptor, Peer, WatchedPort
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from service.config import ConfigError, Settings
 from service.metrics import Metrics
-from service.rest.connections import ConnectionLimits
+from service.rest.protocol import ConnectionLimits
 from service.tls import Tls, TlsFiles
 from tests.certificates import CLIENT_USE, Identity, Secret, client_context
 from tests.service.rest.test_server import serving_tls

@@ -23,9 +23,8 @@ from service.engine.model_loader import LoadedModel
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest.app import make_app
-from service.rest.connections import ConnectionLimits, Rejection
 from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_BUFFERED_BYTES, HttpProtocol
+from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Rejection
 from service.rest.requests import allow_cancellation
 from service.rest.server import Server
 from tests.certificates import Identity
