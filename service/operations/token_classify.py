@@ -148,7 +148,10 @@ def find_entities(
     parts = [_label(group, tokens, scores, labels, aggregation) for group in groups]
     if aggregation == "none":
         return [_entity(part.label, [part], texts) for part in parts if part.label != OUTSIDE]
-    return [_entity(_split(group[0].label)[1], group, texts) for group in _join(parts) if group[0].label != OUTSIDE]
+    # Any prefix of the name is removed, such as "S-", although only "B-" and "I-" count for joining.
+    return [
+        _entity(group[0].label.split("-", 1)[-1], group, texts) for group in _join(parts) if group[0].label != OUTSIDE
+    ]
 
 
 def _word_of(tokens: Sequence[Token], place: int) -> int:

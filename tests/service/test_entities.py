@@ -1,11 +1,18 @@
 """Token-classify through the REST API, compared with the pipeline of transformers."""
 
 from collections.abc import AsyncIterator
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
+from attendant_client.types import Token
+from hypothesis import given
+from hypothesis import strategies as st
 
+from service.operations.token_classify import find_entities as entities_of
 from tests.labels import TOKEN_CLASSIFIER, publish_classifier
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import load_kind
@@ -55,6 +62,28 @@ async def test_entities_equal_the_pipeline(labeling: ServiceHarness, aggregation
             }
             for item in found
         ]
+
+
+@given(
+    names=st.lists(st.sampled_from(["O", *map("-".join, product("BIESL", ["PER", "LOC"])), "PER", "COVID-19", "O-B"]),
+                   min_size=1, max_size=5, unique=True),
+    best=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+)  # fmt: skip
+def test_names_and_joins_equal_the_pipeline(names: list[str], best: list[int]) -> None:
+    """For any scheme of labels."""
+    labels = [names[number % len(names)] for number in best]
+    pipeline = object.__new__(transformers.TokenClassificationPipeline)
+    pipeline.tokenizer = SimpleNamespace(convert_tokens_to_string="".join)  # type: ignore[assignment]
+    joined = pipeline.group_entities(
+        [{"entity": label, "score": 0.5, "word": "a", "start": n, "end": n + 1} for n, label in enumerate(labels)]
+    )
+    tokens = [Token(0, "a", n, n + 1, n, 0, False) for n in range(len(labels))]
+    logits = np.array([[5.0 * (name == label) for name in names] for label in labels])
+    found = entities_of(tokens, logits, names, ("a" * len(labels), ""), "simple")
+    expected = [(item["entity_group"], item["start"], item["end"]) for item in joined]
+    assert [(item.label, item.start, item.end) for item in found] == [
+        item for item in expected if labels[item[1]] != "O"
+    ]
 
 
 async def test_entities_of_a_pair_stay_in_their_segment(labeling: ServiceHarness) -> None:
