@@ -46,5 +46,13 @@ class EmbedStub(Stub):
     service = tei_pb2.DESCRIPTOR.services_by_name["Embed"]
 
 
+class PredictStub(Stub):
+    service = tei_pb2.DESCRIPTOR.services_by_name["Predict"]
+
+
 class RerankStub(Stub):
     service = tei_pb2.DESCRIPTOR.services_by_name["Rerank"]
+
+
+class TokenizeStub(Stub):
+    service = tei_pb2.DESCRIPTOR.services_by_name["Tokenize"]
