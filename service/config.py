@@ -36,7 +36,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
 NonNegative = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Bytes = Annotated[int, Field(gt=0, le=MAX_BYTES)]
-Precision = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+PrecisionOption = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 Provider = Literal["auto", "cuda", "openvino", "cpu"]
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Settings(BaseModel):
     tls_client_ca_file: FilePath | None = None
     """PEM file with the CAs of client certificates. If set, REST and gRPC require one. The admin port does not."""
 
-    precision: Precision = "auto"
+    precision: PrecisionOption = "auto"
     """Precision. auto selects float16 on a GPU, bfloat16 on a CPU with AMX or an AMD CPU with AVX512-BF16, else
     float32. int8 requires a CPU with VNNI and an artifact with a graph for it."""
     special_tokens_in_text: bool | None = None

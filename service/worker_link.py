@@ -28,6 +28,7 @@ MAX_MODELS_BYTES = MAX_MESSAGE_BYTES - 8192
 MAX_CHANGE_BYTES = MAX_MESSAGE_BYTES // 2
 """The models that result from a change also have a digest each."""
 MAX_DESCRIPTORS = 128
+"""The first message has one for quotas and one for each of up to 64 workers; the others have one or none."""
 MESSAGES_PER_WAKEUP = 16
 """Maximum number of messages that a worker reads before it serves its connections again."""
 

@@ -11,9 +11,9 @@ from typing import get_args
 
 from model.artifact import console
 from model.artifact.console import EX_CONFIG
-from service.config import Precision
+from service.config import PrecisionOption
 
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+PRECISIONS: tuple[PrecisionOption, ...] = get_args(PrecisionOption)
 
 
 class CommandError(Exception):

@@ -113,7 +113,7 @@ async def describe_statistics(infos: Sequence[ModelInfo], metrics: Metrics) -> D
 
 
 def _read_totals(metrics: Metrics) -> Totals:
-    """Return sums by model, and by batches, failed requests or the name of a stage, with the suffix of the sample."""
+    """Return sums by model and by name, such as "batches_count", "failed_total" or, in seconds, "queue_sum"."""
     totals: Totals = defaultdict(float)
     for name, labels, value, *_ in metrics.read_samples(metrics.batch_size, metrics.stage_seconds, metrics.requests):
         if labels.get("code", FAILED[0]) in FAILED:

@@ -294,7 +294,8 @@ def test_added_tokens_that_transformers_drops_are_named(kind: str, kept: set[str
         expected = transformers.AutoTokenizer.from_pretrained(directory)
         texts = ("a <tool> bank", "riverbank<tool>")
         equal = [actual.encode(text).ids for text in texts] == [expected(text)["input_ids"] for text in texts]
-        assert equal is not any("added_tokens differ from those of" in warning for warning in files.warnings())
+        is_named = any("added_tokens differ from those of" in warning for warning in files.warnings())
+        assert is_named is not equal
         assert equal or dropped
 
 

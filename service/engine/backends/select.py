@@ -8,7 +8,7 @@ from typing import Literal
 from model.artifact.files import Artifact
 from model.artifact.manifest import GraphPrecision
 from model.artifact.names import FAST, PADDED
-from service.config import ConfigError, Precision, Provider
+from service.config import ConfigError, PrecisionOption, Provider
 from service.engine.backends.base import DEFAULT_GPU, Backend, BackendChoice, Gpu
 from service.engine.backends.cpu import CpuFeatures, available_cpus, detect_cpu
 from service.engine.backends.cuda_session import built_for_cuda, gpu_count
@@ -48,7 +48,7 @@ class BackendOptions:
     """Backend settings. 0 for `threads` or `max_batch_tokens` selects the backend's default."""
 
     provider: Provider = "auto"
-    precision: Precision = "auto"
+    precision: PrecisionOption = "auto"
     threads: int = 0
     max_batch_tokens: int = 0
     gpu: Gpu = DEFAULT_GPU
