@@ -291,7 +291,7 @@ class App:
         exit_after(timeout_s)
         grace_s = min(CONNECTION_GRACE_S, timeout_s / 4)
         self._lifecycle.start_draining()
-        was_serving = self._lifecycle.loaded
+        was_serving = self._lifecycle.loaded is not None
         if was_serving:
             log.info("drain started timeout_ms=%d", self._settings.drain_timeout_ms)
             # A client that checks health through a TCP proxy has only this connection, and would fail all calls until

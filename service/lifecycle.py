@@ -28,13 +28,14 @@ class Lifecycle:
     Read `models` for every request: it raises `Unavailable` until the models are loaded and after `reject_new`.
 
     Attributes:
+        loaded: The models, once they are loaded.
         draining: True from `start_draining` on. Clients should send their next request on another connection.
         rejecting: True from `reject_new` on.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._models: Models | None = None
+        self.loaded: Models | None = None
         self._repository: ModelRepository | None = None
         self.status = Status.STARTING
         self.draining = self.rejecting = False
@@ -44,9 +45,9 @@ class Lifecycle:
         """The served models; raises `Unavailable` unless requests are accepted."""
         if self.rejecting:
             raise Draining("Server is shutting down", "Retry on another instance.", retry_after_s=RETRY_AFTER_S)
-        if self._models is None:
+        if self.loaded is None:
             raise Starting("Model is loading", "Retry later.", retry_after_s=RETRY_AFTER_S)
-        return self._models
+        return self.loaded
 
     @property
     def repository(self) -> "ModelRepository":
@@ -65,10 +66,6 @@ class Lifecycle:
         return [state for state in states if not state.ready]
 
     @property
-    def loaded(self) -> bool:
-        return self._models is not None
-
-    @property
     def alive(self) -> bool:
         return self.status is not Status.FAILED
 
@@ -79,7 +76,7 @@ class Lifecycle:
     def become_ready(self, models: "Models", repository: "ModelRepository | None" = None) -> None:
         """Accept requests. Without a repository, the models never change."""
         self._repository = repository
-        self._models = models
+        self.loaded = models
         self._set_status(Status.READY)
 
     def start_draining(self) -> None:
@@ -88,19 +85,14 @@ class Lifecycle:
         self._set_status(Status.DRAINING)
 
     @property
-    def near_capacity(self) -> bool:
-        """True if an engine may reject the next request."""
-        return self._models is not None and self._models.near_capacity
-
-    @property
     def healthy(self) -> bool:
         """False once an engine can no longer compute embeddings, or a batch has stalled."""
-        return self._models is None or self._models.healthy
+        return self.loaded is None or self.loaded.healthy
 
     def watch(self, seconds: float) -> None:
         """Add `seconds` to the run time of the running batches."""
-        if self._models is not None:
-            self._models.watch(seconds)
+        if self.loaded is not None:
+            self.loaded.watch(seconds)
 
     def fail(self) -> None:
         """Report neither ready nor live: the model could not be loaded, or its backend failed."""
@@ -112,13 +104,13 @@ class Lifecycle:
 
     async def drain(self) -> None:
         """Wait until every accepted request has a response."""
-        if self._models is not None:
-            await self._models.drain()
+        if self.loaded is not None:
+            await self.loaded.drain()
 
     async def close(self) -> None:
         """Close the engines, if any."""
-        if self._models is not None:
-            await self._models.close()
+        if self.loaded is not None:
+            await self.loaded.close()
 
     def _set_status(self, status: Status) -> None:
         self.status = status

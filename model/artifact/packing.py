@@ -91,6 +91,10 @@ class BatchFill(Protocol):
     """A batch during selection of its sequences."""
 
     @property
+    def by_total(self) -> bool:
+        """Whether all sequences fit whose total is at most `free`. They may then be added as one."""
+
+    @property
     def free(self) -> int:
         """The number of tokens that remain, at least 0."""
 
@@ -100,6 +104,8 @@ class BatchFill(Protocol):
 
 class TokenLimit:
     """A batch of at most `free` tokens."""
+
+    by_total = True
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -121,6 +127,8 @@ class PaddedFill:
 
     A sequence longer than `limit` is accepted only as the first, and fills the batch.
     """
+
+    by_total = False
 
     @classmethod
     def partial(cls, tokens: int, limit: int) -> "PaddedFill":
@@ -149,6 +157,8 @@ class RowFill:
 
     The batch runs for at most `max_seconds`, unless its first sequence takes longer.
     """
+
+    by_total = False
 
     def __init__(self, shapes: "BatchShapes", max_seconds: float = math.inf) -> None:
         self.free = shapes.max_batch_tokens

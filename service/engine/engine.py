@@ -196,8 +196,12 @@ class Engine:
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         def call_in_thread() -> T:
-            with self.fast_lane.watchdog.running(cost * UNIT_S):
+            watchdog = self.fast_lane.watchdog
+            watchdog.start(cost * UNIT_S)
+            try:
                 return context.run(call)
+            finally:
+                watchdog.stop()
 
         if cost <= INLINE_COST:
             return call()

@@ -10,16 +10,15 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from attendant_client.types import Usage
 from prometheus_client import Gauge
 
 from model.artifact.tokenizer import TokenizedInput
-from service.callers import Caller
+from service.callers import ANONYMOUS, Caller
 from service.engine.backends.base import Backend, FittedBatch, Task
 from service.engine.scheduling import (
     INLINE_COST,
@@ -27,17 +26,15 @@ from service.engine.scheduling import (
     Batch,
     BatchPolicy,
     Cost,
-    Entry,
     FairQueue,
     HostQueue,
     Job,
-    WaitingRequest,
 )
-from service.engine.tasks import EncodeTask, ExplainTask, TextVectors, ids_of, make_tuples, tokens_of, truncated_of
+from service.engine.tasks import EncodeTask, ExplainTask, TextVectors, ids_of, tokens_of, truncated_of
 from service.errors import BackendFailed, Draining, Internal, NonFiniteOutput, QueueFull, ServiceError
 from service.metrics import Metrics
 from service.process import lower_thread_priority
-from service.request_log import current_caller, current_record
+from service.request_log import RequestRecord, current_caller, current_record
 
 STALL_FACTOR = 20.0
 """A batch or preparation that takes this many times its expected time has stalled."""
@@ -56,17 +53,15 @@ class Watchdog:
         self._lock = threading.Lock()
         self._remaining: dict[int, float] = {}
 
-    @contextmanager
-    def running(self, expected_s: float) -> Iterator[None]:
-        """Watch the calling thread while it runs a batch with this expected duration."""
-        thread = threading.get_ident()
+    def start(self, expected_s: float) -> None:
+        """Watch the calling thread, which starts a batch with this expected duration."""
         with self._lock:
-            self._remaining[thread] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._remaining[thread]
+            self._remaining[threading.get_ident()] = max(MIN_STALL_S, STALL_FACTOR * expected_s)
+
+    def stop(self) -> None:
+        """Stop watching the calling thread."""
+        with self._lock:
+            del self._remaining[threading.get_ident()]
 
     def observe(self, seconds: float) -> None:
         """Add `seconds` to the run time of every running batch."""
@@ -194,14 +189,22 @@ class AdmittedRequest(Generic[TaskT, Result]):
     Use it as a context manager around the preparation of the tasks and `run`.
     """
 
-    def __init__(self, lane: "Lane[TaskT, Result]", reservation: Reservation | None, deadline: float) -> None:
+    def __init__(
+        self,
+        lane: "Lane[TaskT, Result]",
+        reservation: Reservation | None,
+        deadline: float,
+        caller: Caller,
+        record: RequestRecord | None,
+    ) -> None:
         self._lane = lane
         self._observer = lane.observer
         self._reservation = reservation
         self._deadline = deadline
-        self._record = current_record()
-        if self._record is not None:
-            self._record.lane = lane.name
+        self._caller = caller
+        self._record = record
+        if record is not None:
+            record.lane = lane.name
         self._started = self._tokenized = self._ran = time.perf_counter()
         self._first_job: Job[TaskT, Result] | None = None
 
@@ -209,7 +212,8 @@ class AdmittedRequest(Generic[TaskT, Result]):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._release()
+        if self._reservation is not None:
+            self._release(self._reservation)
 
     def tokenized(self, inputs: Sequence[TokenizedInput]) -> Usage:
         """Count the inputs; return the numbers of tokens and of truncated inputs."""
@@ -227,10 +231,10 @@ class AdmittedRequest(Generic[TaskT, Result]):
 
         `more`: more tasks will follow, so keep the reservation.
         """
-        job = self._lane.submit(tasks, self._deadline)
+        job = self._lane.submit(tasks, self._deadline, self._caller)
         self._first_job = self._first_job or job
-        if not more:
-            self._release()
+        if self._reservation is not None and not more:
+            self._release(self._reservation)
         results = await self._lane.wait(job)
         self._ran = time.perf_counter()
         return results
@@ -250,10 +254,9 @@ class AdmittedRequest(Generic[TaskT, Result]):
         self._observer.observe_postprocess(timing.postprocess)
         return timing
 
-    def _release(self) -> None:
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
+    def _release(self, reservation: Reservation) -> None:
+        reservation.release()
+        self._reservation = None
 
 
 class Lane(Generic[TaskT, Result]):
@@ -277,7 +280,7 @@ class Lane(Generic[TaskT, Result]):
         self.admission = admission
         self.observer = observer
         self.watchdog = Watchdog()  # watches batches and preparations
-        self.queue: FairQueue[Entry[TaskT, Result]] = FairQueue(admission.quantum, admission.backlog)
+        self.queue = FairQueue(admission.quantum, admission.backlog)
         self.failure: BaseException | None = None
         self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
         self._backend = backend
@@ -309,7 +312,8 @@ class Lane(Generic[TaskT, Result]):
     @property
     def near_capacity(self) -> bool:
         """True if the next request may be rejected."""
-        return self.admission.is_near(self._host.wait_s())
+        admission = self.admission
+        return admission.backlog.near or self._host.wait_s() > admission.near_wait_s
 
     @property
     def utilization(self) -> float:
@@ -397,10 +401,11 @@ class Lane(Generic[TaskT, Result]):
         A request whose preparation costs at most `INLINE_COST` needs no reservation: `Engine.run` prepares it on the
         event loop, so its tasks are queued before any other request is admitted.
         """
-        caller = current_caller()
+        record = current_record()
+        caller = ANONYMOUS if record is None else record.caller
         cost = self._check(sizes, deadline, preparation, more_tokens, caller)
         is_inline = preparation <= INLINE_COST and not more_tokens
-        return AdmittedRequest(self, None if is_inline else self._hold(cost, caller), deadline)
+        return AdmittedRequest(self, None if is_inline else self._hold(cost, caller), deadline, caller, record)
 
     def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
         """Queue the tasks of one request. Pass the job to `wait`.
@@ -408,17 +413,16 @@ class Lane(Generic[TaskT, Result]):
         `deadline` is a time.monotonic() reading. `caller` defaults to the caller of the current request.
         """
         caller = caller or current_caller()
-        job: Job[TaskT, Result] = Job(len(tasks), deadline)
+        costs = [*map(self.admission.task_cost, map(len, map(tokens_of, tasks)))]
+        job: Job[TaskT, Result] = Job(tasks, costs, deadline, caller)
         if not tasks:
             return job
-        costs = [*map(self.admission.task_cost, map(len, map(tokens_of, tasks)))]
         if caller.quota is not None:
-            caller.quota.charge(sum(cost.tokens for cost in costs))
-        entries: list[Entry[TaskT, Result]] = make_tuples(Entry, repeat(job), range(len(tasks)), tasks, costs)
+            caller.quota.charge(job.cost.tokens)
         with self._lock:
             if self._stopped:
                 raise self._stopped_error()
-            job.request = self.queue.add(entries, costs, job.is_stale, caller)
+            self.queue.add(job)
         if not self._wake_scheduled:
             self._wake_scheduled = True
             # Wake workers in the next loop iteration, so that requests from this iteration share a batch.
@@ -452,8 +456,8 @@ class Lane(Generic[TaskT, Result]):
                 expiry.cancel()
                 if not job.done:
                     job.finish()
-                if job.pending and job.request is not None:
-                    self._discard(job.request)
+                if job.missing:
+                    self._discard(job)
         error = job.error
         if error is None:
             return job.results
@@ -463,10 +467,10 @@ class Lane(Generic[TaskT, Result]):
             raise error
         raise Internal from error
 
-    def _discard(self, request: WaitingRequest[Entry[TaskT, Result]]) -> None:
-        """Drop the tasks of a request that have not started."""
+    def _discard(self, job: Job[TaskT, Result]) -> None:
+        """Drop the tasks of a job that have not started."""
         with self._lock:
-            dropped = len(self.queue.discard(request))
+            dropped = self.queue.discard(job)
             self._notify_if_drained()
         if dropped:
             self.observer.cancelled_in_queue.inc(dropped)
@@ -493,15 +497,14 @@ class Lane(Generic[TaskT, Result]):
 
     async def close(self) -> None:
         """Reject new tasks, fail queued ones, and stop the workers after their current batches."""
-        for entry in self._stop(None):
-            error = Draining("Server shut down before this request ran", "Retry on another instance.")
-            entry.job.finish(error)
+        for job in self._stop(None):
+            job.finish(Draining("Server shut down before this request ran", "Retry on another instance."))
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - time.monotonic()))
 
-    def _stop(self, failure: BaseException | None) -> list[Entry[TaskT, Result]]:
-        """Stop the threads after their current batches; return the queued tasks, which will not run."""
+    def _stop(self, failure: BaseException | None) -> list[Job[TaskT, Result]]:
+        """Stop the threads after their current batches; return the queued jobs, which will not run."""
         with self._lock:
             self.failure, self._stopped = self.failure or failure, True
             left = self.queue.clear()
@@ -527,13 +530,13 @@ class Lane(Generic[TaskT, Result]):
             while (batch := self._take()) is not None:
                 self._run_batch(batch)
         except BaseException as error:
-            self._stop_serving(() if batch is None else batch.entries, error)
+            self._stop_serving(() if batch is None else batch.jobs, error)
             raise
 
     def _run_batch(self, batch: Batch[TaskT, Result]) -> None:
         started = time.perf_counter()
         try:
-            if batch:
+            if batch.tasks:
                 self._run(batch)
         finally:
             seconds = time.perf_counter() - started
@@ -543,7 +546,7 @@ class Lane(Generic[TaskT, Result]):
                 if self.queue.size and self._policy.may_take():
                     self._tasks_available.notify()
                 self._notify_if_drained()
-        if batch and self._yields_to is not None and self._yields_to():
+        if batch.tasks and self._yields_to is not None and self._yields_to():
             time.sleep(seconds / 2)
 
     def _take(self) -> Batch[TaskT, Result] | None:
@@ -566,9 +569,9 @@ class Lane(Generic[TaskT, Result]):
     def _start_jobs(self, batch: Batch[TaskT, Result]) -> list[float]:
         """Mark the jobs of a batch as started; return the queue time of each newly started job, in seconds."""
         now, queued = time.perf_counter(), []
-        for job in {*batch.jobs}:
+        for job in batch.jobs:
             if not job.started:
-                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch)
+                job.started, job.queue_s, job.batch_size = True, now - job.submitted, len(batch.tasks)
                 queued.append(job.queue_s)
         return queued
 
@@ -590,10 +593,13 @@ class Lane(Generic[TaskT, Result]):
         self._call_soon(self._deliver, batch, results)
 
     def _execute(self, batch: Batch[TaskT, Result], fitted: FittedBatch | None = None) -> Sequence[Result]:
-        with self.watchdog.running(batch.work_s * self._streams / self.admission.speed.value):
+        self.watchdog.start(batch.work_s * self._streams / self.admission.speed.value)
+        try:
             results = self._backend.run(batch.tasks, fitted)
-        if len(results) != len(batch):
-            raise RuntimeError(f"backend returned {len(results)} results for {len(batch)} tasks")
+        finally:
+            self.watchdog.stop()
+        if len(results) != len(batch.tasks):
+            raise RuntimeError(f"backend returned {len(results)} results for {len(batch.tasks)} tasks")
         return results
 
     def _recover(self, batch: Batch[TaskT, Result], error: Exception, session: int) -> None:
@@ -604,7 +610,7 @@ class Lane(Generic[TaskT, Result]):
         """
         with self._recovery_lock:
             if self.failure is not None:
-                self._reject(batch.entries)
+                self._reject(batch.jobs)
                 return
             if session == self._sessions and not self._probe():
                 try:
@@ -612,7 +618,7 @@ class Lane(Generic[TaskT, Result]):
                     self._backend.probe()
                     self._sessions += 1
                 except Exception as fatal:  # noqa: BLE001
-                    self._stop_serving(batch.entries, fatal)
+                    self._stop_serving(batch.jobs, fatal)
                     return
             if session != self._sessions:
                 try:
@@ -633,29 +639,29 @@ class Lane(Generic[TaskT, Result]):
 
     def _bisect(self, batch: Batch[TaskT, Result], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
-        if len(batch) == 1:
-            self._call_soon(batch.jobs[0].finish, error)
+        if len(batch.tasks) == 1:
+            self._call_soon(batch.runs[0][0].finish, error)
             return
         self.observer.batch_retries.inc(2)
         for half in batch.halves():
             if self.failure is None:
                 self._run(half)
             else:
-                self._reject(half.entries)
+                self._reject(half.jobs)
 
-    def _stop_serving(self, entries: Sequence[Entry[TaskT, Result]], error: BaseException) -> None:
+    def _stop_serving(self, jobs: Iterable[Job[TaskT, Result]], error: BaseException) -> None:
         log.critical("lane failed model=%s lane=%s", self.observer.model, self.name, exc_info=error)
-        self._reject([*entries, *self._stop(error)])
+        self._reject({*jobs, *self._stop(error)})
 
-    def _reject(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
-        for entry in entries:
+    def _reject(self, jobs: Iterable[Job[TaskT, Result]]) -> None:
+        for job in jobs:
             error = BackendFailed("Inference backend failed", "Retry on another instance.")
-            self._call_soon(entry.job.finish, error)
+            self._call_soon(job.finish, error)
 
     # Runs on the event loop.
 
     def _deliver(self, batch: Batch[TaskT, Result], results: Sequence[Result]) -> None:
-        for job, places, own in batch.by_job(results):
+        for job, places, own in batch.by_run(results):
             if not job.add_results(places, own):
                 self.observer.cancelled_in_batch.inc(len(places))
 

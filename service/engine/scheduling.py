@@ -25,9 +25,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from model.artifact.packing import BatchFill
@@ -184,256 +182,23 @@ class LaneBacklog(Backlog):
         return min(ahead, own + beside)
 
 
-Item = TypeVar("Item")
-
-LOOKAHEAD = 16
-"""Maximum number of tasks that batch selection skips because they do not fit."""
-
-
-@dataclass(slots=True, eq=False)
-class WaitingRequest(Generic[Item]):
-    """A queued request: its pending tasks, their total cost, and its deficit in microseconds.
-
-    `in_turn`: the end of the batch or of its caller's turn has interrupted its turn, which will continue without a new
-    quantum.
-    """
-
-    entries: deque[tuple[Cost, Item]]
-    cost: Cost
-    is_stale: Callable[[], bool]
-    caller: Caller
-    deficit: int = 0
-    in_turn: bool = False
-
-
-class _Caller(Generic[Item]):
-    """The queued requests of one caller, served round robin, and the caller's deficit in microseconds.
-
-    `in_turn`: its turn has begun. During batch selection, `passed` holds its first requests, set aside for the next
-    batch, and `cut_short` tells whether one of them did not fit.
-    """
-
-    __slots__ = ("cut_short", "deficit", "in_turn", "passed", "requests", "weight")
-
-    def __init__(self, weight: int) -> None:
-        self.weight = weight
-        self.deficit = 0
-        self.in_turn = self.cut_short = False
-        self.requests: OrderedDict[int, WaitingRequest[Item]] = OrderedDict()
-        self.passed: list[WaitingRequest[Item]] = []
-
-    def pass_over(self, request: WaitingRequest[Item]) -> None:
-        """Keep a request for the next batch."""
-        self.passed.append(self.requests.pop(id(request)))
-
-    def restore(self) -> None:
-        """Put the requests that were passed over back at the head of the queue."""
-        self.cut_short = False
-        while self.passed:
-            request = self.passed.pop()
-            self.requests[id(request)] = request
-            self.requests.move_to_end(id(request), last=False)
-
-
-class FairQueue(Generic[Item]):
-    """Queued requests, served round robin by caller and then by request, with `quantum` microseconds per turn.
-
-    `backlog` counts these requests and others. The queue contains `size` tasks, with `tokens` tokens and `us`
-    microseconds. `arrivals` is the number of requests added so far.
-    """
-
-    def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
-        self.backlog = backlog or LaneBacklog()
-        self.size = self.tokens = self.us = self.arrivals = 0
-        self._quantum = quantum
-        self._callers: OrderedDict[str, _Caller[Item]] = OrderedDict()
-
-    def __contains__(self, request: WaitingRequest[Item]) -> bool:
-        """Return whether tasks of a request are queued."""
-        caller = self._callers.get(request.caller.name)
-        return caller is not None and id(request) in caller.requests
-
-    def add(
-        self,
-        items: Sequence[Item],
-        costs: Sequence[Cost],
-        is_stale: Callable[[], bool] = lambda: False,
-        caller: Caller = ANONYMOUS,
-    ) -> WaitingRequest[Item]:
-        """Append a request to its caller's queue. Dropped if `is_stale` returns True when its turn comes."""
-        request = WaitingRequest(deque(zip(costs, items, strict=True)), Cost.total(costs), is_stale, caller)
-        name = caller.name
-        if name not in self._callers:
-            self._callers[name] = _Caller(caller.weight)
-        self._callers[name].requests[id(request)] = request
-        self.arrivals += 1
-        self.size += len(items)
-        self.tokens += request.cost.tokens
-        self.us += request.cost.us
-        self.backlog.count(request.cost, caller)
-        return request
-
-    def discard(self, request: WaitingRequest[Item]) -> list[Item]:
-        """Remove and return the tasks of a request that have not started."""
-        caller = self._callers.get(request.caller.name)
-        if caller is None or caller.requests.pop(id(request), None) is None:
-            return []
-        if not (caller.requests or caller.passed):
-            del self._callers[request.caller.name]
-        items = [item for _, item in request.entries]
-        request.entries.clear()
-        self._remove(request, len(items), request.cost)
-        return items
-
-    def clear(self) -> list[Item]:
-        """Remove and return every queued task."""
-        requests = [request for caller in self._callers.values() for request in caller.requests.values()]
-        return [item for request in requests for item in self.discard(request)]
-
-    def select_batch(
-        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
-    ) -> tuple[list[Item], int]:
-        """Remove and return the next batch, and the number of stale tasks discarded during selection.
-
-        A task that does not fit is skipped, and comes first in the next batch. `quantum` overrides the default.
-        Requests whose next task takes more than `max_us` keep their place.
-        """
-        quantum = self._quantum if quantum is None else quantum
-        selection: _Selection[Item] = _Selection(fill, max_size, max_us)
-        dropped = 0
-        top_weight = 1
-        for caller in self._callers.values():
-            top_weight = max(top_weight, caller.weight)
-        credit = 0  # once a caller's next task does not fit, other callers may fill the rest of the batch on credit
-        passing: dict[str, _Caller[Item]] = {}  # callers with requests that were passed over
-        while self._callers and selection.open:
-            name, caller = next(iter(self._callers.items()))
-            if not caller.requests:
-                passing[name] = self._callers.pop(name)
-                continue
-            request = next(iter(caller.requests.values()))
-            if request.is_stale():
-                dropped += len(self.discard(request))
-                continue
-            on_credit = 0 if caller.cut_short else credit
-            if request.entries[0][0].us <= max_us:
-                # The caller with the largest weight gets the full quantum, so no turn is longer.
-                caller_quantum = max(1, quantum * caller.weight // top_weight)
-                self._take_turn(caller, request, selection, quantum, caller_quantum, on_credit)
-                credit = quantum if caller.cut_short else credit
-            else:
-                caller.pass_over(request)
-            if caller.passed:
-                passing[name] = caller
-            if not (caller.in_turn or on_credit) and name in self._callers:
-                self._callers.move_to_end(name)
-        for name, caller in reversed(passing.items()):
-            caller.restore()
-            if name not in self._callers:
-                self._callers[name] = caller
-                self._callers.move_to_end(name, last=False)
-        return selection.batch, dropped
-
-    def _take_turn(
-        self,
-        caller: _Caller[Item],
-        request: WaitingRequest[Item],
-        selection: "_Selection[Item]",
-        quantum: int,
-        caller_quantum: int,
-        credit: int,
-    ) -> None:
-        """Move tasks of a request to the batch, within its deficit and the caller's deficit plus credit."""
-        first_us = request.entries[0][0].us
-        for turn, own_quantum in ((caller, caller_quantum), (request, quantum))[bool(credit) :]:
-            if not turn.in_turn:
-                turn.deficit += own_quantum
-                turn.in_turn = True
-            elif not caller.cut_short:  # a turn continued from an earlier batch may have begun with a larger quantum
-                turn.deficit = min(turn.deficit, own_quantum + first_us)
-        before = len(selection.batch)
-        taken = selection.take(request, caller.deficit + credit)
-        caller.deficit -= taken.us
-        self._remove(request, len(selection.batch) - before, taken)
-        if not request.entries:
-            del caller.requests[id(request)]
-            if not (caller.requests or caller.passed):
-                del self._callers[request.caller.name]
-            return
-        next_us = request.entries[0][0].us
-        if next_us > request.deficit:
-            request.in_turn = False
-            caller.requests.move_to_end(id(request))
-        elif next_us > caller.deficit and not (caller.cut_short or credit):
-            caller.in_turn = False
-        else:  # the batch is full, but the request's turn, and thus its caller's turn, is not over
-            caller.pass_over(request)
-            caller.cut_short = True
-
-    def _remove(self, request: WaitingRequest[Item], tasks: int, cost: Cost) -> None:
-        """Update the counters after removing tasks of a request."""
-        self.size -= tasks
-        self.tokens -= cost.tokens
-        self.us -= cost.us
-        self.backlog.count(request.cost, request.caller, -1)
-        if request.entries:
-            request.cost = request.cost.minus(cost)
-            self.backlog.count(request.cost, request.caller)
-
-
-class _Selection(Generic[Item]):
-    """A batch during task selection. No task may take more than `max_us`. `open`: whether the batch may have room."""
-
-    def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
-        self.batch: list[Item] = []
-        self.max_us = max_us
-        self.open = True
-        self._fill = fill
-        self._max_size = max_size
-        self._passed_over = 0
-
-    def take(self, request: WaitingRequest[Item], limit_us: int) -> Cost:
-        """Move tasks of a request to the batch, limited by its deficit and `limit_us`, and return their cost."""
-        entries, fill, batch = request.entries, self._fill, self.batch
-        add, next_entry, room = fill.add, entries.popleft, self._max_size - len(batch)
-        tokens = us = 0
-        allowed, longest = min(request.deficit, limit_us), self.max_us
-        skipped: list[tuple[Cost, Item]] = []
-        while entries and room:
-            entry = next_entry()
-            (task_tokens, task_us), item = entry
-            if task_us > allowed - us or task_us > longest:
-                entries.appendleft(entry)
-                break  # the deficit is carried to the next round
-            if add(task_tokens):
-                batch.append(item)
-                tokens += task_tokens
-                us += task_us
-                room = fill.free and room - 1
-            else:
-                skipped.append(entry)
-                self._passed_over += 1
-                if self._passed_over == LOOKAHEAD:
-                    room = 0
-        self.open = room > 0
-        entries.extendleft(reversed(skipped))
-        request.deficit -= us
-        return Cost(tokens, us)
-
-
 TaskT = TypeVar("TaskT", bound=Task)
 Result = TypeVar("Result")
 
 
 class Job(Generic[TaskT, Result]):
-    """One request's tasks.
+    """One request: its tasks in order, their costs, and their results as they arrive.
 
-    The event loop changes it. Workers read `done`, `deadline` and `submitted`, and set `started`, `queue_s` and
-    `batch_size` under their lock.
+    The event loop creates it and stores results. The queue changes `waiting`, `cost`, `deficit` and `in_turn`, and
+    workers set `started`, `queue_s` and `batch_size`, all under their lock; they also read `done` and `deadline`.
 
     Attributes:
-        request: The queued tasks; None if the job has no tasks.
-        pending: The number of tasks without a result.
+        waiting: The positions of the tasks that have not started.
+        cost: The total cost of these tasks.
+        deficit: The microseconds that remain in its turn.
+        in_turn: The end of the batch or of its caller's turn has interrupted its turn, which will continue without a
+            new quantum.
+        missing: The number of tasks without a result.
         done: True once all results are known, a task has failed, or nothing waits for the results anymore.
         error: Why the job failed.
         on_done: Called when `done` becomes True.
@@ -442,16 +207,24 @@ class Job(Generic[TaskT, Result]):
     """
 
     __slots__ = (
-        "_parts", "batch_size", "deadline", "done", "error", "on_done", "pending", "queue_s", "request", "started",
-        "submitted",
+        "_parts", "batch_size", "caller", "cost", "costs", "deadline", "deficit", "done", "error", "in_turn", "missing",
+        "on_done", "queue_s", "started", "submitted", "tasks", "waiting",
     )  # fmt: skip
 
-    def __init__(self, count: int, deadline: float) -> None:
-        self.request: WaitingRequest[Entry[TaskT, Result]] | None = None
-        self._parts: list[tuple[Sequence[int], Sequence[Result]]] = []
-        self.pending = count
+    def __init__(
+        self, tasks: Sequence[TaskT], costs: Sequence[Cost], deadline: float = math.inf, caller: Caller = ANONYMOUS
+    ) -> None:
+        self.tasks = tasks
+        self.costs = costs
+        self.caller = caller
         self.deadline = deadline
-        self.done = not count
+        self.waiting = deque(range(len(tasks)))
+        self.cost = Cost.total(costs)
+        self.deficit = 0
+        self.in_turn = False
+        self._parts: list[tuple[Sequence[int], Sequence[Result]]] = []
+        self.missing = len(tasks)
+        self.done = not tasks
         self.error: Exception | None = None
         self.on_done: Callable[[], None] | None = None
         self.started = False
@@ -462,15 +235,15 @@ class Job(Generic[TaskT, Result]):
     @property
     def results(self) -> Sequence[Result]:
         """One result per task of a finished job."""
-        return gather(self._parts)
+        return self._parts[0][1] if len(self._parts) == 1 else gather(self._parts)
 
     def add_results(self, places: Sequence[int], results: Sequence[Result]) -> bool:
         """Store the results of some tasks; return False if the job was already done and they are unused."""
         if self.done:
             return False
         self._parts.append((places, results))
-        self.pending -= len(places)
-        if not self.pending:
+        self.missing -= len(places)
+        if not self.missing:
             self.finish()
         return True
 
@@ -491,53 +264,274 @@ class Job(Generic[TaskT, Result]):
         return self.done or self.deadline <= time.monotonic()
 
 
-class Entry(NamedTuple, Generic[TaskT, Result]):
-    """One queued task of a job; `place` is its position in the request."""
+AnyJob = Job[Any, Any]
+Run = tuple[AnyJob, Sequence[int]]
+"""Tasks of a job in a batch: their positions in its request, ascending."""
 
-    job: Job[TaskT, Result]
-    place: int
-    task: TaskT
-    cost: Cost
+LOOKAHEAD = 16
+"""Maximum number of tasks that batch selection skips because they do not fit."""
+
+
+class _Caller:
+    """The queued jobs of one caller, served round robin, and the caller's deficit in microseconds.
+
+    `in_turn`: its turn has begun. During batch selection, `passed` holds its first jobs, set aside for the next batch,
+    and `cut_short` tells whether one of them did not fit.
+    """
+
+    __slots__ = ("cut_short", "deficit", "in_turn", "jobs", "passed", "weight")
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.deficit = 0
+        self.in_turn = self.cut_short = False
+        self.jobs: OrderedDict[int, AnyJob] = OrderedDict()
+        self.passed: list[AnyJob] = []
+
+    def pass_over(self, job: AnyJob) -> None:
+        """Keep a job for the next batch."""
+        self.passed.append(self.jobs.pop(id(job)))
+
+    def restore(self) -> None:
+        """Put the jobs that were passed over back at the head of the queue."""
+        self.cut_short = False
+        while self.passed:
+            job = self.passed.pop()
+            self.jobs[id(job)] = job
+            self.jobs.move_to_end(id(job), last=False)
+
+
+class FairQueue:
+    """Queued jobs, served round robin by caller and then by job, with `quantum` microseconds per turn.
+
+    `backlog` counts these jobs and others. The queue contains `size` tasks, with `tokens` tokens and `us` microseconds.
+    `arrivals` is the number of jobs added so far.
+    """
+
+    def __init__(self, quantum: int, backlog: LaneBacklog | None = None) -> None:
+        self.backlog = backlog or LaneBacklog()
+        self.size = self.tokens = self.us = self.arrivals = 0
+        self._quantum = quantum
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+
+    def __contains__(self, job: AnyJob) -> bool:
+        """Return whether tasks of a job are queued."""
+        caller = self._callers.get(job.caller.name)
+        return caller is not None and id(job) in caller.jobs
+
+    def add(self, job: AnyJob) -> None:
+        """Append a job to its caller's queue. It is dropped if it is stale when its turn comes."""
+        name = job.caller.name
+        if name not in self._callers:
+            self._callers[name] = _Caller(job.caller.weight)
+        self._callers[name].jobs[id(job)] = job
+        self.arrivals += 1
+        self.size += len(job.waiting)
+        self.tokens += job.cost.tokens
+        self.us += job.cost.us
+        self.backlog.count(job.cost, job.caller)
+
+    def discard(self, job: AnyJob) -> int:
+        """Remove a job; return the number of its tasks that have not started."""
+        caller = self._callers.get(job.caller.name)
+        if caller is None or caller.jobs.pop(id(job), None) is None:
+            return 0
+        if not (caller.jobs or caller.passed):
+            del self._callers[job.caller.name]
+        dropped = len(job.waiting)
+        job.waiting.clear()
+        self._remove(job, dropped, job.cost)
+        return dropped
+
+    def clear(self) -> list[AnyJob]:
+        """Remove and return every queued job."""
+        jobs = [job for caller in self._callers.values() for job in caller.jobs.values()]
+        for job in jobs:
+            self.discard(job)
+        return jobs
+
+    def select_batch(
+        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
+    ) -> tuple[list[Run], int]:
+        """Remove and return the next batch, and the number of stale tasks discarded during selection.
+
+        A task that does not fit is skipped, and comes first in the next batch. `quantum` overrides the default.
+        Jobs whose next task takes more than `max_us` keep their place.
+        """
+        quantum = self._quantum if quantum is None else quantum
+        selection = _Selection(fill, max_size, max_us)
+        dropped = 0
+        top_weight = 1
+        for caller in self._callers.values():
+            top_weight = max(top_weight, caller.weight)
+        credit = 0  # once a caller's next task does not fit, other callers may fill the rest of the batch on credit
+        passing: dict[str, _Caller] = {}  # callers with jobs that were passed over
+        while self._callers and selection.room:
+            name, caller = next(iter(self._callers.items()))
+            if not caller.jobs:
+                passing[name] = self._callers.pop(name)
+                continue
+            job = next(iter(caller.jobs.values()))
+            if job.is_stale():
+                dropped += self.discard(job)
+                continue
+            on_credit = 0 if caller.cut_short else credit
+            if job.costs[job.waiting[0]].us <= max_us:
+                # The caller with the largest weight gets the full quantum, so no turn is longer.
+                caller_quantum = max(1, quantum * caller.weight // top_weight)
+                self._take_turn(caller, job, selection, quantum, caller_quantum, on_credit)
+                credit = quantum if caller.cut_short else credit
+            else:
+                caller.pass_over(job)
+            if caller.passed:
+                passing[name] = caller
+            if not (caller.in_turn or on_credit) and name in self._callers:
+                self._callers.move_to_end(name)
+        for name, caller in reversed(passing.items()):
+            caller.restore()
+            if name not in self._callers:
+                self._callers[name] = caller
+                self._callers.move_to_end(name, last=False)
+        return selection.runs, dropped
+
+    def _take_turn(
+        self, caller: _Caller, job: AnyJob, selection: "_Selection", quantum: int, caller_quantum: int, credit: int
+    ) -> None:
+        """Move tasks of a job to the batch, within its deficit and the caller's deficit plus credit."""
+        first_us = job.costs[job.waiting[0]].us
+        for turn, own_quantum in ((caller, caller_quantum), (job, quantum))[bool(credit) :]:
+            if not turn.in_turn:
+                turn.deficit += own_quantum
+                turn.in_turn = True
+            elif not caller.cut_short:  # a turn continued from an earlier batch may have begun with a larger quantum
+                turn.deficit = min(turn.deficit, own_quantum + first_us)
+        before = len(job.waiting)
+        taken = selection.take(job, caller.deficit + credit)
+        caller.deficit -= taken.us
+        self._remove(job, before - len(job.waiting), taken)
+        if not job.waiting:
+            del caller.jobs[id(job)]
+            if not (caller.jobs or caller.passed):
+                del self._callers[job.caller.name]
+            return
+        next_us = job.costs[job.waiting[0]].us
+        if next_us > job.deficit:
+            job.in_turn = False
+            caller.jobs.move_to_end(id(job))
+        elif next_us > caller.deficit and not (caller.cut_short or credit):
+            caller.in_turn = False
+        else:  # the batch is full, but the job's turn, and thus its caller's turn, is not over
+            caller.pass_over(job)
+            caller.cut_short = True
+
+    def _remove(self, job: AnyJob, tasks: int, cost: Cost) -> None:
+        """Update the counters after removing tasks of a job."""
+        self.size -= tasks
+        self.tokens -= cost.tokens
+        self.us -= cost.us
+        self.backlog.count(job.cost, job.caller, -1)
+        if job.waiting:
+            job.cost = job.cost.minus(cost)
+            self.backlog.count(job.cost, job.caller)
+
+
+class _Selection:
+    """A batch during task selection. No task may take more than `max_us`. `room`: the number of tasks it may take."""
+
+    def __init__(self, fill: BatchFill, max_size: int, max_us: float) -> None:
+        self.runs: list[Run] = []
+        self.max_us = max_us
+        self.room = max_size
+        self._fill = fill
+        self._passed_over = 0
+
+    def take(self, job: AnyJob, limit_us: int) -> Cost:
+        """Move tasks of a job to the batch, limited by its deficit and `limit_us`, and return their cost."""
+        waiting, fill, room = job.waiting, self._fill, self.room
+        allowed, longest = min(job.deficit, limit_us), self.max_us
+        if (
+            fill.by_total
+            and job.cost.us <= min(allowed, longest)
+            and job.cost.tokens <= fill.free
+            and len(waiting) <= room
+        ):
+            fill.add(job.cost.tokens)
+            self.runs.append((job, [*waiting]))
+            self.room = room - len(waiting) if fill.free else 0
+            waiting.clear()
+            job.deficit -= job.cost.us
+            return job.cost
+        costs, add, next_place = job.costs, fill.add, waiting.popleft
+        tokens = us = 0
+        taken: list[int] = []
+        skipped: list[int] = []
+        while waiting and room:
+            place = next_place()
+            task_tokens, task_us = costs[place]
+            if task_us > allowed - us or task_us > longest:
+                waiting.appendleft(place)
+                break  # the deficit is carried to the next round
+            if add(task_tokens):
+                taken.append(place)
+                tokens += task_tokens
+                us += task_us
+                room = fill.free and room - 1
+            else:
+                skipped.append(place)
+                self._passed_over += 1
+                if self._passed_over == LOOKAHEAD:
+                    room = 0
+        self.room = room
+        waiting.extendleft(reversed(skipped))
+        if taken:
+            self.runs.append((job, taken))
+        job.deficit -= us
+        return Cost(tokens, us)
 
 
 class Batch(Generic[TaskT, Result]):
-    """The entries of a batch, and their columns.
+    """Tasks that run together.
 
     Attributes:
+        runs: The tasks by job.
+        tasks: All tasks.
         sizes: The number of tokens of each task.
         work_s: The estimated run time on one stream, in seconds.
         longest_us: The run time of the longest task in microseconds.
     """
 
-    __slots__ = ("_places", "entries", "jobs", "longest_us", "sizes", "tasks", "work_s")
+    __slots__ = ("longest_us", "runs", "sizes", "tasks", "work_s")
 
-    def __init__(self, entries: Sequence[Entry[TaskT, Result]]) -> None:
-        self.entries = entries
-        self.jobs: tuple[Job[TaskT, Result], ...]
-        self.tasks: tuple[TaskT, ...]
-        self._places: tuple[int, ...]
-        costs: tuple[Cost, ...]
-        self.jobs, self._places, self.tasks, costs = zip(*entries, strict=True) if entries else ((), (), (), ())
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.tasks: list[TaskT] = []
+        costs: list[Cost] = []
+        for job, places in runs:
+            self.tasks += map(job.tasks.__getitem__, places)
+            costs += map(job.costs.__getitem__, places)
         us: tuple[int, ...]
         self.sizes: tuple[int, ...]
-        self.sizes, us = zip(*costs, strict=True) if costs else ((), ())
+        self.sizes, us = zip(*costs, strict=True) if runs else ((), ())
         self.work_s = sum(us) / 1e6
         self.longest_us = max(us, default=0)
 
-    def __len__(self) -> int:
-        return len(self.entries)
+    @property
+    def jobs(self) -> set[Job[TaskT, Result]]:
+        """The jobs with tasks in this batch."""
+        return {job for job, _ in self.runs}
 
     def halves(self) -> tuple["Batch[TaskT, Result]", "Batch[TaskT, Result]"]:
         """Return the first and the second half of a batch of several tasks."""
-        middle = len(self) // 2
-        return Batch(self.entries[:middle]), Batch(self.entries[middle:])
+        middle = len(self.tasks) // 2
+        single: list[Run] = [(job, (place,)) for job, places in self.runs for place in places]
+        return Batch(single[:middle]), Batch(single[middle:])
 
-    def by_job(self, results: Sequence[Result]) -> Iterator[tuple[Job[TaskT, Result], Sequence[int], Sequence[Result]]]:
-        """Yield consecutive tasks of one job: the job, their positions in its request, and their results."""
+    def by_run(self, results: Sequence[Result]) -> Iterator[tuple[Job[TaskT, Result], Sequence[int], Sequence[Result]]]:
+        """Yield the job of each run, the positions of its tasks, and their results."""
         start = 0
-        for job, run in groupby(self.jobs):
-            end = start + len([*run])
-            yield job, self._places[start:end], results[start:end]
+        for job, places in self.runs:
+            end = start + len(places)
+            yield job, places, results if len(self.runs) == 1 else results[start:end]
             start = end
 
 
@@ -561,7 +555,7 @@ class BatchPolicy(Generic[TaskT, Result]):
     another on the other streams. With one stream, a short request has to wait for a long task that is running.
     """
 
-    def __init__(self, queue: FairQueue[Entry[TaskT, Result]], backend: Backend[TaskT, Result], full_us: int) -> None:
+    def __init__(self, queue: FairQueue, backend: Backend[TaskT, Result], full_us: int) -> None:
         self.running = 0
         self._queue = queue
         self._backend = backend
@@ -595,15 +589,15 @@ class BatchPolicy(Generic[TaskT, Result]):
         quantum, max_size = self._quantum(), self._backend.max_batch_size
         prefers_short = 0 < len(self._long_running) >= self._streams - 1
         max_us = self._long_us if prefers_short else math.inf
-        entries, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, max_us)
-        if prefers_short and not entries:
+        runs, dropped = self._queue.select_batch(self._fill(quantum), max_size, quantum, max_us)
+        if prefers_short and not runs:
             if self._last_is_reserved:
                 self._only_long_at = self._queue.arrivals
             else:
-                entries, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
+                runs, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
                 dropped += stale
         self.running += 1
-        batch = Batch(entries)
+        batch: Batch[TaskT, Result] = Batch(runs)
         if batch.longest_us > self._long_us:
             self._long_running[id(batch)] = time.monotonic(), batch.work_s
         return batch, dropped
@@ -783,8 +777,10 @@ class HostQueue:
 class Admission:
     """Admission limits of one lane, and the cost of its requests on the backend.
 
-    `backlog` counts queued requests and requests in preparation. `quantum`: microseconds per turn, the run time of a
-    full batch.
+    Attributes:
+        backlog: Queued requests and requests in preparation.
+        quantum: Microseconds per turn, the run time of a full batch.
+        near_wait_s: An estimated wait above which the next request may be rejected, in seconds.
     """
 
     def __init__(self, backend: Backend[Any, Any], max_queue_ms: int, max_queue_tokens: int) -> None:
@@ -802,8 +798,8 @@ class Admission:
         self.backlog = LaneBacklog(self._slice)
         self.backlog.near_held = NEAR_CAPACITY * max_queue_tokens
         self._max_wait_s = max_queue_ms / 1000
-        self._near_us = NEAR_CAPACITY * 1e6 * self._max_wait_s
-        self.backlog.near_us = self._near_us * self.speed.value
+        self.near_wait_s = NEAR_CAPACITY * self._max_wait_s
+        self.backlog.near_us = 1e6 * self.near_wait_s * self.speed.value
         self._max_tokens = max_queue_tokens
         self._max_batch_tokens = max_batch_tokens
 
@@ -817,28 +813,24 @@ class Admission:
         streams = self._all_streams / models
         self.speed.scale(streams / self._streams)
         self._streams = streams
-        self.backlog.near_us = self._near_us * self.speed.value
-
-    def is_near(self, host_s: float) -> bool:
-        """Return whether the next request may be rejected; `host_s`: its estimated wait outside of the lane."""
-        return self.backlog.near or host_s > NEAR_CAPACITY * self._max_wait_s
+        self.backlog.near_us = 1e6 * self.near_wait_s * self.speed.value
 
     def utilization(self, host_s: float) -> float:
-        """Return the estimated wait of a small request, as a fraction of the limit; `host_s` as for `is_near`."""
+        """Return the estimated wait of a small request, as a fraction of the limit; `host_s`: outside of the lane."""
         return (self.wait_s(self.task_cost(SMALL_REQUEST_TOKENS)) + host_s) / self._max_wait_s
 
     def observe(self, work_s: float, *, saturated: bool) -> None:
         """Record a finished batch; see `Speed.observe`."""
         self.speed.observe(work_s, saturated=saturated)
         # The whole backlog is an upper bound on any wait.
-        self.backlog.near_us = self._near_us * self.speed.value
+        self.backlog.near_us = 1e6 * self.near_wait_s * self.speed.value
 
     def cost(self, sizes: Iterable[int], more_tokens: int = 0) -> Cost:
         """Return the cost of a request with tasks of these sizes in tokens, and of `more_tokens` in short tasks."""
         cost = Cost.total(map(self.task_cost, sizes))
         return cost.plus(Cost(more_tokens, round(more_tokens * self._token_us))) if more_tokens else cost
 
-    def run_s(self, us: int) -> float:
+    def run_s(self, us: float) -> float:
         """Return the seconds that the lane needs for `us` microseconds of work."""
         return us / 1e6 / self.speed.value
 
@@ -852,7 +844,7 @@ class Admission:
 
     def own_s(self, cost: Cost, longest_us: int) -> float:
         """Return how many seconds an idle lane needs for a request. The longest task occupies one stream."""
-        return max(self.run_s(cost.us), self.run_s(round(longest_us * self._streams)))
+        return self.run_s(max(cost.us, longest_us * self._streams))
 
     def pause_s(self, caller: Caller) -> float:
         """Return how long to stop reading from a rejected caller's connection, in seconds.

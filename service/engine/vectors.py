@@ -1,7 +1,7 @@
 """Vectors of texts: pooling, dense layers, reductions, casts, and similarity functions."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from attendant_client.types import DTYPES, Dtype, LayerReduce, MapDtype
@@ -109,7 +109,7 @@ def cast(vectors: Floats, dtype: Dtype) -> NDArray[Any]:
     if dtype == "ubinary":
         bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
         return bits
-    return _to_float(vectors, dtype)
+    return vectors.astype(DTYPES[dtype], copy=False) if dtype == "float32" else _to_float16(vectors)
 
 
 def cast_map(values: Floats, dtype: MapDtype) -> NDArray[Any]:
@@ -121,15 +121,13 @@ def cast_map(values: Floats, dtype: MapDtype) -> NDArray[Any]:
     if dtype == "sqrt_uint8":
         roots: NDArray[Any] = np.rint(255 * np.sqrt(np.clip(values, 0, 1))).astype(DTYPES[dtype])
         return roots
-    return _to_float(values, dtype)
+    return values.astype(DTYPES[dtype], copy=False) if dtype == "float32" else _to_float16(values)
 
 
-def _to_float(values: Floats, dtype: Literal["float32", "float16"]) -> NDArray[Any]:
-    """Return values as `dtype`. Raises `InvalidArgument` on float16 overflow: JSON cannot represent infinity."""
-    if dtype == "float32":
-        return values.astype(DTYPES[dtype], copy=False)
+def _to_float16(values: Floats) -> NDArray[Any]:
+    """Return values as float16. Raises `InvalidArgument` on overflow: JSON cannot represent infinity."""
     with np.errstate(over="ignore"):
-        result: NDArray[Any] = values.astype(DTYPES[dtype], copy=False)
+        result: NDArray[Any] = values.astype(DTYPES["float16"], copy=False)
     if not np.isfinite(result).all():
         largest = float(np.abs(values).max())
         raise InvalidArgument(

@@ -7,7 +7,7 @@ quarter of it, and only its new chunks get vectors.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -138,11 +138,11 @@ class Document:
         ]
 
 
-async def encode_any(engine: Engine, request: EncodeRequest, call: Call) -> EncodeResponse:
+def encode_any(engine: Engine, request: EncodeRequest, call: Call) -> Awaitable[EncodeResponse]:
     """Return embeddings of the inputs: pooled, of tokens, words or spans, static; or one per chunk."""
     if request.chunks is None:
-        return await encode(engine, request, call)
-    return await encode_chunks(engine, request, request.chunks, call)
+        return encode(engine, request, call)
+    return encode_chunks(engine, request, request.chunks, call)
 
 
 async def encode_chunks(engine: Engine, request: EncodeRequest, options: ChunkOptions, call: Call) -> EncodeResponse:

@@ -302,7 +302,9 @@ def prepare(engine: Engine, request: EncodeRequest, call: Call, prompt: AppliedP
         else:
             item, path = request.inputs[index], f"inputs[{index}]"
             prepared.append(prepare_input(item, kept, request, engine.tokenizer, engine.manifest, path))
-    prepared.extend(map(PreparedInput, tokens))
+    if pooled_only:
+        nothing = repeat(None)
+        prepared = make_tuples(PreparedInput, tokens, nothing, nothing, nothing, nothing, repeat(0), nothing)
     if request.layers != LAST_LAYER:
         check_explain_size(engine, [len(item.tokens) for item in prepared], maps=False)
     size, limit = response_bytes(prepared, request, call, engine.manifest), engine.limits.max_response_bytes

@@ -56,7 +56,8 @@ class LoadShedder:
     @property
     def near_capacity(self) -> bool:
         """Whether every request must pass `try_reject`."""
-        return self._lifecycle.near_capacity
+        models = self._lifecycle.loaded
+        return models is not None and models.near_capacity
 
     def try_reject(
         self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], body: bytes, address: str = ""

@@ -1,13 +1,15 @@
 """A backend for tests of lanes whose tasks are numbers. A result is ten times its task's value."""
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from model.artifact.packing import BatchFill, BatchShape, TokenLimit
+from service.callers import ANONYMOUS, Caller
 from service.engine.backends.base import BackendChoice
-from service.engine.scheduling import Cost
+from service.engine.scheduling import AnyJob, Cost, FairQueue, Job
 from service.errors import NonFiniteOutput
 
 HANG_TIMEOUT_S = 20  # limits how long a broken test hangs
@@ -16,6 +18,25 @@ HANG_TIMEOUT_S = 20  # limits how long a broken test hangs
 def cost_of(tokens: int) -> Cost:
     """Return the cost of a sequence on a `FakeBackend`: one microsecond per token."""
     return Cost(tokens, tokens)
+
+
+class ItemQueue(FairQueue):
+    """A queue of tasks of any type."""
+
+    def put(
+        self, items: Sequence[Any], costs: Sequence[Cost], caller: Caller = ANONYMOUS, deadline: float = math.inf
+    ) -> AnyJob:
+        """Queue a job with these tasks."""
+        job: AnyJob = Job(items, costs, deadline, caller)
+        self.add(job)
+        return job
+
+    def take(
+        self, fill: BatchFill, max_size: int, quantum: int | None = None, max_us: float = math.inf
+    ) -> tuple[list[Any], int]:
+        """Return the tasks of the next batch, and the number of stale tasks dropped."""
+        runs, dropped = self.select_batch(fill, max_size, quantum, max_us)
+        return [job.tasks[place] for job, places in runs for place in places], dropped
 
 
 @dataclass(frozen=True)

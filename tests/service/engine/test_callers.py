@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from model.artifact.packing import TokenLimit
 from service.callers import ANONYMOUS, Caller, Quota
-from service.engine.scheduling import Admission, Cost, FairQueue, LaneBacklog
+from service.engine.scheduling import Admission, Cost, LaneBacklog
 from service.errors import QueueFull, QuotaExceeded
 from tests.conftest import EXAMPLES
-from tests.service.engine.fake_backend import FakeBackend, cost_of
+from tests.service.engine.fake_backend import FakeBackend, ItemQueue, cost_of
 
 QUANTUM = 512
 ROUNDS = 60
@@ -39,7 +39,7 @@ class Load:
         weights: Sequence[int] = (),
     ) -> None:
         self._owners = [Caller(str(number), weight) for number, weight in enumerate(weights or [1] * len(callers))]
-        self.queue: FairQueue[tuple[int, int, int]] = FairQueue(QUANTUM)
+        self.queue = ItemQueue(QUANTUM)
         self.served: Counter[int] = Counter()
         self.finished: Counter[int] = Counter()
         self._chance = random.Random(seed)
@@ -58,12 +58,12 @@ class Load:
         number, self._sent = self._sent, self._sent + 1
         sizes = [self._chance.randint(max(1, largest // 2), largest) for _ in range(tasks)]
         self._missing[number] = tasks
-        self.queue.add(
+        self.queue.put(
             [(caller, number, size) for size in sizes], [cost_of(size) for size in sizes], caller=self._owners[caller]
         )
 
     def run_batch(self) -> None:
-        batch, dropped = self.queue.select_batch(TokenLimit(QUANTUM), 64)
+        batch, dropped = self.queue.take(TokenLimit(QUANTUM), 64)
         assert batch
         assert not dropped
         for caller, number, size in batch:
@@ -97,7 +97,7 @@ def test_sentence_waits_for_one_turn_of_each_other_caller(requests: int, tasks: 
     for _ in range(5):
         load.run_batch()
     for _ in range(20):
-        sentence = load.queue.add([(9, -1, 20)], [cost_of(20)], caller=Caller("sentences"))
+        sentence = load.queue.put([(9, -1, 20)], [cost_of(20)], caller=Caller("sentences"))
         load._missing[-1] = 2  # never finished: it is sent once
         batches = 0
         while sentence in load.queue:
@@ -120,18 +120,18 @@ def test_every_request_of_every_caller_finishes(callers: list[tuple[int, int, in
 
 def test_one_caller_is_served_like_a_queue_without_callers() -> None:
     """A caller alone has no limit: its turns follow each other within a batch."""
-    queue: FairQueue[str] = FairQueue(8)
+    queue = ItemQueue(8)
     for name in "abcd":
-        queue.add([f"{name}1", f"{name}2"], [cost_of(8)] * 2, caller=Caller("only"))
-    assert queue.select_batch(TokenLimit(64), 64)[0] == ["a1", "b1", "c1", "d1", "a2", "b2", "c2", "d2"]
+        queue.put([f"{name}1", f"{name}2"], [cost_of(8)] * 2, caller=Caller("only"))
+    assert queue.take(TokenLimit(64), 64)[0] == ["a1", "b1", "c1", "d1", "a2", "b2", "c2", "d2"]
 
 
 def test_callers_alternate_by_turn() -> None:
-    queue: FairQueue[str] = FairQueue(8)
+    queue = ItemQueue(8)
     for name in "abcd":
-        queue.add([name], [cost_of(8)], caller=Caller("many"))
-    queue.add(["x1", "x2", "x3"], [cost_of(8)] * 3, caller=Caller("one"))
-    assert queue.select_batch(TokenLimit(64), 64)[0] == ["a", "x1", "b", "x2", "c", "x3", "d"]
+        queue.put([name], [cost_of(8)], caller=Caller("many"))
+    queue.put(["x1", "x2", "x3"], [cost_of(8)] * 3, caller=Caller("one"))
+    assert queue.take(TokenLimit(64), 64)[0] == ["a", "x1", "b", "x2", "c", "x3", "d"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5000)), max_size=40), st.integers(1, 5000))

@@ -12,9 +12,9 @@ from model.artifact.packing import BatchShapes, RowFill, TokenLimit
 from model.export.sample_texts import sample_sentences
 from service.engine.backends.openvino import OpenVinoBackend
 from service.engine.backends.select import OPENVINO_BATCH_TOKENS
-from service.engine.scheduling import Backlog, Cost, FairQueue
+from service.engine.scheduling import Backlog, Cost
 from tests.conftest import EXAMPLES
-from tests.service.engine.fake_backend import cost_of
+from tests.service.engine.fake_backend import ItemQueue, cost_of
 
 REQUESTS = st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20)
 BATCH_TOKENS = OPENVINO_BATCH_TOKENS
@@ -27,9 +27,9 @@ def costs_of(sizes: list[int]) -> list[Cost]:
     return [cost_of(size) for size in sizes]
 
 
-def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -> Iterator[list[tuple[int, int]]]:
+def drained(queue: ItemQueue, max_tokens: int, max_size: int) -> Iterator[list[tuple[int, int]]]:
     while queue.size:
-        batch, dropped = queue.select_batch(TokenLimit(max_tokens), max_size)
+        batch, dropped = queue.take(TokenLimit(max_tokens), max_size)
         assert batch
         assert not dropped
         yield batch
@@ -37,9 +37,9 @@ def drained(queue: FairQueue[tuple[int, int]], max_tokens: int, max_size: int) -
 
 @given(REQUESTS, st.integers(1, 300), st.integers(1, 64))
 def test_every_task_runs_once(requests: list[list[int]], tokens: int, size: int) -> None:
-    queue: FairQueue[tuple[int, int]] = FairQueue(256)
+    queue = ItemQueue(256)
     for number, sizes in enumerate(requests):
-        queue.add([(number, index) for index in range(len(sizes))], costs_of(sizes))
+        queue.put([(number, index) for index in range(len(sizes))], costs_of(sizes))
     completed: list[tuple[int, int]] = []
     for batch in drained(queue, tokens, size):
         assert len(batch) <= size
@@ -55,48 +55,65 @@ def test_every_task_runs_once(requests: list[list[int]], tokens: int, size: int)
 
 @given(REQUESTS, st.data())
 def test_counts_stay_exact_when_requests_are_discarded(requests: list[list[int]], data: st.DataObject) -> None:
-    queue: FairQueue[int] = FairQueue(64)
-    waiting = [queue.add(list(sizes), costs_of(sizes)) for sizes in requests]
+    queue = ItemQueue(64)
+    waiting = [queue.put(list(sizes), costs_of(sizes)) for sizes in requests]
     for _ in range(data.draw(st.integers(0, 5))):
-        queue.select_batch(TokenLimit(100), 8)
-        discarded = queue.discard(data.draw(st.sampled_from(waiting)))
-        assert all(isinstance(size, int) for size in discarded)
-        rest = [request for request in waiting if request in queue]
-        assert (queue.tokens, queue.us) == Cost.total(cost for request in rest for cost, _ in request.entries)
+        queue.take(TokenLimit(100), 8)
+        job = data.draw(st.sampled_from(waiting))
+        assert queue.discard(job) <= len(job.tasks)
+        rest = [job for job in waiting if job in queue]
+        assert (queue.tokens, queue.us) == Cost.total(job.costs[place] for job in rest for place in job.waiting)
         assert queue.tokens == queue.backlog.tokens
-        assert queue.size == sum(len(request.entries) for request in rest)
+        assert queue.size == sum(len(job.waiting) for job in rest)
+
+
+class OneByOne(TokenLimit):
+    by_total = False
+
+
+@given(REQUESTS, st.integers(1, 1000), st.integers(1, 64), st.integers(1, 1000))
+def test_whole_requests_are_selected_like_single_tasks(
+    requests: list[list[int]], tokens: int, size: int, quantum: int
+) -> None:
+    queues = ItemQueue(quantum), ItemQueue(quantum)
+    for number, sizes in enumerate(requests):
+        for queue in queues:
+            queue.put([(number, index) for index in range(len(sizes))], costs_of(sizes))
+    while queues[0].size:
+        assert queues[0].take(TokenLimit(tokens), size) == queues[1].take(OneByOne(tokens), size)
+    assert not queues[1].size
 
 
 def test_stale_requests_are_dropped_at_selection() -> None:
-    queue: FairQueue[str] = FairQueue(64)
-    queue.add(["stale"] * 3, costs_of([5] * 3), lambda: True)
-    queue.add(["current"], costs_of([5]))
-    assert queue.select_batch(TokenLimit(256), 64) == (["current"], 3)
+    queue = ItemQueue(64)
+    queue.put(["stale"] * 3, costs_of([5] * 3), deadline=0.0)
+    queue.put(["current"], costs_of([5]))
+    assert queue.take(TokenLimit(256), 64) == (["current"], 3)
 
 
 def test_batches_take_from_several_requests() -> None:
-    queue: FairQueue[str] = FairQueue(8)
-    queue.add(["a1", "a2", "a3"], costs_of([4, 4, 4]))
-    queue.add(["b1"], costs_of([4]))
-    queue.add(["c1"], costs_of([4]))
-    assert queue.select_batch(TokenLimit(16), 64)[0] == ["a1", "a2", "b1", "c1"]
-    assert queue.select_batch(TokenLimit(16), 64)[0] == ["a3"]
+    queue = ItemQueue(8)
+    queue.put(["a1", "a2", "a3"], costs_of([4, 4, 4]))
+    queue.put(["b1"], costs_of([4]))
+    queue.put(["c1"], costs_of([4]))
+    assert queue.take(TokenLimit(16), 64)[0] == ["a1", "a2", "b1", "c1"]
+    assert queue.take(TokenLimit(16), 64)[0] == ["a3"]
 
 
 def test_task_that_does_not_fit_is_first_in_the_next_batch() -> None:
-    queue: FairQueue[str] = FairQueue(200)
-    queue.add(["small", "large"], costs_of([30, 90]))
-    queue.add(["other"], costs_of([60]))
-    queue.add(["late"], costs_of([60]))
-    assert queue.select_batch(TokenLimit(100), 64)[0] == ["small", "other"]
-    assert queue.select_batch(TokenLimit(100), 64)[0][0] == "large"
+    queue = ItemQueue(200)
+    queue.put(["small", "large"], costs_of([30, 90]))
+    queue.put(["other"], costs_of([60]))
+    queue.put(["late"], costs_of([60]))
+    assert queue.take(TokenLimit(100), 64)[0] == ["small", "other"]
+    assert queue.take(TokenLimit(100), 64)[0][0] == "large"
 
 
 def test_tasks_that_do_not_fit_do_not_end_the_turn_of_their_request() -> None:
-    queue: FairQueue[str] = FairQueue(200)
-    queue.add(["first", "long", "short"], costs_of([60, 90, 40]))
-    assert queue.select_batch(TokenLimit(100), 64)[0] == ["first", "short"]
-    assert queue.select_batch(TokenLimit(100), 64)[0] == ["long"]
+    queue = ItemQueue(200)
+    queue.put(["first", "long", "short"], costs_of([60, 90, 40]))
+    assert queue.take(TokenLimit(100), 64)[0] == ["first", "short"]
+    assert queue.take(TokenLimit(100), 64)[0] == ["long"]
 
 
 @given(st.lists(st.integers(1, 5000), max_size=60), st.integers(1, 5000))
@@ -115,7 +132,7 @@ class Simulation:
     """One stream with a virtual clock. A batch runs as long as its shape; `quantum` microseconds are a turn."""
 
     def __init__(self, quantum: int) -> None:
-        self.queue: FairQueue[tuple[int, int]] = FairQueue(FULL_US)
+        self.queue = ItemQueue(FULL_US)
         self.quantum = quantum
         self.now = 0.0
         self.missing: dict[int, int] = {}
@@ -126,12 +143,12 @@ class Simulation:
         number = next(self._numbers)
         self.missing[number] = len(sizes)
         costs = [Cost(size, round(1e6 * SHAPES.sequence_seconds(size))) for size in sizes]
-        self.queue.add([(number, size) for size in sizes], costs)
+        self.queue.put([(number, size) for size in sizes], costs)
         return number
 
     def run_batch(self) -> None:
         fill = RowFill(SHAPES, self.quantum / 1e6 if self.quantum < FULL_US else math.inf)
-        batch, _ = self.queue.select_batch(fill, BATCH_TOKENS, self.quantum)
+        batch, _ = self.queue.take(fill, BATCH_TOKENS, self.quantum)
         self.now += SHAPES.costs.seconds(SHAPES.fit([size for _, size in batch])[0])
         for number, _ in batch:
             self.missing[number] -= 1
@@ -181,28 +198,28 @@ def test_sentence_waits_at_most_one_turn_of_each_bulk_request(bulk_clients: int,
 
 
 def test_tasks_over_the_limit_keep_their_place() -> None:
-    queue: FairQueue[str] = FairQueue(100)
-    queue.add(["long"], [cost_of(500)])
-    queue.add(["short", "also long"], [cost_of(60), cost_of(300)])
-    queue.add(["last"], [cost_of(70)])
-    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == (["short"], 0)
-    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == (["last"], 0)
-    assert queue.select_batch(TokenLimit(100), 64, max_us=200) == ([], 0)
-    assert queue.select_batch(TokenLimit(100), 64) == (["also long"], 0)
-    assert queue.select_batch(TokenLimit(100), 64) == (["long"], 0)
+    queue = ItemQueue(100)
+    queue.put(["long"], [cost_of(500)])
+    queue.put(["short", "also long"], [cost_of(60), cost_of(300)])
+    queue.put(["last"], [cost_of(70)])
+    assert queue.take(TokenLimit(100), 64, max_us=200) == (["short"], 0)
+    assert queue.take(TokenLimit(100), 64, max_us=200) == (["last"], 0)
+    assert queue.take(TokenLimit(100), 64, max_us=200) == ([], 0)
+    assert queue.take(TokenLimit(100), 64) == (["also long"], 0)
+    assert queue.take(TokenLimit(100), 64) == (["long"], 0)
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.sampled_from([480, 512, 8192]), st.integers(1, 8192), st.integers(1, 64))
 def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, large: int, small: int) -> None:
-    queue: FairQueue[int] = FairQueue(quantum)
+    queue = ItemQueue(quantum)
     rounds = 40 * max(large, quantum)
-    queue.add([0] * (rounds // large + 1), [cost_of(large)] * (rounds // large + 1))
-    queue.add([1] * (rounds // small + 1), [cost_of(small)] * (rounds // small + 1))
+    queue.put([0] * (rounds // large + 1), [cost_of(large)] * (rounds // large + 1))
+    queue.put([1] * (rounds // small + 1), [cost_of(small)] * (rounds // small + 1))
     served = [0, 0]
     while sum(served) < rounds:
         before = queue.us
-        batch, _ = queue.select_batch(TokenLimit(quantum), quantum)
+        batch, _ = queue.take(TokenLimit(quantum), quantum)
         assert len(set(batch)) > 0
         for number in batch:
             served[number] += (large, small)[number]
@@ -215,14 +232,14 @@ def test_requests_share_equally_whatever_the_size_of_their_tasks(quantum: int, l
 def test_padding_is_small_under_load(per_request: int, max_tokens: int) -> None:
     """With real sentences, less than 3% of the tokens may be padding."""
     sizes = [max(3, len(sentence) // 5) for sentence in sample_sentences(1024)]
-    queue: FairQueue[int] = FairQueue(max_tokens)
+    queue = ItemQueue(max_tokens)
     for start in range(0, len(sizes), per_request):
         part = sizes[start : start + per_request]
-        queue.add(part, costs_of(part))
+        queue.put(part, costs_of(part))
     shapes = BatchShapes(256, max_tokens, OpenVinoBackend.batch_shapes)
     padded = batches = 0
     while queue.size:
-        batch, _ = queue.select_batch(RowFill(shapes), max_tokens)
+        batch, _ = queue.take(RowFill(shapes), max_tokens)
         padded += shapes.fit(batch)[0].tokens
         batches += 1
     print(f"{1 - sum(sizes) / padded:.1%} padding, {sum(sizes) / batches:.0f} tokens per batch")

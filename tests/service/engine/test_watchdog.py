@@ -12,30 +12,32 @@ from tests.service.engine.lane_cases import StartLane, hold
 
 def test_batch_stalls_after_a_multiple_of_its_expected_time() -> None:
     watchdog = Watchdog()
-    with watchdog.running(expected_s=2.0):
-        watchdog.observe(STALL_FACTOR * 2.0)
-        assert watchdog.stalled == 0
-        watchdog.observe(0.1)
-        assert watchdog.stalled == 1
+    watchdog.start(expected_s=2.0)
+    watchdog.observe(STALL_FACTOR * 2.0)
+    assert watchdog.stalled == 0
+    watchdog.observe(0.1)
+    assert watchdog.stalled == 1
+    watchdog.stop()
     assert watchdog.stalled == 0
 
 
 def test_short_batch_stalls_after_the_minimum_time() -> None:
     watchdog = Watchdog()
-    with watchdog.running(expected_s=0.001):
-        watchdog.observe(MIN_STALL_S)
-        assert watchdog.stalled == 0
-        watchdog.observe(0.1)
-        assert watchdog.stalled == 1
+    watchdog.start(expected_s=0.001)
+    watchdog.observe(MIN_STALL_S)
+    assert watchdog.stalled == 0
+    watchdog.observe(0.1)
+    assert watchdog.stalled == 1
 
 
 def test_batches_of_several_threads_are_counted() -> None:
     watchdog, entered, leave = Watchdog(), threading.Barrier(3), threading.Event()
 
     def run() -> None:
-        with watchdog.running(0.0):
-            entered.wait(20)
-            leave.wait(20)
+        watchdog.start(0.0)
+        entered.wait(20)
+        leave.wait(20)
+        watchdog.stop()
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from model.artifact.packing import PaddedFill, TokenLimit
 from service.engine.backends.varlen import ALIGNED, BATCH_LENGTHS, MULTIPLE, Shape, ShapeBuckets, pack_varlen
-from service.engine.scheduling import FairQueue
-from tests.service.engine.fake_backend import cost_of
+from tests.service.engine.fake_backend import ItemQueue, cost_of
 
 
 def first_batch(sizes: list[int], max_tokens: int, max_size: int) -> list[int]:
-    queue: FairQueue[int] = FairQueue(max_tokens)
+    queue = ItemQueue(max_tokens)
     for size in sizes:
-        queue.add([size], [cost_of(size)])
-    return queue.select_batch(TokenLimit(max_tokens), max_size)[0]
+        queue.put([size], [cost_of(size)])
+    return queue.take(TokenLimit(max_tokens), max_size)[0]
 
 
 LIMITS = st.sampled_from([(41, 64), (256, 1024), (256, 16384), (512, 300), (512, 4096), (8192, 512)])
