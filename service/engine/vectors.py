@@ -33,22 +33,17 @@ def pool_batch(
         return hidden.take([start + min(first, length - 1) for start, length, first in spans], axis=0)
     if pooling == "last":
         return hidden.take([start + length - 1 for start, length in zip(starts, lengths, strict=True)], axis=0)
-    first = np.asarray(starts) + np.asarray(pool_from)
-    counts = np.asarray(lengths) - np.asarray(pool_from)
     if pooling not in ("mean", "max"):
         factors = np.zeros(len(hidden), dtype=hidden.dtype)
         for start, length, skipped in zip(starts, lengths, pool_from, strict=True):
             factors[start : start + length] = token_factors(pooling, length, skipped)
         hidden = hidden * factors[:, None]
-    order = np.argsort(first)
-    bounds = np.stack([first[order], first[order] + counts[order]], axis=1).ravel()
-    if bounds[-1] == len(hidden):
-        bounds = bounds[:-1]
-    reduce = np.maximum.reduceat if pooling == "max" else np.add.reduceat
-    pooled = np.empty((len(first), hidden.shape[1]), dtype=hidden.dtype)
-    pooled[order] = reduce(hidden, bounds, axis=0)[::2]  # the ranges in between are padding
+    pooled: Floats = np.empty((len(starts), hidden.shape[1]), dtype=hidden.dtype)
+    reduce = np.maximum.reduce if pooling == "max" else np.add.reduce  # `reduceat` takes four times as long
+    for row, start, length, skipped in zip(pooled, starts, lengths, pool_from, strict=True):
+        reduce(hidden[start + skipped : start + length], axis=0, out=row)
     if pooling == "mean":
-        pooled /= counts.astype(np.float32)[:, None]
+        pooled /= (np.asarray(lengths) - np.asarray(pool_from)).astype(np.float32)[:, None]
     return pooled
 
 
