@@ -11,6 +11,12 @@ from model.artifact.files import Artifact
 from model.artifact.manifest import COMBINED, CombinedPooling, EmbeddingHead, Similarity, split_pooling
 from service.errors import InvalidArgument
 
+MAX_OVERLAP = 8
+"""Means of ranges that contain each row more often than this, on average, are differences of cumulative sums.
+
+Otherwise, those take 2 to 12 times as long.
+"""
+
 Floats = NDArray[Any]
 """A float32 array. NumPy's type annotations widen the results of arithmetic, hence Any."""
 
@@ -68,10 +74,17 @@ def token_factors(pooling: str, tokens: int, pool_from: int) -> NDArray[np.float
 
 def mean_ranges(hidden: Floats, ranges: NDArray[np.intp]) -> Floats:
     """Return the mean of rows [first, last) of `hidden` (T, D) per range (S, 2); zeros for empty ranges."""
-    sums = np.zeros((len(hidden) + 1, hidden.shape[1]), dtype=np.float64)
-    np.cumsum(hidden, axis=0, dtype=np.float64, out=sums[1:])
-    counts = np.maximum(ranges[:, 1] - ranges[:, 0], 1)[:, None]
-    means: Floats = ((sums[ranges[:, 1]] - sums[ranges[:, 0]]) / counts).astype(np.float32)
+    counts = ranges[:, 1] - ranges[:, 0]
+    if counts.sum() > MAX_OVERLAP * len(hidden):
+        sums = np.zeros((len(hidden) + 1, hidden.shape[1]), dtype=np.float64)
+        np.cumsum(hidden, axis=0, dtype=np.float64, out=sums[1:])
+        sums = sums[ranges[:, 1]] - sums[ranges[:, 0]]
+        means: Floats = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+        return means
+    means = hidden.take(np.minimum(ranges[:, 0], len(hidden) - 1), axis=0)
+    for place in np.flatnonzero(counts != 1).tolist():  # most words are one token
+        first, last = ranges[place]
+        means[place] = np.add.reduce(hidden[first:last], axis=0, dtype=np.float64) / max(1, last - first)
     return means
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 from attendant_client.types import Floats
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.artifact.files import Artifact
 from model.artifact.manifest import POOLINGS, DenseRecord, Manifest, Pooling, TensorRecord
@@ -52,11 +54,16 @@ def test_pool_batch_ignores_other_sequences_and_padding(hidden: Floats, pooling:
     assert pooled.dtype == np.float32
 
 
-def test_mean_ranges_returns_means_and_zeros_for_empty_ranges(hidden: Floats) -> None:
-    means = mean_ranges(hidden[:13], np.array([[0, 3], [5, 6], [4, 13], [7, 7]]))
-    first, second, third = (hidden[a:b].mean(axis=0) for a, b in ((0, 3), (5, 6), (4, 13)))
-    expected = np.array([first, second, third, np.zeros(8)])
-    np.testing.assert_allclose(means, expected, rtol=1e-5, atol=1e-7)
+RANGES = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 13)).map(sorted), min_size=1, max_size=40)
+"""Ranges of 13 rows: empty, single, overlapping, and in total few or many times the number of rows."""
+
+
+@given(RANGES)
+def test_mean_ranges_returns_means_and_zeros_for_empty_ranges(ranges: list[tuple[int, int]]) -> None:
+    hidden = np.random.default_rng(2).standard_normal((13, 8)).astype(np.float32)
+    means = mean_ranges(hidden, np.array(ranges))
+    expected = [hidden[first:last].mean(axis=0) if first < last else np.zeros(8) for first, last in ranges]
+    np.testing.assert_allclose(means, np.array(expected), rtol=1e-5, atol=1e-6)
     assert means.dtype == np.float32
 
 
