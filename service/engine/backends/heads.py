@@ -1,7 +1,7 @@
 """The heads on top of a model's encoder: classifiers, token vectors, sparse vectors, masked-word predictions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,11 +74,9 @@ class MaskedWords:
         self._last = _open(artifact, head.graph)
         self._earlier = self._last if head.layer_graph is None else _open(artifact, head.layer_graph)
 
-    def predict_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> Iterator[PredictedWords]:
-        """Yield the words for each task's query, predicted from the last layer's hidden states."""
-        for task, text in zip(tasks, texts, strict=True):
-            assert task.words is not None
-            yield self.predict(text, task.words, last_layer=True)
+    def predict_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> list[PredictedWords]:
+        """Return the words for each task's query, predicted from the last layer's hidden states."""
+        return self._predict(texts, [task.words for task in tasks if task.words is not None], self._last)
 
     def predict(self, hidden: Floats, query: WordQuery, *, last_layer: bool) -> PredictedWords:
         """Return the words at the positions of a query, given the hidden states (T, D) of a layer.
@@ -86,40 +84,46 @@ class MaskedWords:
         Raises:
             NonFiniteOutput: a logit is infinite or NaN.
         """
-        query = replace(query, count=min(query.count, self._projection.size))
-        rows = hidden[list(query.positions)].astype(np.float32, copy=False)
-        session = self._last if last_layer else self._earlier
+        (words,) = self._predict([hidden], [query], self._last if last_layer else self._earlier)
+        return words
+
+    def _predict(
+        self, texts: "Texts", queries: Sequence[WordQuery], session: "onnxruntime.InferenceSession | None"
+    ) -> list[PredictedWords]:
+        """Return the words for each text's query. Several positions share each pass over the embedding table."""
+        own = [hidden[list(query.positions)] for hidden, query in zip(texts, queries, strict=True)]
+        rows = np.concatenate(own).astype(np.float32, copy=False)
         if session is not None:
             rows = run(session, rows)
-        parts = [
-            self._rank(rows[start : start + PREDICTED_ROWS], query) for start in range(0, len(rows), PREDICTED_ROWS)
-        ]
-        ids, probabilities = zip(*parts, strict=True)
-        return PredictedWords(np.concatenate(ids), np.concatenate(probabilities))
+        of_rows = iter([query for query in queries for _ in query.positions])
+        ranked: list[tuple[Floats, Floats]] = []
+        for start in range(0, len(rows), PREDICTED_ROWS):
+            ranked.extend(map(self._rank, self._logits(rows[start : start + PREDICTED_ROWS]), of_rows))
+        of_texts = iter(ranked)
+        return [PredictedWords(*map(np.stack, zip(*islice(of_texts, len(part)), strict=True))) for part in own]
 
-    def _rank(self, rows: Floats, query: WordQuery) -> tuple[Floats, Floats]:
-        """Return the ids and the probabilities (N, K) of the likeliest entries for rows (N, E)."""
+    def _logits(self, rows: Floats) -> Floats:
+        """Return the logits (N, V) of rows (N, E)."""
         logits: Floats = np.empty((len(rows), self._projection.size), dtype=np.float32)
         for block, table in self._projection.blocks():
             logits[:, block] = self._projection.logits(rows, block, table)
-        logits -= logits.max(axis=1, keepdims=True)
-        totals = np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)
-        if not np.isfinite(totals.sum()):
+        return logits
+
+    def _rank(self, logits: Floats, query: WordQuery) -> tuple[Floats, Floats]:
+        """Return the ids and the probabilities (K) of the likeliest entries, given the logits (V) at a position."""
+        count = min(query.count, len(logits))
+        logits = logits - logits.max()
+        total = np.exp(logits).sum(dtype=np.float64)
+        if not np.isfinite(total):
             raise NonFiniteOutput
-        if query.targets is not None:
-            ids = np.broadcast_to(np.sort(query.targets), (len(rows), len(query.targets)))
-        else:
-            # Keep entries whose logit exceeds the K-th largest, then those that equal it, smallest ids first.
-            least = np.partition(logits, -query.count, axis=1)[:, -query.count]
-            ids = np.stack([_likeliest(row, bound, query.count) for row, bound in zip(logits, least, strict=True)])
-        chosen = np.take_along_axis(logits, ids, axis=1)
-        order = np.argsort(-chosen, axis=1, kind="stable")[:, : query.count]
-        probabilities = np.exp(np.take_along_axis(chosen, order, axis=1)) / totals
-        return np.take_along_axis(ids, order, axis=1), probabilities.astype(np.float32)
+        ids = _likeliest(logits, count) if query.targets is None else np.sort(query.targets)
+        order = np.argsort(-logits[ids], kind="stable")[:count]
+        return ids[order], (np.exp(logits[ids[order]]) / total).astype(np.float32)
 
 
-def _likeliest(logits: Floats, least: float, count: int) -> Floats:
+def _likeliest(logits: Floats, count: int) -> Floats:
     """Return the ids of the `count` largest logits, ascending. Ties go to the smallest ids."""
+    least = np.partition(logits, -count)[-count]
     above = np.flatnonzero(logits > least)
     return np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: count - len(above)]]))
 
@@ -130,13 +134,16 @@ def _open(artifact: Artifact, graph: str | None) -> "onnxruntime.InferenceSessio
 
 BLOCK_ROWS = 512
 """Number of tokens whose logits for a block of entries are in memory at the same time: 8 MiB."""
+BLOCK_TEXTS = 32
+"""Number of texts that share a pass over the embedding table. Their weights take 32 MB for 250,000 entries."""
 
 
 class SparseWeights:
     """The sparse vectors of texts, in float32.
 
     The logits of all tokens for all entries, (T, V), would take 0.5 GB for 512 tokens and 250,000 entries, so they are
-    computed and reduced in blocks, from the mapped embedding table.
+    computed and reduced in blocks, from the mapped embedding table. Texts are computed together: a product with the
+    rows of one sentence takes two to three times as long per row as one with hundreds of rows.
     """
 
     def __init__(self, artifact: Artifact, head: SparseHead) -> None:
@@ -147,24 +154,36 @@ class SparseWeights:
         self._query_weights = None if own is None else np.array(artifact.map(own)[:])
         self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
 
-    def weigh_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> Iterator[SparseEntries]:
-        """Yield the weights of each text."""
-        for task, text in zip(tasks, texts, strict=True):
-            yield self.weigh(task.tokens, text)
+    def weigh_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> list[SparseEntries]:
+        """Return the weights of each text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
+        entries: dict[int, SparseEntries] = {}
+        if self._query_weights is not None:
+            for place, task in enumerate(tasks):
+                if task.tokens.side == "query":
+                    ids = np.unique(np.array(task.tokens.input_ids, dtype=np.int32))
+                    entries[place] = self._keep(ids, self._query_weights[ids])
+        rest = [place for place in range(len(tasks)) if place not in entries]
+        for start in range(0, len(rest), BLOCK_TEXTS):
+            places = rest[start : start + BLOCK_TEXTS]
+            found = self._weigh([tasks[place].tokens for place in places], [texts[place] for place in places])
+            entries.update(zip(places, found, strict=True))
+        return [entries[place] for place in range(len(tasks))]
 
-    def weigh(self, tokens: ModelInput, hidden: Floats) -> SparseEntries:
-        """Return the weights of one text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
-        if tokens.side == "query" and self._query_weights is not None:
-            ids = np.unique(np.array(tokens.input_ids, dtype=np.int32))
-            return self._keep(ids, self._query_weights[ids])
-        rows = hidden.astype(np.float32, copy=False)
+    def _weigh(self, inputs: Sequence[ModelInput], texts: "Texts") -> Iterator[SparseEntries]:
+        rows = np.concatenate(texts).astype(np.float32, copy=False)
         if self._session is not None:
             rows = run(self._session, rows)
+        ends = [*accumulate(map(len, texts))]
+        ranges = [*pairwise((0, *ends))]
         if self._projection is None:
-            ids, weights = self._weigh_tokens(np.array(tokens.input_ids, dtype=np.int32), rows[:, 0])
+            for tokens, (start, end) in zip(inputs, ranges, strict=True):
+                yield self._finite(*self._weigh_tokens(np.array(tokens.input_ids, np.int32), rows[start:end, 0]))
         else:
-            weights = self._project(rows)
-            ids = np.arange(len(weights), dtype=np.int32)
+            ids = np.arange(self._projection.size, dtype=np.int32)
+            for weights in self._project(rows, ranges):
+                yield self._finite(ids, weights)
+
+    def _finite(self, ids: Floats, weights: Floats) -> SparseEntries:
         if not np.isfinite(weights.sum()):
             raise NonFiniteOutput
         return self._keep(ids, weights)
@@ -184,19 +203,23 @@ class SparseWeights:
         np.maximum.at(weights, places, activate(logits, self._head.activation))
         return ids, weights
 
-    def _project(self, rows: Floats) -> Floats:
-        """Return the weight of each vocabulary entry, (V), for rows (T, E)."""
+    def _project(self, rows: Floats, ranges: Sequence[tuple[int, int]]) -> Floats:
+        """Return the weight of each vocabulary entry, (N, V), for N texts with these ranges of the rows (T, E)."""
         assert self._projection is not None
-        is_max = self._head.pooling == "max"
-        pooled: Floats = np.full(self._projection.size, -np.inf if is_max else 0.0, dtype=np.float32)
+        is_max, activation = self._head.pooling == "max", self._head.activation
+        pooled: Floats = np.full((len(ranges), self._projection.size), -np.inf if is_max else 0.0, dtype=np.float32)
         for block, table in self._projection.blocks():
             for first in range(0, len(rows), BLOCK_ROWS):
                 logits = self._projection.logits(rows[first : first + BLOCK_ROWS], block, table)
-                if is_max:
-                    np.maximum(pooled[block], logits.max(axis=0), out=pooled[block])
-                else:
-                    pooled[block] += activate(logits, self._head.activation).sum(axis=0)
-        return activate(pooled, self._head.activation) if is_max else pooled  # the activation is monotonic
+                if not is_max:
+                    logits = activate(logits, activation)
+                for weights, (start, end) in zip(pooled[:, block], ranges, strict=True):
+                    own = logits[max(0, start - first) : max(0, end - first)]
+                    if is_max and len(own):
+                        np.maximum(weights, own.max(axis=0), out=weights)
+                    elif len(own):
+                        np.add(weights, own.sum(axis=0), out=weights)
+        return activate(pooled, activation) if is_max else pooled  # the activation is monotonic
 
 
 def activate(logits: Floats, activation: SparseActivation) -> Floats:
