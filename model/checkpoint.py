@@ -414,6 +414,7 @@ def build_encoder(
     reader = ConfigReader(config)
     encoder_config, first_position = family.read_config(reader), family.first_position(reader)
     reader.reject_unknown()
+    reader.require("transformers_weights", "model.safetensors")
     if encoder_config.num_hidden_layers > len(tensors):
         raise CheckpointError(f"config.json: more layers ({encoder_config.num_hidden_layers}) than tensors.")
     with torch.device("meta"):  # allocates no memory, whatever sizes config.json contains

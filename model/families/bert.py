@@ -49,6 +49,9 @@ def read_config(
     if config.flag("add_cross_attention"):
         raise CheckpointError("config.json: add_cross_attention is not supported. Use an encoder.")
     config.check_heads("hidden_size", "num_attention_heads")
+    is_decoder = config.flag("is_decoder")
+    if is_decoder:
+        config.require_causal()
     return make_config(
         config,
         max_position_embeddings=config.size("max_position_embeddings") - first_position,
@@ -56,7 +59,7 @@ def read_config(
         hidden_act=config.activation("hidden_act"),
         embedding_size=embedding_size,
         task_type_vocab_size=tasks,
-        causal=config.flag("is_decoder"),
+        causal=is_decoder,
     )
 
 

@@ -24,7 +24,7 @@ MAX_SIZE = 2**24
 """Maximum size. Larger values are mistakes, rejected before they exhaust memory."""
 HARMLESS = re.compile(
     r"dropout|_pdrop$|attn_implementation|flash_attn|memory_efficient_attention|_attention_heads$|^attentions?$|^output_attentions$"
-    r"|^final_logit_softcapping$|^max_window_layers$|^sliding_window_pattern$|^cross_attention_hidden_size$|^attention_type$"
+    r"|^final_logit_softcapping$|^max_window_layers$|^_?sliding_window_pattern$|^cross_attention_hidden_size$|^attention_type$"
 )
 
 
@@ -104,6 +104,11 @@ class ConfigReader:
         found = self.value(key, expected)
         if found != expected and str(found).lower() != str(expected).lower():
             raise CheckpointError(f"config.json: unsupported {key} {found!r}. Supported: {expected!r}.")
+
+    def require_causal(self) -> None:
+        """Raise CheckpointError if `is_causal` makes transformers use bidirectional masks, which is not supported."""
+        if not self.flag("is_causal", True):
+            raise CheckpointError("config.json: unsupported is_causal false. Supported: true.")
 
     def check_heads(self, hidden_size: str, heads: str) -> None:
         """Raise CheckpointError unless the hidden size is a multiple of the number of heads."""

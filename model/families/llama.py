@@ -157,12 +157,14 @@ LLAMA = Family("llama", read_llama, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 
 # Mistral (Jiang et al. 2023), the base of e5-mistral: windows in all layers, or in none if `sliding_window` is null.
+# With `layer_types`, transformers reads the file as Ministral, whose layers may differ.
 
 
 def read_mistral(config: ConfigReader) -> EncoderConfig:
     positions, causal = config.size("max_position_embeddings", 131_072), config.flag("is_causal", True)
     window = None if config.is_null("sliding_window") else _read_window(config, causal=causal)
-    layer = LayerConfig(window, read_rotary(config, 10_000.0, positions))
+    rotary = read_rotary(config, 10_000.0, positions)
+    types = read_layer_types(config, config.size("num_hidden_layers"), lambda index: window is not None)
     return _make_config(
         config,
         norm_eps=1e-6,
@@ -173,7 +175,7 @@ def read_mistral(config: ConfigReader) -> EncoderConfig:
         causal=causal,
         attention_bias=False,
         attention_output_bias=False,
-        layers=(layer,) * config.size("num_hidden_layers"),
+        layers=tuple(LayerConfig(window if kind == "sliding_attention" else None, rotary) for kind in types),
     )
 
 
@@ -225,8 +227,9 @@ def read_gemma3(config: ConfigReader) -> EncoderConfig:
     positions = config.size("max_position_embeddings", 131_072)
     bidirectional, sliding = config.flag("use_bidirectional_attention"), config.size("sliding_window", 4096)
     window = sliding // 2 if bidirectional else sliding - 1
-    every = config.size("_sliding_window_pattern", config.size("sliding_window_pattern", 6))
+    every = config.size("sliding_window_pattern", 6)
     types = read_layer_types(config, layers, lambda index: (index + 1) % every > 0)
+    config.require_causal()
     parameters = ConfigReader(config.mapping("rope_parameters"), "rope_parameters")
     scaling = config.mapping("rope_scaling")
     rotary = {}

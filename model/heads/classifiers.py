@@ -18,7 +18,14 @@ from model.artifact.manifest import (
     TokenClassificationHead,
 )
 from model.heads.row_head import HeadLayout, RowHead, read_labels
-from model.source.published import CheckpointError, Module, Published, require_finite, token_content
+from model.source.published import (
+    CheckpointError,
+    Module,
+    Published,
+    require_finite,
+    token_content,
+    unsupported,
+)
 from model.source.sentence_transformers import read_transformer_settings
 from model.source.tokenizer import SPECIAL_TOKEN_KEYS, TokenizerSettings
 
@@ -152,6 +159,10 @@ MODULE = "LogitScore"
 TEMPLATE = "chat_template.jinja"
 QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
 """Placeholder texts with private-use characters, which no template contains."""
+PROBE = "  The Bank\tof 7 rivers, <b> \u00e9t\u00e9 & 'co' " * 50 + "\n"
+"""A text that a template must insert as it is."""
+FORMATS = ("auto", "flat", "structured")
+SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 
 
 def find_logit_score(files: Published) -> Module | None:
@@ -178,6 +189,10 @@ def read_logit_score(
     vector = output[true_id].float() - (0.0 if false_id is None else output[false_id].float())
     require_finite(vector, "lm_head.weight")
     head = RowHead(HeadLayout("score"), {"score.weight": vector[None]}, output.shape[1])
+    if config.get("final_logit_softcapping"):
+        raise CheckpointError(
+            "config.json: final_logit_softcapping is not supported for a reranker. Use another model."
+        )
     options = files.sentence_transformers
     settings = TokenizerSettings(files, config, read_transformer_settings(files))
     template = _read_template(files, settings, tokenizers.Tokenizer.from_str(tokenizer.decode()))
@@ -211,9 +226,21 @@ def _read_template(
     for key in ("chat_template", "continue_final_message"):
         call.require(key, False)
     variables = {name: token_content(settings.get(name)) or "" for name in SPECIAL_TOKEN_KEYS} | dict(call)
-    text = _render(source, prompt, variables)
+    structured = _is_structured(files, source)
+    text = _render(source, prompt, QUERY, DOCUMENT, variables, structured=structured)
+    if not text.count(QUERY) == text.count(DOCUMENT) == 1 or text.find(QUERY) > text.find(DOCUMENT):
+        raise CheckpointError(f"{TEMPLATE}: does not render one query, then one document, by their roles. Correct it.")
     before, _, rest = text.partition(QUERY)
     middle, _, after = rest.partition(DOCUMENT)
+    own = before, middle, after
+
+    def is_inserted(probe: str) -> bool:
+        return _render(source, prompt, probe, probe, variables, structured=structured) == probe.join(own)
+
+    if not is_inserted(PROBE.strip()):
+        raise CheckpointError(f"{TEMPLATE}: unsupported: it changes the texts. Use a template that inserts them.")
+    if not is_inserted(PROBE):
+        files.warn(f"{TEMPLATE} strips the texts, which is not done here. Send texts without surrounding whitespace.")
     added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len, reverse=True)
     if any(content in middle for content in added):
         raise CheckpointError(f"{TEMPLATE}: unsupported: there is a special token between query and document.")
@@ -227,8 +254,22 @@ def _read_template(
     )
 
 
-def _render(source: str, prompt: str | None, variables: Mapping[str, Any]) -> str:
-    """Render a conversation with query and document, once each. Templates are code, so they run in a sandbox.
+def _is_structured(files: Published, source: str) -> bool:
+    """Return whether messages contain lists of parts instead of strings.
+
+    Without a format in `modality_config`, sentence-transformers looks for signs of parts in the template.
+    """
+    message = files.transformer_config.nested("modality_config", "modality_config").nested("message", "modality")
+    chosen = message.get("format") or "auto"
+    if chosen not in FORMATS:
+        raise unsupported(f"{files.transformer_config.name}: modality_config.message.format", chosen, FORMATS)
+    return chosen == "structured" or (chosen == "auto" and any(sign in source for sign in SIGNS_OF_PARTS))
+
+
+def _render(
+    source: str, prompt: str | None, query: str, document: str, variables: Mapping[str, Any], *, structured: bool
+) -> str:
+    """Render a conversation with a query and a document. Templates are code, so they run in a sandbox.
 
     `variables` are the special tokens and the arguments of files, such as `add_generation_prompt`.
     """
@@ -236,15 +277,11 @@ def _render(source: str, prompt: str | None, variables: Mapping[str, Any]) -> st
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
-    texts = [("system", prompt)] * (prompt is not None) + [("query", QUERY), ("document", DOCUMENT)]
-    for structured in (False, True):  # content as a string or as a list of parts
-        messages = [
-            {"role": role, "content": [{"type": "text", "text": text}] if structured else text} for role, text in texts
-        ]
-        try:
-            rendered = environment.from_string(source).render({**variables, "messages": messages})
-        except TemplateError as error:
-            raise CheckpointError(f"{TEMPLATE}: cannot be rendered ({error}). Correct it.") from None
-        if rendered.count(QUERY) == rendered.count(DOCUMENT) == 1 and rendered.find(QUERY) < rendered.find(DOCUMENT):
-            return rendered
-    raise CheckpointError(f"{TEMPLATE}: does not render one query, then one document, by their roles. Correct it.")
+    texts = [*([("system", prompt)] if prompt else []), ("query", query), ("document", document)]
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}] if structured else text} for role, text in texts
+    ]
+    try:
+        return environment.from_string(source).render({**variables, "messages": messages})
+    except TemplateError as error:
+        raise CheckpointError(f"{TEMPLATE}: cannot be rendered ({error}). Correct it.") from None

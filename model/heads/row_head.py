@@ -95,13 +95,21 @@ def has_architecture(config: Mapping[str, Any], *suffixes: str) -> bool:
 
 
 def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Return the label names; if config.json contains none, transformers' default names."""
+    """Return the label names; if config.json contains none, transformers' default names.
+
+    Raises CheckpointError if `label2id`, which transformers reads for zero-shot classification, contradicts them.
+    """
     names = config.get("id2label")
     if not names:
         return tuple(f"LABEL_{index}" for index in range(count))
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(count))):
         raise CheckpointError(f"config.json: id2label does not name the {count} labels of the weights. Correct it.")
-    return tuple(str(names.get(str(index), names.get(index))) for index in range(count))
+    labels = tuple(str(names.get(str(index), names.get(index))) for index in range(count))
+    numbers = config.get("label2id")
+    for label, number in numbers.items() if isinstance(numbers, dict) else ():
+        if labels.count(label) == 1 and labels.index(label) != number:
+            raise CheckpointError(f"config.json: id2label and label2id disagree on the label {label!r}. Correct one.")
+    return labels
 
 
 def _read_linear(name: str, tensors: Mapping[str, Tensor], in_features: int) -> nn.Linear:

@@ -206,7 +206,13 @@ def _check_task(file: ConfigFile, files: Published) -> None:
         options = modalities.nested(modality, "modality")
         options.require("method", "forward")
         options.require("method_output_name", output)
-        _ = options.get("format")
+        if modality != "message":
+            _ = options.get("format")
+    if files.order == LOGIT_SCORE and modalities and "message" not in modalities:
+        raise CheckpointError(
+            f"{file.name}: modality_config does not contain message, so sentence-transformers would not use the chat "
+            "template. Add it."
+        )
     if "message" in modalities and files.order != LOGIT_SCORE:
         raise CheckpointError(
             f"{file.name}: modality_config renders each text through the chat template (message), which is not "

@@ -180,6 +180,7 @@ def test_labels_have_the_names_of_the_config(publish_classifier: Publish, tmp_pa
     ("changes", "message"),
     [
         ({"id2label": {"0": "billing"}}, "id2label does not name the 3 labels"),
+        ({"label2id": {"billing": 1, "delivery": 0, "other": 2}}, "id2label and label2id disagree on the label"),
         *(
             ({"sbert_ce_default_activation_function": name}, f"unsupported function '{name}'")
             for name in ("torch.nn.Softplus", "own.Sigmoid")

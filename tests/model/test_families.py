@@ -263,6 +263,9 @@ def test_graph_with_packed_sequences_equals_sequences_alone(publish: Publish, gr
         ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "unknown key rope_scaling"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "unknown key attn_logit_softcapping"),
         ("eurobert", {"is_causal": True}, "unsupported is_causal True"),
+        ("gemma3_text", {"is_causal": False}, "unsupported is_causal false"),
+        ("gemma3_text, causal", {"is_causal": False}, "unsupported is_causal false"),
+        ("modernbert", {"transformers_weights": "other.safetensors"}, "unsupported transformers_weights"),
         ("jina_embeddings_v3", {"position_embedding_type": "alibi"}, "unsupported position_embedding_type 'alibi'"),
     ],
 )
@@ -273,6 +276,13 @@ def test_unsupported_config_is_rejected(
     change_json(directory / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(directory)
+
+
+def test_mistral_with_layer_types_is_ministral(publish: Publish, tmp_path: Path) -> None:
+    directory = shutil.copytree(publish("mistral"), tmp_path / "model")
+    layers = read_json(directory / "config.json")["num_hidden_layers"]
+    change_json(directory / "config.json", layer_types=["full_attention", *["sliding_attention"] * (layers - 1)])
+    assert_equal_to_transformers(directory, length=17)
 
 
 @pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3", "eurobert", "qwen3", "gemma3_text"])

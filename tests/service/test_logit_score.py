@@ -126,6 +126,8 @@ async def test_other_apis_offer_no_classification(reranker: ServiceHarness) -> N
             "special token between query and document",
         ),
         ("{% for", {}, "cannot be rendered"),
+        (TEMPLATE.replace("{{ ns.document }}", "{{ ns.document[:10] }}"), {}, "changes the texts"),
+        (TEMPLATE.replace("{{ ns.query }}", "{{ ns.query | lower }}"), {}, "changes the texts|does not render"),
         ("{{ ''.__class__.__mro__ }}", {}, "cannot be rendered|does not render"),
     ],
 )
@@ -139,6 +141,51 @@ def test_invalid_files_are_errors(
 
 
 GENERATION = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True, "mode": "a"}}}
+
+
+def test_template_that_strips_texts_is_named(tmp_path: Path) -> None:
+    publish_logit_score(tmp_path, TEMPLATE.replace("{{ ns.query }}", "{{ ns.query | trim }}"))
+    assert any("strips the texts" in warning for warning in load_checkpoint(tmp_path).warnings)
+
+
+def test_settings_that_change_scores_are_errors(tmp_path: Path) -> None:
+    publish_logit_score(tmp_path, kind="gemma3_text, causal")
+    change_json(tmp_path / "config.json", final_logit_softcapping=2.0)
+    with pytest.raises(CheckpointError, match="final_logit_softcapping"):
+        load_checkpoint(tmp_path)
+    change_json(tmp_path / "config.json", final_logit_softcapping=None)
+    change_json(tmp_path / "sentence_bert_config.json", modality_config={"text": FORWARD})
+    with pytest.raises(CheckpointError, match="does not contain message"):
+        load_checkpoint(tmp_path)
+
+
+FORWARD = {"method": "forward", "method_output_name": "logits"}
+BOTH = "message.content if message.content is string else 'Part: ' + message.content[0].text"
+"""Content as a string or as a list of parts, which a template may treat differently."""
+
+
+@pytest.mark.parametrize(
+    ("options", "content"),
+    [
+        *(({"format": name}, BOTH) for name in ("flat", "structured", "auto")),
+        *((options, "message.content") for options in ({"format": "flat"}, {"format": "auto"}, {})),
+        ({}, BOTH),
+    ],
+    ids=str,
+)
+def test_format_of_messages_is_that_of_sentence_transformers(
+    tmp_path: Path, options: dict[str, str], content: str
+) -> None:
+    publish_logit_score(tmp_path, TEMPLATE.replace("message.content", content))
+    modalities = {"text": FORWARD, "message": FORWARD | options}
+    change_json(tmp_path / "sentence_bert_config.json", modality_config=modalities)
+    assert_equal_template(tmp_path, "Judge the document")
+
+
+def test_empty_prompt_is_no_message(tmp_path: Path) -> None:
+    publish_logit_score(tmp_path)
+    change_json(tmp_path / "config_sentence_transformers.json", prompts={"web": ""})
+    assert_equal_template(tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +203,19 @@ def test_template_is_rendered_as_in_sentence_transformers(tmp_path: Path, name: 
     condition = "{% if add_generation_prompt %}<|im_start|>assistant{{ mode }}"
     publish_logit_score(tmp_path, f"{{{{ sep_token }}}}{before}{condition}{end}{{% endif %}}")
     change_json(tmp_path / name, **changes)
-    checkpoint = load_checkpoint(tmp_path)
+    assert_equal_template(tmp_path, "Judge the document")
+
+
+def assert_equal_template(directory: Path, prompt: str | None) -> None:
+    """Check the tokens of a pair against those of sentence-transformers."""
+    checkpoint = load_checkpoint(directory)
     assert checkpoint.warnings == ()
     assert checkpoint.classifier is not None
     template = checkpoint.classifier.record.template
     assert template is not None
     message = f"{template.head}{QUERY}{template.middle}a{template.tail}"
     ids = checkpoint.text_tokenizer().encode([TokenizerInput(message)])[0].input_ids
-    library = CrossEncoder(str(tmp_path), device="cpu").preprocess([(QUERY, "a")], prompt="Judge the document")
+    library = CrossEncoder(str(directory), device="cpu").preprocess([(QUERY, "a")], prompt=prompt)
     assert [*template.prefix_ids, *ids, *template.suffix_ids] == library["input_ids"][0].tolist()
 
 
