@@ -165,6 +165,8 @@ def read_transformer_settings(files: Published) -> TransformerSettings:
     """Return the settings of the module Transformer. Raises CheckpointError for unsupported settings."""
     file = files.transformer_config
     file.require("tokenizer_name_or_path")
+    if file and not files.has_modules:
+        files.warn(f"{file.name} is used, though sentence-transformers ignores it without {MODULES}.")
     _check_task(file, files)
     config = _arguments(file, "config_kwargs", "config_args")
     tokenizer = _arguments(file, "processor_kwargs", "tokenizer_args")

@@ -202,10 +202,13 @@ def test_instructor_excludes_the_prompt_as_sentence_transformers_does(
 def test_settings_without_modules_apply(source: Path) -> None:
     config = {"truncate_dim": 7, "similarity_fn_name": "dot", "prompts": {"query": "find: "}}
     write_json(source / "config_sentence_transformers.json", config)
+    write_json(source / "sentence_bert_config.json", {"max_seq_length": 7})
     checkpoint = load_checkpoint(source)
     embedding = checkpoint.embedding_config
     assert (embedding.truncate_dim, embedding.similarity, embedding.prompts["query"]) == (7, "dot", "find: ")
-    assert "modules.json" in "".join(checkpoint.warnings)
+    assert checkpoint.max_input_tokens == 7
+    named = [warning.split()[0] for warning in checkpoint.warnings if "ignores it without modules.json" in warning]
+    assert sorted(named) == ["config_sentence_transformers.json", "sentence_bert_config.json"]
 
 
 def test_static_embedding_is_refused(tmp_path: Path) -> None:
