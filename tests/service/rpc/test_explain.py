@@ -78,7 +78,7 @@ async def test_map_dtype_is_rejected_for_embeddings(stub: EncoderServiceStub) ->
 async def test_cancelled_calls_leave_no_work(stub: EncoderServiceStub, server: RunningServer) -> None:
     inputs = [pb.Input(text="word " * 254)]  # 18 MiB of maps, which this client does not read
     calls = [stub.Attend(pb.AttendRequest(inputs=inputs)) for _ in range(4)]
-    async with httpx.AsyncClient(base_url=server.admin) as admin, asyncio.timeout(30):
+    async with httpx.AsyncClient(base_url=server.admin) as admin, asyncio.timeout(60):
         lines: list[str] = []
         while "attendant_requests_in_flight 4.0" not in lines:
             lines = (await admin.get("/metrics")).text.splitlines()
