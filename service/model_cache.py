@@ -116,7 +116,9 @@ def remove_artifact(cache: Path, name: str) -> bool:
         if lock is None:
             return False
         for path in (cache / name, *cache.glob(f".{name}.*")):
-            if path.exists():
+            if path.is_symlink():
+                path.unlink()
+            elif path.exists():
                 shutil.rmtree(path)
         return True
 

@@ -259,7 +259,6 @@ BERT_CLASSIFIER = ClassifierLayout(HeadLayout("classifier", "pooler.dense", "tan
 """Classifiers of BERT, GTE and Nomic BERT."""
 ROBERTA_CLASSIFIER = ClassifierLayout(HeadLayout("classifier.out_proj", "classifier.dense", "tanh"))
 """Classifiers of RoBERTa, MPNet and Jina."""
-CAUSAL_TOKEN_CLASSIFIER = HeadLayout("score")
 CAUSAL_CLASSIFIER = ClassifierLayout(HeadLayout("score", unbiased=("score",)), "last")
 """Classifiers of causal language models."""
 

@@ -9,7 +9,6 @@ from model.artifact.manifest import ClassifierPooling
 from model.encoder import EncoderConfig, LayerConfig
 from model.families.family import (
     CAUSAL_CLASSIFIER,
-    CAUSAL_TOKEN_CLASSIFIER,
     ConfigReader,
     Family,
     make_config,
@@ -152,7 +151,11 @@ def read_llama(config: ConfigReader) -> EncoderConfig:
     return _read_llama(config, positions=2048, norm_eps=1e-6, causal=config.flag("is_causal", True))
 
 
-CAUSAL_HEADS: dict[str, Any] = {"classifier": CAUSAL_CLASSIFIER, "token_classifier": CAUSAL_TOKEN_CLASSIFIER}
+def read_token_classifier(config: ConfigReader) -> HeadLayout:
+    return HeadLayout("score", unbiased=() if config.flag("token_classification_bias", True) else ("score",))
+
+
+CAUSAL_HEADS: dict[str, Any] = {"classifier": CAUSAL_CLASSIFIER, "token_classifier": read_token_classifier}
 LLAMA = Family("llama", read_llama, NAMES, ("", "model."), **CAUSAL_HEADS)
 
 

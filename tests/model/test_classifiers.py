@@ -245,10 +245,27 @@ def test_classifiers_with_decoder_are_rejected(publish: Publish, tmp_path: Path,
 )
 def test_logits_of_tokens_equal_transformers(tmp_path: Path, definitions: dict[str, bytes], case: FamilyCase) -> None:
     case.publish(tmp_path, definitions[case.tokenizer])
-    checkpoint = load_checkpoint(tmp_path)
+    compare_token_logits(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_token_classifier_may_have_no_bias(tmp_path: Path, definitions: dict[str, bytes], kind: str) -> None:
+    """A bias in the weights is left unused."""
+    case = TOKEN_CLASSIFIER_CASES[kind]
+    case.publish(tmp_path, definitions[case.tokenizer])
+    change_json(tmp_path / "config.json", token_classification_bias=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["score.bias"] += torch.arange(5.0)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    compare_token_logits(tmp_path)
+
+
+def compare_token_logits(directory: Path) -> None:
+    """Compare the logits of each token with transformers."""
+    checkpoint = load_checkpoint(directory)
     assert checkpoint.token_classifier is not None
     assert checkpoint.token_classifier.record.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-    oracle = load_oracle(tmp_path, transformers.AutoModelForTokenClassification).eval()
+    oracle = load_oracle(directory, transformers.AutoModelForTokenClassification).eval()
     input_ids = random_ids(checkpoint, 31)
     with torch.inference_mode():
         expected = oracle(input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]

@@ -39,6 +39,14 @@ def test_list_and_show(cache: Path, capsys: pytest.CaptureFixture[str], tiny_art
     assert "(artifacts: tiny-1, tiny-2)" in err
 
 
+def test_remove_of_a_link_keeps_its_target(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = (cache / "tiny-2").rename(tmp_path / "elsewhere")
+    (cache / "tiny-2").symlink_to(target)
+    assert run_command(capsys, "cache", "remove", "tiny-2")[0] == 0
+    assert not (cache / "tiny-2").is_symlink()
+    assert (target / "manifest.json").is_file()
+
+
 def test_remove(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(capsys, "cache", "remove", "--unusable")[0] == 0
     assert not (cache / "damaged").exists()
