@@ -92,7 +92,7 @@ class BatchFill(Protocol):
 
     @property
     def by_total(self) -> bool:
-        """Whether all sequences fit whose total is at most `free`. They may then be added as one."""
+        """Whether any sequences fit if their total is at most `free`, so that one `add` of the total replaces many."""
 
     @property
     def free(self) -> int:

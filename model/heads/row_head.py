@@ -107,7 +107,7 @@ def read_labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
     labels = tuple(str(names.get(str(index), names.get(index))) for index in range(count))
     numbers = config.get("label2id")
     for label, number in numbers.items() if isinstance(numbers, dict) else ():
-        if labels.count(label) == 1 and labels.index(label) != number:
+        if labels.count(label) == 1 and str(labels.index(label)) != str(number):
             raise CheckpointError(f"config.json: id2label and label2id disagree on the label {label!r}. Correct one.")
     return labels
 

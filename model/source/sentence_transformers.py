@@ -208,8 +208,7 @@ def _check_task(file: ConfigFile, files: Published) -> None:
         options = modalities.nested(modality, "modality")
         options.require("method", "forward")
         options.require("method_output_name", output)
-        if modality != "message":
-            _ = options.get("format")
+        _ = options.get("format")
     if files.order == LOGIT_SCORE and modalities and "message" not in modalities:
         raise CheckpointError(
             f"{file.name}: modality_config does not contain message, so sentence-transformers would not use the chat "

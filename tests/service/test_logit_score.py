@@ -207,7 +207,7 @@ def test_template_is_rendered_as_in_sentence_transformers(tmp_path: Path, name: 
 
 
 def assert_equal_template(directory: Path, prompt: str | None) -> None:
-    """Check the tokens of a pair against those of sentence-transformers."""
+    """Compare the token ids of a query and a document, in the template, with sentence-transformers."""
     checkpoint = load_checkpoint(directory)
     assert checkpoint.warnings == ()
     assert checkpoint.classifier is not None
