@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from attendant_client.options import (
     TokenClassifyOptions,
 )
 from attendant_client.requests import (
+    OPERATIONS,
     Body,
     InputChunk,
     Inputs,
@@ -47,6 +48,7 @@ from attendant_client.types import (
     Occurrence,
     RerankResponse,
     SimilarityResponse,
+    T,
     TokenClassifyResponse,
     TokenizeResponse,
 )
@@ -73,8 +75,7 @@ class AsyncClient(BaseClient):
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> EncodeResponse:
         """Return embeddings of the inputs; raises `AttendantError`."""
-        response: EncodeResponse = await self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
-        return response
+        return await self._call_in_parts(EncodeResponse, make_body(inputs, **options), timeout_s)
 
     async def embed(
         self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
@@ -89,23 +90,19 @@ class AsyncClient(BaseClient):
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
     ) -> AttendResponse:
         """Return attention maps of the inputs; raises `AttendantError`."""
-        response: AttendResponse = await self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
-        return response
+        return await self._call_in_parts(AttendResponse, make_body(inputs, **options), timeout_s)
 
     async def tokenize(
         self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None
     ) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
-        response: TokenizeResponse = await self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
-        return response
+        return await self._call_in_parts(TokenizeResponse, make_body(inputs, model=model), timeout_s)
 
     async def compare(
         self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
     ) -> CompareResponse:
         """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
-        body = make_comparison(occurrences, **options)
-        response: CompareResponse = (await self._call("compare", body, self._deadline(timeout_s)))[0]
-        return response
+        return await self._call_once(CompareResponse, make_comparison(occurrences, **options), timeout_s)
 
     async def similarity(
         self,
@@ -116,9 +113,7 @@ class AsyncClient(BaseClient):
         **options: Unpack[SimilarityOptions],
     ) -> SimilarityResponse:
         """Return the similarity of queries and documents, and its explanation; raises `AttendantError`."""
-        body = make_similarity(queries, documents, **options)
-        response: SimilarityResponse = (await self._call("similarity", body, self._deadline(timeout_s)))[0]
-        return response
+        return await self._call_once(SimilarityResponse, make_similarity(queries, documents, **options), timeout_s)
 
     async def rerank(
         self,
@@ -129,36 +124,29 @@ class AsyncClient(BaseClient):
         **options: Unpack[RerankOptions],
     ) -> RerankResponse:
         """Return the documents by their relevance to the query, best first; raises `AttendantError`."""
-        body = make_ranking(query, documents, **options)
-        response: RerankResponse = (await self._call("rerank", body, self._deadline(timeout_s)))[0]
-        return response
+        return await self._call_once(RerankResponse, make_ranking(query, documents, **options), timeout_s)
 
     async def classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
-        response: ClassifyResponse = await self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
-        return response
+        return await self._call_in_parts(ClassifyResponse, make_body(inputs, **options), timeout_s)
 
     async def token_classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResponse:
         """Return labeled spans (named entities) of the inputs; raises `AttendantError`."""
-        body = make_body(inputs, **options)
-        response: TokenClassifyResponse = await self._call_in_parts("token_classify", body, timeout_s)
-        return response
+        return await self._call_in_parts(TokenClassifyResponse, make_body(inputs, **options), timeout_s)
 
     async def fill_mask(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResponse:
         """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
-        response: FillMaskResponse = await self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
-        return response
+        return await self._call_in_parts(FillMaskResponse, make_body(inputs, **options), timeout_s)
 
     async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
         """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
-        body = make_model_query(name)
-        info: ModelInfo = (await self._call("model", body, self._deadline(timeout_s)))[0]
+        info = await self._call_once(ModelInfo, make_model_query(name), timeout_s)
         if name is None:
             self._model = info
         return info
@@ -177,17 +165,22 @@ class AsyncClient(BaseClient):
     ) -> None:
         await self.close()
 
-    async def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    async def _call_once(self, kind: type[T], body: Body, timeout_s: float | None) -> T:
+        """Return the response of type `kind`, which determines the operation."""
+        response: T
+        response, _ = await self._call(OPERATIONS[kind], body, self._deadline(timeout_s))
+        return response
+
+    async def _call_in_parts(self, kind: type[T], body: Body, timeout_s: float | None) -> T:
         deadline = self._deadline(timeout_s)
-        info = self._model or await self.model(timeout_s=timeout_s)
-        max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
+        limits = (self._model or await self.model(timeout_s=timeout_s)).limits
+        parts = split_body(body, limits, limits.max_grpc_message_bytes if self._is_grpc else limits.max_request_bytes)
         slots = asyncio.Semaphore(CONCURRENT_PARTS)
-        tasks = [
-            asyncio.create_task(self._call_part(operation, part, deadline, slots))
-            for part in split_body(body, info.limits, max_bytes)
-        ]
+        calls = (self._call_part(OPERATIONS[kind], part, deadline, slots) for part in parts)
+        tasks = [asyncio.create_task(call) for call in calls]
         try:
-            return merge([response for responses in await asyncio.gather(*tasks) for response in responses])
+            merged: T = merge([response for responses in await asyncio.gather(*tasks) for response in responses])
+            return merged
         finally:
             for task in tasks:  # after an error, the other parts are not sent
                 task.cancel()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attendant_client.options import (
     TokenClassifyOptions,
 )
 from attendant_client.requests import (
+    OPERATIONS,
     Body,
     Inputs,
     check_embed_options,
@@ -45,6 +46,7 @@ from attendant_client.types import (
     Occurrence,
     RerankResponse,
     SimilarityResponse,
+    T,
     TokenClassifyResponse,
     TokenizeResponse,
 )
@@ -65,8 +67,7 @@ class Client(BaseClient):
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]
     ) -> EncodeResponse:
         """Return embeddings of the inputs; raises `AttendantError`."""
-        response: EncodeResponse = self._call_in_parts("encode", make_body(inputs, **options), timeout_s)
-        return response
+        return self._call_in_parts(EncodeResponse, make_body(inputs, **options), timeout_s)
 
     def embed(self, texts: Sequence[str], *, timeout_s: float | None = None, **options: Unpack[EncodeOptions]) -> Array:
         """Return the texts' pooled vectors, (N, D); raises `AttendantError`."""
@@ -79,21 +80,17 @@ class Client(BaseClient):
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[AttendOptions]
     ) -> AttendResponse:
         """Return attention maps of the inputs; raises `AttendantError`."""
-        response: AttendResponse = self._call_in_parts("attend", make_body(inputs, **options), timeout_s)
-        return response
+        return self._call_in_parts(AttendResponse, make_body(inputs, **options), timeout_s)
 
     def tokenize(self, inputs: Inputs, *, model: str | None = None, timeout_s: float | None = None) -> TokenizeResponse:
         """Return tokens and words of the inputs, untruncated; raises `AttendantError`."""
-        response: TokenizeResponse = self._call_in_parts("tokenize", make_body(inputs, model=model), timeout_s)
-        return response
+        return self._call_in_parts(TokenizeResponse, make_body(inputs, model=model), timeout_s)
 
     def compare(
         self, occurrences: Iterable[Occurrence], *, timeout_s: float | None = None, **options: Unpack[CompareOptions]
     ) -> CompareResponse:
         """Return how similar the occurrences of a word are in each layer; raises `AttendantError`."""
-        body = make_comparison(occurrences, **options)
-        response: CompareResponse = self._call("compare", body, self._deadline(timeout_s))[0]
-        return response
+        return self._call_once(CompareResponse, make_comparison(occurrences, **options), timeout_s)
 
     def similarity(
         self,
@@ -104,9 +101,7 @@ class Client(BaseClient):
         **options: Unpack[SimilarityOptions],
     ) -> SimilarityResponse:
         """Return the similarity of queries and documents, and its explanation; raises `AttendantError`."""
-        body = make_similarity(queries, documents, **options)
-        response: SimilarityResponse = self._call("similarity", body, self._deadline(timeout_s))[0]
-        return response
+        return self._call_once(SimilarityResponse, make_similarity(queries, documents, **options), timeout_s)
 
     def rerank(
         self,
@@ -117,36 +112,29 @@ class Client(BaseClient):
         **options: Unpack[RerankOptions],
     ) -> RerankResponse:
         """Return the documents by their relevance to the query, best first; raises `AttendantError`."""
-        body = make_ranking(query, documents, **options)
-        response: RerankResponse = self._call("rerank", body, self._deadline(timeout_s))[0]
-        return response
+        return self._call_once(RerankResponse, make_ranking(query, documents, **options), timeout_s)
 
     def classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> ClassifyResponse:
         """Return the labels of the inputs, each with its score, best first; raises `AttendantError`."""
-        response: ClassifyResponse = self._call_in_parts("classify", make_body(inputs, **options), timeout_s)
-        return response
+        return self._call_in_parts(ClassifyResponse, make_body(inputs, **options), timeout_s)
 
     def token_classify(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[TokenClassifyOptions]
     ) -> TokenClassifyResponse:
         """Return labeled spans (named entities) of the inputs; raises `AttendantError`."""
-        body = make_body(inputs, **options)
-        response: TokenClassifyResponse = self._call_in_parts("token_classify", body, timeout_s)
-        return response
+        return self._call_in_parts(TokenClassifyResponse, make_body(inputs, **options), timeout_s)
 
     def fill_mask(
         self, inputs: Inputs, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
     ) -> FillMaskResponse:
         """Return the words that the model predicts for the mask tokens, or at `position`; raises `AttendantError`."""
-        response: FillMaskResponse = self._call_in_parts("fill_mask", make_body(inputs, **options), timeout_s)
-        return response
+        return self._call_in_parts(FillMaskResponse, make_body(inputs, **options), timeout_s)
 
     def model(self, name: str | None = None, *, timeout_s: float | None = None) -> ModelInfo:
         """Return a served model and its limits; None selects the default model. Raises `AttendantError`."""
-        body = make_model_query(name)
-        info: ModelInfo = self._call("model", body, self._deadline(timeout_s))[0]
+        info = self._call_once(ModelInfo, make_model_query(name), timeout_s)
         if name is None:
             self._model = info
         return info
@@ -164,22 +152,29 @@ class Client(BaseClient):
     ) -> None:
         self.close()
 
-    def _call_in_parts(self, operation: str, body: Body, timeout_s: float | None) -> Any:
+    def _call_once(self, kind: type[T], body: Body, timeout_s: float | None) -> T:
+        """Return the response of type `kind`, which determines the operation."""
+        response: T
+        response, _ = self._call(OPERATIONS[kind], body, self._deadline(timeout_s))
+        return response
+
+    def _call_in_parts(self, kind: type[T], body: Body, timeout_s: float | None) -> T:
         deadline = self._deadline(timeout_s)
-        info = self._model or self.model(timeout_s=timeout_s)
-        max_bytes = info.limits.max_grpc_message_bytes if self._is_grpc else info.limits.max_request_bytes
+        limits = (self._model or self.model(timeout_s=timeout_s)).limits
+        parts = split_body(body, limits, limits.max_grpc_message_bytes if self._is_grpc else limits.max_request_bytes)
         responses = []
-        pending = list(split_body(body, info.limits, max_bytes))[::-1]
+        pending = list(parts)[::-1]
         while pending:
             part = pending.pop()
             try:
-                responses.append(self._call(operation, part.body, deadline))
+                responses.append(self._call(OPERATIONS[kind], part.body, deadline))
             except AttendantError as error:
                 if not is_too_large(error) or len(part.body["inputs"]) < 2:
                     error.count_from(part.first)
                     raise
                 pending.extend(reversed(halves(part)))
-        return merge(responses)
+        merged: T = merge(responses)
+        return merged
 
     def _call(self, operation: str, body: Body, deadline: float | None) -> Response:
         attempt = 0

@@ -205,6 +205,8 @@ def _call(operation: str) -> Call:
 CALLS = {operation: _call(operation) for operation in get_args(types.Operation)} | {
     "model": Call("/v1/model", "GetModel", pb.GetModelRequest, types.ModelInfo)
 }
+OPERATIONS: dict[type, str] = {call.response: operation for operation, call in CALLS.items()}
+"""The operation by the type of its response."""
 PROMPTS = ("prompt", "query_prompt", "document_prompt")
 """Prompt fields, each in a oneof with the corresponding prompt name. Setting one field of a oneof clears the other."""
 SELECTIONS = ("model", "outputs", "layers", "heads", "rows", "labels", "targets")
