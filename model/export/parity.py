@@ -1,163 +1,88 @@
 """Parity: comparison of exported graphs with PyTorch."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
+import onnxscript
 import torch
 from numpy.typing import NDArray
-from onnx import parser
 from torch import Tensor, nn
 
 from model.artifact.manifest import COMBINED, CombinedPooling, ParityRecord, split_pooling
 from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
-from model.export.graphs import open_session
+from model.export.graphs import OPSET, open_session
 from model.source.model_size import MAX_TESTED_TOKENS
 
 DOMAIN = "attendant.reference"
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 PACKED, BLOCKS = "PackedMultiHeadAttention", "MultiHeadAttention"
 """Operators in CUDA graphs that the CPU execution provider does not support, or supports only in float32."""
 
-HEADS = """
-    heads = Constant <value_int: int = @num_heads> ()
-    axis_0 = Constant <value_ints = [0]> ()
-    minus_one = Constant <value_ints = [-1]> ()
-    heads_1d = Unsqueeze (heads, axis_0)
-    scale = Constant <value_float: float = @scale> ()
-"""
-SEPARATE = """
-    q = Cast <to = 1> (query)
-    k = Cast <to = 1> (key)
-    v = Cast <to = 1> (value)
-"""
-ADD_BIAS = """
-    three = Constant <value_ints = [3]> ()
-    bias_shape = Concat <axis = 0> (three, heads_1d, minus_one)
-    bias_parts = Reshape (bias, bias_shape)
-    bias_of_heads = Transpose <perm = [1, 0, 2]> (bias_parts)
-    joined = Add (query, bias_of_heads)
-"""
-JOINED = """
-    joined_float = Cast <to = 1> (joined)
-    q_part, k_part, v_part = Split <axis = 2, num_outputs = 3> (joined_float)
-    q = Flatten (q_part)
-    k = Flatten (k_part)
-    v = Flatten (v_part)
-"""
-PACKED_BODY = """
-    tokens = Shape <end = 1> (query)
-    count = Squeeze (tokens, axis_0)
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    indices = Range (zero, count, one)
-    index = Unsqueeze (indices, minus_one)
-    cu_seqlens_long = Cast <to = 7> (cu_seqlens)
-    end = Gather (cu_seqlens_long, minus_one)
-    covered = Less (index, end)
 
-    split = Concat <axis = 0> (axis_0, heads_1d, minus_one)
-    float_zero = Constant <value_float = 0.0> ()
-    v_covered = Where (covered, v, float_zero)
-    q_split = Reshape (q, split)
-    k_split = Reshape (k, split)
-    v_split = Reshape (v_covered, split)
-    q_heads = Transpose <perm = [1, 0, 2]> (q_split)
-    k_heads = Transpose <perm = [1, 2, 0]> (k_split)
-    v_heads = Transpose <perm = [1, 0, 2]> (v_split)
-    products = MatMul (q_heads, k_heads)
-    scaled = Mul (products, scale)
-
-    started = LessOrEqual (cu_seqlens_long, index)
-    started_long = Cast <to = 7> (started)
-    sequence_id = ReduceSum <keepdims = 1> (started_long, minus_one)
-    sequence_id_row = Transpose (sequence_id)
-    same = Equal (sequence_id, sequence_id_row)
-    lowest = Constant <value_float = -3.4e38> ()
-"""
-NO_SCORE_BIAS = "scores = Identity (scaled)"
-SCORE_BIAS = """
-    previous = Sub (sequence_id, one)
-    starts = Gather (cu_seqlens_long, previous)
-    offsets = Sub (index, starts)
-    places = Squeeze (offsets, minus_one)
-    size = Shape <start = 3> (attention_bias)
-    last = Sub (size, one)
-    inside = Min (places, last)
-    inside_column = Unsqueeze (inside, minus_one)
-    batch = Shape <end = 1> (attention_bias)
-    last_sequence = Sub (batch, one)
-    bias_number = Min (previous, last_sequence)
-    bias_index = Concat <axis = 1> (bias_number, inside_column)
-    bias_by_query = Transpose <perm = [0, 2, 1, 3]> (attention_bias)
-    bias_rows = GatherND (bias_by_query, bias_index)
-    bias_pairs = Gather <axis = 2> (bias_rows, inside)
-    bias_heads = Transpose <perm = [1, 0, 2]> (bias_pairs)
-    bias_float = Cast <to = 1> (bias_heads)
-    scores = Add (scaled, bias_float)
-"""
-PACKED_END = """
-    masked = Where (same, scores, lowest)
-    probs = Softmax <axis = -1> (masked)
-    context_heads = MatMul (probs, v_heads)
-    context_split = Transpose <perm = [1, 0, 2]> (context_heads)
-    shape = Shape (q)
-    context_float = Reshape (context_split, shape)
-
-    nan = Div (float_zero, float_zero)
-    written = Where (covered, context_float, nan)
-    context = CastLike (written, query)
-"""
-BLOCKS_BODY = """
-    copied = Constant <value_ints = [0, 0]> ()
-    split = Concat <axis = 0> (copied, heads_1d, minus_one)
-    q_split = Reshape (q, split)
-    k_split = Reshape (k, split)
-    v_split = Reshape (v, split)
-    q_heads = Transpose <perm = [0, 2, 1, 3]> (q_split)
-    k_heads = Transpose <perm = [0, 2, 3, 1]> (k_split)
-    v_heads = Transpose <perm = [0, 2, 1, 3]> (v_split)
-    products = MatMul (q_heads, k_heads)
-    scaled = Mul (products, scale)
-    bias_float = Cast <to = 1> (attention_bias)
-    scores = Add (scaled, bias_float)
-    probs = Softmax <axis = -1> (scores)
-    context_heads = MatMul (probs, v_heads)
-    context_split = Transpose <perm = [0, 2, 1, 3]> (context_heads)
-    shape = Shape (query)
-    context_float = Reshape (context_split, shape)
-    context = CastLike (context_float, query)
-"""
-
-
-def define_operator(node: onnx.NodeProto) -> str:
-    """Convert a GPU-only operator to a function call; return the function's definition."""
-    given = dict(enumerate(node.input))
+def define_operator(op: Any, *inputs: Any, node: onnx.NodeProto) -> Any:
+    """Return the output of a GPU-only operator for its inputs, computed in float32 with the standard operators `op`."""
+    options = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    heads, scale = options["num_heads"], options["scale"]
+    query, key, value, bias, *others = inputs
     if node.op_type == BLOCKS:
-        inputs, body = "query, key, value, bias, key_padding_mask, attention_bias", SEPARATE + BLOCKS_BODY
+        q, k, v = (op.Reshape(op.Cast(part, to=FLOAT), [0, 0, heads, -1]) for part in (query, key, value))
+        products = op.MatMul(op.Transpose(q, perm=[0, 2, 1, 3]), op.Transpose(k, perm=[0, 2, 3, 1]))
+        scores = op.Add(op.Mul(products, scale), op.Cast(others[1], to=FLOAT))
+        context = op.MatMul(op.Softmax(scores, axis=-1), op.Transpose(v, perm=[0, 2, 1, 3]))
+        return op.CastLike(op.Reshape(op.Transpose(context, perm=[0, 2, 1, 3]), op.Shape(query)), query)
+    _, cu_seqlens, attention_bias = (*others, None)[:3]
+    assert key is None or bias is None, "biases are of joined projections"
+    if key is not None:
+        q, k, v = (op.Cast(part, to=FLOAT) for part in (query, key, value))
     else:
-        inputs = "query, key, value, bias, token_offset, cu_seqlens"
-        assert not (given[1] and given[3]), "biases are of joined projections"
-        joined = (ADD_BIAS if given[3] else "joined = Identity (query)") + JOINED
-        body = (SEPARATE if given[1] else joined) + PACKED_BODY
-        body += (SCORE_BIAS if given.get(6) else NO_SCORE_BIAS) + PACKED_END
-        inputs += ", attention_bias" if given.get(6) else ""
-    node.domain = DOMAIN
-    node.op_type += "".join(str(number) for number, name in given.items() if name)
-    return (
-        f'<domain: "{DOMAIN}", opset_import: ["": 20]> {node.op_type} <num_heads, scale> ({inputs}) => (context)'
-        f"{{{HEADS}{body}}}"
-    )
+        bias_of_heads = None if bias is None else op.Transpose(op.Reshape(bias, [3, heads, -1]), perm=[1, 0, 2])
+        joined = op.Cast(query if bias is None else op.Add(query, bias_of_heads), to=FLOAT)
+        q, k, v = (op.Flatten(part) for part in op.Split(joined, axis=2, num_outputs=3, _outputs=3))
+    index = op.Unsqueeze(op.Range(0, op.Squeeze(op.Shape(query, end=1), [0]), 1), [-1])  # (T, 1)
+    bounds = op.Cast(cu_seqlens, to=INT64)
+    covered = op.Less(index, op.Gather(bounds, [-1]))
+    q, k, v = (op.Reshape(part, [0, heads, -1]) for part in (q, k, op.Where(covered, v, 0.0)))
+    products = op.MatMul(op.Transpose(q, perm=[1, 0, 2]), op.Transpose(k, perm=[1, 2, 0]))
+    scores = op.Mul(products, scale)  # (H, T, T)
+    number = op.ReduceSum(op.Cast(op.LessOrEqual(bounds, index), to=INT64), [-1], keepdims=1)  # of a sequence, from 1
+    if attention_bias is not None:
+        previous = op.Sub(number, 1)
+        places = op.Squeeze(op.Sub(index, op.Gather(bounds, previous)), [-1])
+        inside = op.Min(places, op.Sub(op.Shape(attention_bias, start=3), 1))
+        sequence = op.Min(previous, op.Sub(op.Shape(attention_bias, end=1), 1))
+        by_query = op.Transpose(attention_bias, perm=[0, 2, 1, 3])
+        rows = op.GatherND(by_query, op.Concat(sequence, op.Unsqueeze(inside, [-1]), axis=1))
+        pairs = op.Gather(rows, inside, axis=2)
+        scores = op.Add(scores, op.Cast(op.Transpose(pairs, perm=[1, 0, 2]), to=FLOAT))
+    masked = op.Where(op.Equal(number, op.Transpose(number)), scores, -3.4e38)
+    context = op.MatMul(op.Softmax(masked, axis=-1), op.Transpose(v, perm=[1, 0, 2]))
+    return op.CastLike(op.Where(covered, op.Flatten(op.Transpose(context, perm=[1, 0, 2])), np.nan), query)
 
 
 def to_reference_graph(graph: bytes) -> bytes:
     """Return the serialized ONNX graph with these operators defined as functions of standard operators."""
     model = onnx.load_model_from_string(graph)
-    replaced = [node for node in model.graph.node if node.op_type in (PACKED, BLOCKS)]
-    for definition in sorted({define_operator(node) for node in replaced}):
-        model.functions.append(parser.parse_function(definition))
+    names: dict[tuple[Any, ...], str] = {}
+    for node in model.graph.node:
+        if node.op_type in (PACKED, BLOCKS):
+            key = (node.op_type, *map(bool, node.input), *(item.SerializeToString() for item in node.attribute))
+            name = names.get(key)
+            if name is None:
+                name = names[key] = f"{node.op_type}{len(names)}"
+                inputs = [
+                    onnx_ir.Value(name=f"input{index}") if given else None for index, given in enumerate(node.input)
+                ]
+                options: dict[str, Any] = {"domain": DOMAIN, "name": name, "opset_imports": {"": OPSET}}
+                function = onnxscript.build_function(partial(define_operator, node=node), inputs, **options)
+                model.functions.append(onnx_ir.to_proto(function))
+            node.domain, node.op_type = DOMAIN, name
+            del node.attribute[:]
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     body: bytes = model.SerializeToString()
     return body
