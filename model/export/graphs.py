@@ -5,15 +5,16 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir
 import onnxruntime
+import onnxscript
 import torch
 from numpy.typing import NDArray
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
@@ -31,7 +32,7 @@ from model.artifact.manifest import (
     TensorType,
     ValueRecord,
 )
-from model.encoder.attention import BLOCK_TOKENS, DOMAIN, MAX_DENSE_TOKENS
+from model.encoder.attention import BLOCK_TOKENS, DOMAIN, LOWEST, MAX_DENSE_TOKENS
 
 TO_FLOAT = {"to": onnx_ir.DataType.FLOAT.value}
 COMPACT_TYPES = (onnx_ir.DataType.BFLOAT16, onnx_ir.DataType.FLOAT16)
@@ -128,278 +129,169 @@ def stored_weight(value: onnx_ir.Value) -> onnx_ir.Value:
 
 
 FUSED = "fused_attention"
-
-HEADER = f'<opset_import: ["" : 20, "{DOMAIN}" : 1], domain: "{DOMAIN}">'
-CONSTANTS = f"""
-    zero = Constant<value = int64 {{0}}>()
-    one = Constant<value = int64 {{1}}>()
-    block = Constant<value = int64 {{{BLOCK_TOKENS}}}>()
-    limit = Constant<value = int64 {{{MAX_DENSE_TOKENS}}}>()
-    allow = Constant<value = float {{0}}>()
-    lowest = Constant<value = float {{-3.4028234663852886e38}}>()
-    axis0 = Constant<value = int64[1] {{0}}>()
-    axis1 = Constant<value = int64[1] {{1}}>()
-    axis2 = Constant<value = int64[1] {{2}}>()
-    rest = Constant<value = int64[1] {{-1}}>()
-"""
-MASK_SIZES = f"""{CONSTANTS}
-    shape = Shape<start = 1, end = 2>(sequence_ids)
-    tokens = Squeeze(shape)
-    short = LessOrEqual(tokens, limit)
-"""
-SIZES = f"""{CONSTANTS}
-    shape = Shape<start = 2, end = 3>(q)
-    tokens = Squeeze(shape)
-    short = LessOrEqual(tokens, limit)
-    fused = {DOMAIN}.Fused()
-    last = Sub(tokens, one)
-    padded = Add(last, block)
-    blocks = Div(padded, block)
-    yes = Constant<value = bool {{1}}>()
-"""
-JOIN_BLOCKS = """
-        ordered = Transpose<perm = [1, 2, 0, 3, 4]>(parts)
-        keep = Constant<value = int64[3] {0, 0, -1}>()
-        size = Shape<start = 3>(q)
-        joined_shape = Concat<axis = 0>(keep, size)
-        joined = Reshape(ordered, joined_shape)
-        unpadded = Slice(joined, axis0, shape, axis2)
-"""
-QUERY_BLOCK = """
-            again = Identity(more)
-            start = Mul(number, block)
-            stop = Add(start, block)
-            range = Range(start, stop, one)
-            queries = Min(range, last)
-            q_block = Gather<axis = 2>(q, queries)
-"""
+OPSET = 20
+INT64, BOOL, FLOAT = onnx_ir.DataType.INT64, onnx_ir.DataType.BOOL, onnx_ir.DataType.FLOAT
 
 
-def _attend(name: str, inputs: str, fused: str, body: str) -> str:
-    return f"""{name} <scale: float> ({inputs}) => (output) {{
-    {SIZES}
-    output = If (fused) <then_branch = fused_branch () => (together) {{
-        {fused}
-    }}, else_branch = loop_branch () => (either) {{
-        either = If (short) <then_branch = short_branch () => (dense) {{
-            dense = {DOMAIN}.Dense<scale: float = @scale>(q, k, v, mask)
-        }}, else_branch = long_branch () => (unpadded) {{
-            parts = Loop (blocks, yes) <body = block_body (int64 number, bool more)
-                => (bool again, float[R, H, B, d] part) {{
-                {QUERY_BLOCK}
-                {body}
-            }}>
-            {JOIN_BLOCKS}
-        }}>
-    }}>
-}}"""
+def _sizes(op: Any, values: Any, axis: int) -> tuple[Any, Any, Any]:
+    """Return the number of tokens, (1,) and as a scalar, and whether rows of this length use masks of size T x T."""
+    shape = op.Shape(values, start=axis, end=axis + 1)
+    tokens = op.Squeeze(shape)
+    return shape, tokens, op.LessOrEqual(tokens, MAX_DENSE_TOKENS)
 
 
-ATTEND_ALL = f"together = {DOMAIN}.Dense<scale: float = @scale>(q, k, v, mask)"
-FUNCTIONS = (
-    f"""FullMask (position_ids, sequence_ids) => (mask) {{
-    {MASK_SIZES}
-    queries = Where(short, tokens, one)
-    stop = Unsqueeze(queries, axis0)
-    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
-    query_ids = Abs(signed_ids)
-    query_column = Unsqueeze(query_ids, axis2)
-    key_row = Unsqueeze(sequence_ids, axis1)
-    allowed = Equal(query_column, key_row)
-    additive = Where(allowed, allow, lowest)
-    mask = Unsqueeze(additive, axis1)
-}}""",
-    f"""AlibiMask (position_ids, sequence_ids, slopes) => (mask) {{
-    {MASK_SIZES}
-    fused = {DOMAIN}.Fused()
-    all = Or(fused, short)
-    queries = Where(all, tokens, one)
-    stop = Unsqueeze(queries, axis0)
-    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
-    query_positions = Slice(position_ids, axis0, stop, axis1)
-    query_ids = Abs(signed_ids)
-    query_id_column = Unsqueeze(query_ids, axis2)
-    query_column = Unsqueeze(query_positions, axis2)
-    key_id_row = Unsqueeze(sequence_ids, axis1)
-    key_row = Unsqueeze(position_ids, axis1)
-    allowed = Equal(query_id_column, key_id_row)
-    additive = Where(allowed, allow, lowest)
-    of_all_heads = Unsqueeze(additive, axis1)
-    offsets = Sub(query_column, key_row)
-    distances = Abs(offsets)
-    distance_values = Cast<to = 1>(distances)
-    distances_of_heads = Unsqueeze(distance_values, axis1)
-    used_slopes = Where(all, slopes, allow)
-    penalties = Mul(distances_of_heads, used_slopes)
-    mask = Sub(of_all_heads, penalties)
-}}""",
-    f"""CausalMask (position_ids, sequence_ids) => (mask) {{
-    {MASK_SIZES}
-    fused = {DOMAIN}.Fused()
-    all = Or(fused, short)
-    queries = Where(all, tokens, one)
-    stop = Unsqueeze(queries, axis0)
-    signed_ids = Slice(sequence_ids, axis0, stop, axis1)
-    query_ids = Abs(signed_ids)
-    query_positions = Slice(position_ids, axis0, stop, axis1)
-    query_id_column = Unsqueeze(query_ids, axis2)
-    query_column = Unsqueeze(query_positions, axis2)
-    key_id_row = Unsqueeze(sequence_ids, axis1)
-    key_row = Unsqueeze(position_ids, axis1)
-    same = Equal(query_id_column, key_id_row)
-    earlier = GreaterOrEqual(query_column, key_row)
-    allowed = And(same, earlier)
-    additive = Where(allowed, allow, lowest)
-    mask = Unsqueeze(additive, axis1)
-}}""",
-    f"""WindowMask <behind: int, ahead: int> (position_ids, sequence_ids) => (mask, keys) {{
-    {MASK_SIZES}
-    none = Constant<value = int64 {{-1}}>()
-    radius_behind = Constant<value_int: int = @behind>()
-    radius_ahead = Constant<value_int: int = @ahead>()
-    B = Where(short, tokens, block)
-    behind = Where(short, zero, radius_behind)
-    ahead = Where(short, zero, radius_ahead)
-    starts = Range(zero, tokens, B)
-    start_column = Unsqueeze(starts, axis1)
-    last = Sub(tokens, one)
+def _fused(op: Any) -> Any:
+    """Return a placeholder of the constant `FUSED`."""
+    return op.Fused(_domain=DOMAIN, _outputs=[onnx_ir.val("fused", BOOL, [])])
 
-    query_offsets = Range(zero, B, one)
-    query_grid = Add(start_column, query_offsets)
-    query_range = Reshape(query_grid, rest)
-    queries = Min(query_range, last)
-    to = Add(B, ahead)
-    from = Neg(behind)
-    key_offsets = Range(from, to, one)
-    key_grid = Add(start_column, key_offsets)
-    key_range = Reshape(key_grid, rest)
-    key_floor = Max(key_range, zero)
-    keys = Min(key_floor, last)
 
-    query_shape = Shape(query_offsets)
-    key_shape = Shape(key_offsets)
-    column_shape = Concat<axis = 0>(rest, query_shape, axis1)
-    row_shape = Concat<axis = 0>(rest, axis1, key_shape)
-    inside = Equal(keys, key_range)
-    clamped_ids = Gather<axis = 1>(sequence_ids, keys)
-    key_ids = Where(inside, clamped_ids, none)
-    key_positions = Gather<axis = 1>(position_ids, keys)
-    signed_ids = Gather<axis = 1>(sequence_ids, queries)
-    query_ids = Abs(signed_ids)
-    query_positions = Gather<axis = 1>(position_ids, queries)
-    query_id_column = Reshape(query_ids, column_shape)
-    query_column = Reshape(query_positions, column_shape)
-    key_id_row = Reshape(key_ids, row_shape)
-    key_row = Reshape(key_positions, row_shape)
-    same = Equal(query_id_column, key_id_row)
-    distance = Sub(query_column, key_row)
-    distance_ahead = Neg(distance)
-    near_behind = LessOrEqual(distance, radius_behind)
-    near_ahead = LessOrEqual(distance_ahead, radius_ahead)
-    near = And(near_behind, near_ahead)
-    allowed = And(same, near)
-    additive = Where(allowed, allow, lowest)
-    mask = Unsqueeze(additive, axis1)
-}}""",
-    """Dense <scale: float> (q, k, v, mask) => (output) {
-    factor = Constant<value_float: float = @scale>()
-    k_columns = Transpose<perm = [0, 1, 3, 2]>(k)
-    products = MatMul(q, k_columns)
-    scores = Mul(products, factor)
-    masked = Add(scores, mask)
-    probs = Softmax<axis = -1>(masked)
-    output = MatMul(probs, v)
-}""",
-    _attend(
-        "FullAttend", "q, k, v, mask", ATTEND_ALL, f"part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, mask)"
-    ),
-    _attend(
-        "AlibiAttend",
-        "q, k, v, mask, slopes",
-        ATTEND_ALL,
-        f"""
-                key_range = Range(zero, tokens, one)
-                query_column = Unsqueeze(queries, axis1)
-                offsets = Sub(query_column, key_range)
-                distances = Abs(offsets)
-                distance_values = Cast<to = 1>(distances)
-                penalties = Mul(distance_values, slopes)
-                block_mask = Sub(mask, penalties)
-                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k, v, block_mask)""",
-    ),
-    _attend(
-        "CausalAttend",
-        "q, k, v, mask",
-        ATTEND_ALL,
-        f"""
-                key_stop = Min(stop, tokens)
-                key_end = Unsqueeze(key_stop, axis0)
-                k_block = Slice(k, axis0, key_end, axis2)
-                v_block = Slice(v, axis0, key_end, axis2)
-                key_range = Range(zero, key_stop, one)
-                query_column = Unsqueeze(queries, axis1)
-                earlier = GreaterOrEqual(query_column, key_range)
-                block_mask = Where(earlier, allow, lowest)
-                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k_block, v_block, block_mask)""",
-    ),
-    _attend(
-        "WindowAttend",
-        "q, k, v, mask, keys",
-        f"""
-        query_count = Shape<start = 2, end = 3>(mask)
-        key_count = Shape<start = 3>(mask)
-        q_rows = Transpose<perm = [0, 2, 1, 3]>(q)
-        q_rows_shape = Shape(q_rows)
-        heads = Shape<start = 2>(q_rows)
-        q_shape = Concat<axis = 0>(rest, query_count, heads)
-        k_shape = Concat<axis = 0>(rest, key_count, heads)
-        q_blocks = Reshape(q_rows, q_shape)
-        q_heads = Transpose<perm = [0, 2, 1, 3]>(q_blocks)
-        k_rows = Transpose<perm = [0, 2, 1, 3]>(k)
-        k_gathered = Gather<axis = 1>(k_rows, keys)
-        k_blocks = Reshape(k_gathered, k_shape)
-        k_heads = Transpose<perm = [0, 2, 1, 3]>(k_blocks)
-        v_rows = Transpose<perm = [0, 2, 1, 3]>(v)
-        v_gathered = Gather<axis = 1>(v_rows, keys)
-        v_blocks = Reshape(v_gathered, k_shape)
-        v_heads = Transpose<perm = [0, 2, 1, 3]>(v_blocks)
-        out_heads = {DOMAIN}.Dense<scale: float = @scale>(q_heads, k_heads, v_heads, mask)
-        out_blocks = Transpose<perm = [0, 2, 1, 3]>(out_heads)
-        out_rows = Reshape(out_blocks, q_rows_shape)
-        together = Transpose<perm = [0, 2, 1, 3]>(out_rows)""",
-        f"""
-                key_count = Shape<start = 3>(mask)
-                number_axis = Unsqueeze(number, axis0)
-                key_start = Mul(number_axis, key_count)
-                key_stop = Add(key_start, key_count)
-                block_keys = Slice(keys, key_start, key_stop, axis0)
-                k_block = Gather<axis = 2>(k, block_keys)
-                v_block = Gather<axis = 2>(v, block_keys)
-                block_mask = Gather<axis = 0>(mask, number_axis)
-                part = {DOMAIN}.Dense<scale: float = @scale>(q_block, k_block, v_block, block_mask)""",
-    ),
-)
+def _additive(op: Any, allowed: Any) -> Any:
+    return op.Unsqueeze(op.Where(allowed, 0.0, LOWEST), [1])
+
+
+def _row_mask(kind: str, op: Any, position_ids: Any, sequence_ids: Any, slopes: Any = None) -> Any:
+    """Return the mask of all queries, or of the first one if the queries of long rows are attended to in blocks."""
+    _, tokens, every = _sizes(op, sequence_ids, 1)
+    if kind != "FullMask":
+        every = op.Or(_fused(op), every)
+    stop = op.Unsqueeze(op.Where(every, tokens, 1), [0])
+    query_ids = op.Abs(op.Slice(sequence_ids, [0], stop, [1]))
+    same = op.Equal(op.Unsqueeze(query_ids, [2]), op.Unsqueeze(sequence_ids, [1]))
+    if kind == "FullMask":
+        return _additive(op, same)
+    query_positions = op.Unsqueeze(op.Slice(position_ids, [0], stop, [1]), [2])
+    key_positions = op.Unsqueeze(position_ids, [1])
+    if kind == "CausalMask":
+        return _additive(op, op.And(same, op.GreaterOrEqual(query_positions, key_positions)))
+    distances = op.Cast(op.Abs(op.Sub(query_positions, key_positions)), to=FLOAT)
+    penalties = op.Mul(op.Unsqueeze(distances, [1]), op.Where(every, slopes, 0.0))
+    return op.Sub(_additive(op, same), penalties)
+
+
+def _window_mask(op: Any, position_ids: Any, sequence_ids: Any, behind: int, ahead: int) -> tuple[Any, Any]:
+    """Return the mask of each block of queries, and the indices of its keys. A short row is a single block."""
+    _, tokens, short = _sizes(op, sequence_ids, 1)
+    size, last = op.Where(short, tokens, BLOCK_TOKENS), op.Sub(tokens, 1)
+    starts = op.Unsqueeze(op.Range(0, tokens, size), [1])
+    query_offsets = op.Range(0, size, 1)
+    first = op.Neg(op.Where(short, 0, behind))
+    key_offsets = op.Range(first, op.Add(size, op.Where(short, 0, ahead)), 1)
+    queries = op.Min(op.Reshape(op.Add(starts, query_offsets), [-1]), last)
+    places = op.Reshape(op.Add(starts, key_offsets), [-1])
+    keys = op.Min(op.Max(places, 0), last)
+    column = op.Concat([-1], op.Shape(query_offsets), [1], axis=0)
+    row = op.Concat([-1], [1], op.Shape(key_offsets), axis=0)
+    key_ids = op.Where(op.Equal(keys, places), op.Gather(sequence_ids, keys, axis=1), -1)  # -1 beyond the ends
+    query_ids = op.Abs(op.Gather(sequence_ids, queries, axis=1))
+    same = op.Equal(op.Reshape(query_ids, column), op.Reshape(key_ids, row))
+    query_positions = op.Reshape(op.Gather(position_ids, queries, axis=1), column)
+    distance = op.Sub(query_positions, op.Reshape(op.Gather(position_ids, keys, axis=1), row))
+    near = op.And(op.LessOrEqual(distance, behind), op.LessOrEqual(op.Neg(distance), ahead))
+    return _additive(op, op.And(same, near)), keys
+
+
+def _dense(op: Any, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
+    scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
+    return op.MatMul(op.Softmax(op.Add(scores, mask), axis=-1), v)
+
+
+def _attend(kind: str, op: Any, *inputs: Any, scale: float) -> Any:
+    """Return attention: of all queries at once if the backend fuses it, or in short rows, else per block of queries.
+
+    `inputs` are q, k, v, the mask and, for some kinds, the keys of a window or the slopes of biases.
+    """
+    q, k, v, mask, extra = (*inputs, None)[:5]
+    shape, tokens, short = _sizes(op, q, 2)
+    last = op.Sub(tokens, 1)
+    blocks = op.Div(op.Add(last, BLOCK_TOKENS), BLOCK_TOKENS)
+
+    def attend_to_block(op: Any, number: Any, more: Any) -> tuple[Any, Any]:
+        start = op.Mul(number, BLOCK_TOKENS)
+        stop = op.Add(start, BLOCK_TOKENS)
+        queries = op.Min(op.Range(start, stop, 1), last)
+        keys, values, block_mask = k, v, mask
+        if kind == "AlibiAttend":
+            distances = op.Abs(op.Sub(op.Unsqueeze(queries, [1]), op.Range(0, tokens, 1)))
+            block_mask = op.Sub(mask, op.Mul(op.Cast(distances, to=FLOAT), extra))
+        elif kind == "CausalAttend":
+            key_stop = op.Min(stop, tokens)
+            key_end = op.Unsqueeze(key_stop, [0])
+            keys, values = (op.Slice(part, [0], key_end, [2]) for part in (k, v))
+            earlier = op.GreaterOrEqual(op.Unsqueeze(queries, [1]), op.Range(0, key_stop, 1))
+            block_mask = op.Where(earlier, 0.0, LOWEST)
+        elif kind == "WindowAttend":
+            count, index = op.Shape(mask, start=3), op.Unsqueeze(number, [0])
+            key_start = op.Mul(index, count)
+            indices = op.Slice(extra, key_start, op.Add(key_start, count), [0])
+            keys, values = (op.Gather(part, indices, axis=2) for part in (k, v))
+            block_mask = op.Gather(mask, index, axis=0)
+        return op.Identity(more), _dense(op, op.Gather(q, queries, axis=2), keys, values, block_mask, scale)
+
+    def attend_in_blocks(op: Any) -> Any:
+        inputs = onnx_ir.val("number", INT64, []), onnx_ir.val("more", BOOL, [])
+        outputs = onnx_ir.val("again", BOOL, []), onnx_ir.val("part", FLOAT, ["R", "H", "B", "d"])
+        parts = op.Loop(blocks, True, body=op.builder.subgraph(attend_to_block, inputs, outputs))
+        ordered = op.Transpose(parts, perm=[1, 2, 0, 3, 4])
+        joined = op.Reshape(ordered, op.Concat([0, 0, -1], op.Shape(q, start=3), axis=0))
+        return op.Slice(joined, [0], shape, [2])
+
+    def attend_at_once(op: Any) -> Any:
+        return _attend_window(op, (q, k, v), mask, extra, scale) if kind == "WindowAttend" else dense(op)
+
+    def dense(op: Any) -> Any:
+        return _dense(op, q, k, v, mask, scale)
+
+    def choose(op: Any, condition: Any, then: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Any:
+        branches = [op.builder.subgraph(branch, [], [onnx_ir.Value(name="output")]) for branch in (then, otherwise)]
+        return op.If(condition, then_branch=branches[0], else_branch=branches[1])
+
+    return choose(op, _fused(op), attend_at_once, lambda op: choose(op, short, dense, attend_in_blocks))
+
+
+def _attend_window(op: Any, parts: Iterable[Any], mask: Any, keys: Any, scale: float) -> Any:
+    """Return attention of all queries, with each block of queries as a row that has its own keys."""
+    swap = [0, 2, 1, 3]
+    q_rows, k_rows, v_rows = (op.Transpose(part, perm=swap) for part in parts)  # (R, T, H, d)
+    heads = op.Shape(q_rows, start=2)
+    of_queries = op.Concat([-1], op.Shape(mask, start=2, end=3), heads, axis=0)
+    of_keys = op.Concat([-1], op.Shape(mask, start=3), heads, axis=0)
+    k_blocks, v_blocks = (op.Reshape(op.Gather(rows, keys, axis=1), of_keys) for rows in (k_rows, v_rows))
+    q_blocks = op.Reshape(q_rows, of_queries)
+    q_heads, k_heads, v_heads = (op.Transpose(part, perm=swap) for part in (q_blocks, k_blocks, v_blocks))
+    output = _dense(op, q_heads, k_heads, v_heads, mask, scale)
+    return op.Transpose(op.Reshape(op.Transpose(output, perm=swap), op.Shape(q_rows)), perm=swap)
+
+
+DEFINITIONS: dict[str, Callable[..., Any]] = {"WindowMask": _window_mask} | {
+    **{kind: partial(_row_mask, kind) for kind in ("FullMask", "AlibiMask", "CausalMask")},
+    **{kind: partial(_attend, kind) for kind in ("FullAttend", "AlibiAttend", "CausalAttend", "WindowAttend")},
+}
+"""Each operator of `DOMAIN`, as a function of standard operators `op`, its inputs and its attributes."""
 
 
 def define_attention(model: onnx_ir.Model) -> None:
-    """Replace the operators of `DOMAIN` in a model with the nodes of their functions."""
+    """Replace the operators of `DOMAIN` in a model with the nodes of their definitions."""
     nodes = [node for node in model.graph if node.domain == DOMAIN]
     if not nodes:
         return
     for node in nodes:
         for value in node.outputs:
-            value.shape = None  # torch declares T x T, but the functions determine the shape
-    for text in FUNCTIONS:
-        function = onnx_ir.serde.deserialize_function(onnx.parser.parse_function(f"{HEADER}\n{text}"))
-        model.functions[function.identifier()] = function
+            value.shape = None  # torch declares T x T, but the definitions determine the shape
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        name = "_".join(map(str, (node.op_type, *attributes.values())))
+        if (DOMAIN, name, "") not in model.functions:
+            values = enumerate(filter(None, node.inputs))
+            inputs = [onnx_ir.Value(name=f"input{index}", type=value.type) for index, value in values]
+            definition = partial(DEFINITIONS[node.op_type], **attributes)
+            function = onnxscript.build_function(
+                definition, inputs, domain=DOMAIN, name=name, opset_imports={"": OPSET, DOMAIN: 1}
+            )
+            model.functions[function.identifier()] = function
+        node.op_type = name
+        node.attributes.clear()
     model.opset_imports.setdefault(DOMAIN, 1)
     InlinePass()(model)
-    fused = onnx_ir.Value(
-        name=FUSED,
-        type=onnx_ir.TensorType(onnx_ir.DataType.BOOL),
-        shape=onnx_ir.Shape([]),
-        const_value=onnx_ir.tensor(False, name=FUSED),
-    )
+    fused = onnx_ir.val(FUSED, const_value=onnx_ir.tensor(False, name=FUSED))
     model.graph.register_initializer(fused)
     for node in list(model.graph.all_nodes()):
         if node.domain == DOMAIN:  # Fused
@@ -407,9 +299,6 @@ def define_attention(model: onnx_ir.Model) -> None:
     model.functions.clear()
     model.opset_imports.pop(DOMAIN, None)
     RemoveUnusedNodesPass()(model)
-
-
-OPSET = 20
 
 
 @dataclass(frozen=True)
