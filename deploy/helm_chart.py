@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -93,20 +93,20 @@ NAMES = {
 }
 """Names that are replaced with an expression wherever they occur."""
 BLOCKS = {
+    "ConfigMap/attendant data": 'include "attendant.options" .',
     f"{CONTAINER}.resources": 'include "attendant.resources" .',
     "NetworkPolicy/default-deny spec.podSelector": 'include "attendant.isolated" .',
     "NetworkPolicy/allow-dns spec.podSelector": 'include "attendant.isolated" .',
     "NetworkPolicy/allow-client-addresses spec.ingress.0.from": 'include "attendant.clientAddresses" .',
 }
 """Fields whose value is a multi-line template."""
+SAME_NAMES = (
+    "tolerations", "nodeSelector", "affinity", "topologySpreadConstraints", "priorityClassName", "runtimeClassName",
+    "initContainers",
+)  # fmt: skip
+"""Fields of the pod with a chart value of the same name."""
 REPLACED = {
-    f"{POD}.spec.tolerations": "tolerations",
-    f"{POD}.spec.nodeSelector": "nodeSelector",
-    f"{POD}.spec.affinity": "affinity",
-    f"{POD}.spec.topologySpreadConstraints": "topologySpreadConstraints",
-    f"{POD}.spec.priorityClassName": "priorityClassName",
-    f"{POD}.spec.runtimeClassName": "runtimeClassName",
-    f"{POD}.spec.initContainers": "initContainers",
+    **{f"{POD}.spec.{name}": name for name in SAME_NAMES},
     f"{POD}.spec.imagePullSecrets": "image.pullSecrets",
     f"{POD}.spec.securityContext": "podSecurityContext",
     f"{CONTAINER}.securityContext": "securityContext",
@@ -166,21 +166,8 @@ Variants = Sequence[tuple[str, Json]]
 """Conditions, each with the value if it holds."""
 
 
-class ObjectName(NamedTuple):
-    """Identifies an object in a build."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.name}"
-
-
-class Absent:
-    """Placeholder for the value of a field that is missing in a build."""
-
-
-ABSENT = Absent()
+ABSENT = object()
+"""Placeholder for the value of a field that is missing in a build."""
 
 
 def main() -> int:
@@ -237,59 +224,43 @@ def build(deploy: Path, overlay: str, components: Iterable[str], namespace: str 
     return list(yaml.load_all(result.stdout, yaml.CSafeLoader))
 
 
-class Build(NamedTuple):
-    """The objects of a build, without the data of the options, which has a separate template, like the resources."""
-
-    objects: dict[ObjectName, dict[str, Json]]
-    options: dict[str, str]
-    resources: dict[str, Json]
-
-
 @cache
-def _build(deploy: Path, *toggles: str) -> Build:
-    """Build the manifests with the overlay and the components of `toggles`."""
-    objects: dict[ObjectName, dict[str, Json]] = {}
-    options: dict[str, str] = {}
-    resources: dict[str, Json] = {}
+def _build(deploy: Path, *toggles: str) -> dict[str, dict[str, Json]]:
+    """Return the objects of the manifests, by kind and name, with the overlay and the components of `toggles`."""
+    objects: dict[str, dict[str, Json]] = {}
     for item in build(deploy, "gpu" if "gpu" in toggles else "cpu", toggles):
         metadata = item["metadata"]
         if item["kind"] == "ConfigMap" and metadata["name"] != "attendant-dashboard":
             metadata["name"] = "attendant"  # without the hash
-            options = item.pop("data")
         if item["kind"] == "Deployment":
             pod = item["spec"]["template"]
             (container,) = pod["spec"]["containers"]
             (source,) = container["envFrom"]
             source["configMapRef"]["name"] = "attendant"
-            resources = container["resources"]
             pod["metadata"]["annotations"]["checksum/options"] = CHECKSUM
             del metadata["annotations"]  # annotation of a manifest checker
-        objects[ObjectName(item["kind"], metadata["name"])] = item
-    return Build(objects, options, resources)
+        objects[f"{item['kind']}/{metadata['name']}"] = item
+    return objects
 
 
 def _definitions(deploy: Path) -> str:
     """Return the templates of the server's options and of the resources."""
-    base = _build(deploy)
+    deployments = [_build(deploy, *toggles)["Deployment/attendant"] for toggles in ((), ("gpu",))]
+    containers = [item["spec"]["template"]["spec"]["containers"][0] for item in deployments]
+    cpu, gpu = (json.dumps(json.dumps(container["resources"])) for container in containers)
+    base = _build(deploy)["ConfigMap/attendant"]["data"]
     lines = ['{{- define "attendant.options" -}}', "{{- $options := dict -}}"]
-    lines += [_set(*item) for item in base.options.items()]
+    lines += [_set(*item) for item in base.items()]
     for toggle, condition in TOGGLES.items():
-        added = {
-            name: value for name, value in _build(deploy, toggle).options.items() if base.options.get(name) != value
-        }
-        if added:
-            lines += [
-                f"{{{{- if {condition} -}}}}",
-                *(_set(*item) for item in added.items()),
-                "{{- end -}}",
-            ]
+        options = _build(deploy, toggle)["ConfigMap/attendant"]["data"]
+        if added := [_set(name, value) for name, value in options.items() if base.get(name) != value]:
+            lines += [f"{{{{- if {condition} -}}}}", *added, "{{- end -}}"]
     lines += [
         "{{- range $name, $value := .Values.options -}}", "{{- if kindIs \"string\" $value -}}",
         "{{- $_ := set $options $name $value -}}", "{{- end -}}", "{{- end -}}",
         "{{- toYaml $options -}}", "{{- end }}", "",
         '{{- define "attendant.resources" -}}',
-        f"{{{{- $cpu := fromJson {json.dumps(json.dumps(base.resources))} -}}}}",
-        f"{{{{- $gpu := fromJson {json.dumps(json.dumps(_build(deploy, 'gpu').resources))} -}}}}",
+        f"{{{{- $cpu := fromJson {cpu} -}}}}", f"{{{{- $gpu := fromJson {gpu} -}}}}",
         '{{- toYaml (mergeOverwrite (ternary $gpu $cpu (eq .Values.variant "gpu")) (deepCopy .Values.resources)) -}}',
         "{{- end }}", "",
     ]  # fmt: skip
@@ -302,25 +273,23 @@ def _set(name: str, value: str) -> str:
 
 def _templates(deploy: Path) -> Iterator[tuple[str, str]]:
     """Yield the template of each object, and the name of its file."""
-    base = _build(deploy).objects
+    base = _build(deploy)
     for name, item in base.items():
-        variants = [(condition, _build(deploy, toggle).objects.get(name)) for toggle, condition in TOGGLES.items()]
-        yield name.kind.lower(), _template(name, item, variants, [])
+        variants = [(condition, _build(deploy, toggle).get(name)) for toggle, condition in TOGGLES.items()]
+        yield item["kind"].lower(), _template(name, item, variants, [])
     for owner, own_condition in TOGGLES.items():
         others = [toggle for toggle in TOGGLES if toggle != owner and not {toggle, owner} <= {*AUTOSCALERS}]
-        everything = _build(deploy, owner, *(toggle for toggle in others if toggle != AUTOSCALERS[0])).objects
-        for name, item in _build(deploy, owner).objects.items():
+        everything = _build(deploy, owner, *(toggle for toggle in others if toggle != AUTOSCALERS[0]))
+        for name, item in _build(deploy, owner).items():
             if name not in base:
                 changing = others if everything[name] != item else []
-                variants = [(TOGGLES[toggle], _build(deploy, owner, toggle).objects[name]) for toggle in changing]
+                variants = [(TOGGLES[toggle], _build(deploy, owner, toggle)[name]) for toggle in changing]
                 yield owner, _template(name, item, variants, [own_condition])
 
 
-def _template(name: ObjectName, item: dict[str, Json], variants: Variants, conditions: list[str]) -> str:
-    conditions = [*conditions, *(further for start, further in CONDITIONS.items() if str(name).startswith(start))]
-    lines = ["---", *_Writer(name).mapping("", item, variants)]
-    if name == ("ConfigMap", "attendant"):
-        lines += ["data:", '  {{- include "attendant.options" . | nindent 2 }}']
+def _template(name: str, item: dict[str, Json], variants: Variants, conditions: list[str]) -> str:
+    conditions = [*conditions, *(further for start, further in CONDITIONS.items() if name.startswith(start))]
+    lines = ["---", *_mapping(f"{name} ", item, variants)]
     for condition in reversed(conditions):
         lines = [f"{{{{- if {condition} }}}}", *lines, "{{- end }}"]
     lines = [line.replace("INDENT", str(len(line) - len(line.lstrip()))) for line in lines]
@@ -354,102 +323,99 @@ class Expression(str):
     __slots__ = ()
 
 
-class _Writer:
-    """Writes an object as the lines of a template."""
+def _mapping(path: str, base: dict[str, Json], variants: Variants) -> list[str]:
+    """Write a map. Fields that differ between variants are wrapped in conditions.
 
-    def __init__(self, name: ObjectName) -> None:
-        self._name = name
+    A path is the name of an object, a space, and the keys and indices of a field, as in the tables above.
+    """
+    prefix = path if path.endswith(" ") else f"{path}."
+    replaced = (name.removeprefix(prefix) for name in REPLACED if name.startswith(prefix))
+    keys = dict.fromkeys(key for value in (base, *(value for _, value in variants)) for key in value)
+    keys |= dict.fromkeys(key for key in replaced if "." not in key)
+    lines = []
+    for key in keys:
+        values = [(condition, value.get(key, ABSENT)) for condition, value in variants]
+        lines += _field(prefix + key, key, base.get(key, ABSENT), values)
+    return lines + _extension(path)
 
-    def mapping(self, path: str, base: dict[str, Json], variants: Variants) -> list[str]:
-        """Write a map. Fields that differ between variants are wrapped in conditions."""
-        prefix = f"{path}." if path else ""
-        whole = f"{self._name} {prefix}"
-        replaced = (name.removeprefix(whole) for name in REPLACED if name.startswith(whole))
-        keys = dict.fromkeys(key for value in (base, *(value for _, value in variants)) for key in value)
-        keys |= dict.fromkeys(key for key in replaced if "." not in key)
-        lines = []
-        for key in keys:
-            values = [(condition, value.get(key, ABSENT)) for condition, value in variants]
-            lines += self._field(prefix + key, key, base.get(key, ABSENT), values)
-        return lines + self._extension(path)
 
-    def _field(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
-        if (block := BLOCKS.get(f"{self._name} {path}")) is not None:
-            return [f"{key}:", f"  {{{{- {block} | nindent INDENT }}}}"]
-        lines = self._plain_field(path, key, base, variants)
-        value = REPLACED.get(f"{self._name} {path}")
-        if value is None:
-            return lines
-        replaced = [f"{{{{- with .Values.{value} }}}}", f"{key}:", "  {{- toYaml . | nindent INDENT }}"]
-        return [*replaced, *(["{{- else }}", *lines] if lines else []), "{{- end }}"]
-
-    def _plain_field(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
-        if f"{self._name} {path}" in FIELDS:
-            base = base if base is ABSENT else Expression(FIELDS[f"{self._name} {path}"])
-            variants = [(condition, base if value is not ABSENT else value) for condition, value in variants]
-        differing = [(condition, value) for condition, value in variants if value != base]
-        removing = [condition for condition, value in differing if value is ABSENT]
-        if removing:
-            lines = self._plain_field(path, key, base, [item for item in variants if item[1] is not ABSENT])
-            return [f"{{{{- if not (or {_joined(removing)}) }}}}", *lines, "{{- end }}"]
-        if base is ABSENT:
-            if not differing:
-                return []
-            (_, first), *others = differing
-            if any(value != first for _, value in others):
-                raise SystemExit(
-                    f"chart: {self._name} {path}: components add different values. Add the field to FIELDS."
-                )
-            condition = f"or {_joined(name for name, _ in differing)}" if others else differing[0][0]
-            return [f"{{{{- if {condition} }}}}", *self._value(path, key, first, []), "{{- end }}"]
-        return self._value(path, key, base, differing)
-
-    def _value(self, path: str, key: str, base: Json, variants: Variants) -> list[str]:
-        if isinstance(base, dict) and base:
-            return [f"{key}:", *_indented(self.mapping(path, base, variants))]
-        if isinstance(base, list) and base:
-            return [f"{key}:", *_indented(self._items(path, base, variants))]
-        if isinstance(base, str) and "\n" in base:
-            assert not variants
-            mark = "|" if base.endswith("\n") else "|-"
-            return [f"{key}: {mark}", *_indented(_dump(base).rstrip("\n").split("\n"))]
-        text = _dump(base)
-        if variants:
-            branches = "".join(f"{{{{ if {condition} }}}}{_dump(value)}{{{{ else }}}}" for condition, value in variants)
-            text = branches + text + "{{ end }}" * len(variants)
-        return [f"{key}: {text}"]
-
-    def _items(self, path: str, base: list[Json], variants: Variants) -> list[str]:
-        lines: list[str] = []
-        if all(len(value) == len(base) for _, value in variants):
-            for index, item in enumerate(base):
-                items = [(condition, value[index]) for condition, value in variants]
-                lines += self._item(f"{path}.{index}", item, items)
-            return lines + self._extension(path)
-        for index, item in enumerate(base):
-            lines += self._item(f"{path}.{index}", item, [])
-        for condition, value in variants:
-            added = [item for item in value if item not in base]
-            assert len(added) + len(base) == len(value), f"{self._name} {path}: not only added items"
-            new = [line for item in added for line in self._item(f"{path}.added", item, [])]
-            lines += [f"{{{{- if {condition} }}}}", *new, "{{- end }}"]
-        return lines + self._extension(path)
-
-    def _item(self, path: str, item: Json, variants: Variants) -> list[str]:
-        if not isinstance(item, dict):
-            field = FIELDS.get(f"{self._name} {path}")
-            return [f"- {_dump(item if field is None else Expression(field))}"]
-        first, *rest = self.mapping(path, item, variants)
-        if first.startswith("{{"):
-            return ["-", *_indented([first, *rest])]
-        return [f"- {first}", *_indented(rest)]
-
-    def _extension(self, path: str) -> list[str]:
-        """Write the template that adds chart values to a map or list."""
-        lines = ['{{- include "attendant.labels" . | nindent INDENT }}'] if path == "metadata.labels" else []
-        if (value := EXTENDED.get(f"{self._name} {path}")) is not None:
-            lines += [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
+def _field(path: str, key: str, base: Json, variants: Variants) -> list[str]:
+    if (block := BLOCKS.get(path)) is not None:
+        return [f"{key}:", f"  {{{{- {block} | nindent INDENT }}}}"]
+    lines = _plain_field(path, key, base, variants)
+    value = REPLACED.get(path)
+    if value is None:
         return lines
+    replaced = [f"{{{{- with .Values.{value} }}}}", f"{key}:", "  {{- toYaml . | nindent INDENT }}"]
+    return [*replaced, *(["{{- else }}", *lines] if lines else []), "{{- end }}"]
+
+
+def _plain_field(path: str, key: str, base: Json, variants: Variants) -> list[str]:
+    if path in FIELDS:
+        base = base if base is ABSENT else Expression(FIELDS[path])
+        variants = [(condition, base if value is not ABSENT else value) for condition, value in variants]
+    differing = [(condition, value) for condition, value in variants if value != base]
+    removing = [condition for condition, value in differing if value is ABSENT]
+    if removing:
+        lines = _plain_field(path, key, base, [item for item in variants if item[1] is not ABSENT])
+        return [f"{{{{- if not (or {_joined(removing)}) }}}}", *lines, "{{- end }}"]
+    if base is ABSENT:
+        if not differing:
+            return []
+        (_, first), *others = differing
+        if any(value != first for _, value in others):
+            raise SystemExit(f"chart: {path}: components add different values. Add the field to FIELDS.")
+        condition = f"or {_joined(name for name, _ in differing)}" if others else differing[0][0]
+        return [f"{{{{- if {condition} }}}}", *_value(path, key, first, []), "{{- end }}"]
+    return _value(path, key, base, differing)
+
+
+def _value(path: str, key: str, base: Json, variants: Variants) -> list[str]:
+    if isinstance(base, dict) and base:
+        return [f"{key}:", *_indented(_mapping(path, base, variants))]
+    if isinstance(base, list) and base:
+        return [f"{key}:", *_indented(_items(path, base, variants))]
+    if isinstance(base, str) and "\n" in base:
+        assert not variants
+        mark = "|" if base.endswith("\n") else "|-"
+        return [f"{key}: {mark}", *_indented(_dump(base).rstrip("\n").split("\n"))]
+    text = _dump(base)
+    if variants:
+        branches = "".join(f"{{{{ if {condition} }}}}{_dump(value)}{{{{ else }}}}" for condition, value in variants)
+        text = branches + text + "{{ end }}" * len(variants)
+    return [f"{key}: {text}"]
+
+
+def _items(path: str, base: list[Json], variants: Variants) -> list[str]:
+    lines: list[str] = []
+    extended = [] if all(len(value) == len(base) for _, value in variants) else variants
+    for index, item in enumerate(base):
+        items = [] if extended else [(condition, value[index]) for condition, value in variants]
+        lines += _item(f"{path}.{index}", item, items)
+    for condition, value in extended:
+        added = [item for item in value if item not in base]
+        assert len(added) + len(base) == len(value), f"{path}: not only added items"
+        new = [line for item in added for line in _item(f"{path}.added", item, [])]
+        lines += [f"{{{{- if {condition} }}}}", *new, "{{- end }}"]
+    return lines + _extension(path)
+
+
+def _item(path: str, item: Json, variants: Variants) -> list[str]:
+    if not isinstance(item, dict):
+        field = FIELDS.get(path)
+        return [f"- {_dump(item if field is None else Expression(field))}"]
+    first, *rest = _mapping(path, item, variants)
+    if first.startswith("{{"):
+        return ["-", *_indented([first, *rest])]
+    return [f"- {first}", *_indented(rest)]
+
+
+def _extension(path: str) -> list[str]:
+    """Write the template that adds chart values to a map or list."""
+    lines = ['{{- include "attendant.labels" . | nindent INDENT }}'] if path.endswith(" metadata.labels") else []
+    if (value := EXTENDED.get(path)) is not None:
+        lines += [f"{{{{- with .Values.{value} }}}}", "{{- toYaml . | nindent INDENT }}", "{{- end }}"]
+    return lines
 
 
 def _dump(value: Json) -> str:
