@@ -72,6 +72,14 @@ QWEN3 = {
     "model_type": "qwen3", "hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1000000,
     "max_position_embeddings": 32768, "use_sliding_window": False, "attention_bias": False,
 }  # fmt: skip
+QWEN3_SMALL = QWEN3 | {
+    "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
+    "vocab_size": 151669,
+}  # fmt: skip
+MODERNBERT = {
+    "model_type": "modernbert", "vocab_size": 50368, "global_attn_every_n_layers": 3, "local_attention": 128,
+    "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+}  # fmt: skip
 DISTILBERT = {
     "model_type": "distilbert", "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "vocab_size": 30522,
     "activation": "gelu", "max_position_embeddings": 512,
@@ -184,19 +192,15 @@ KNOWN_MODELS = (
     ),
     KnownModel(
         "Alibaba-NLP/gte-modernbert-base",
-        {
-            "model_type": "modernbert", "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12,
-            "intermediate_size": 1152, "vocab_size": 50368, "global_attn_every_n_layers": 3, "local_attention": 128,
-            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+        MODERNBERT | {
+            "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12, "intermediate_size": 1152,
         },
         149, 8192, "cls", "none", "Apache-2.0",
     ),
     KnownModel(
         "lightonai/modernbert-embed-large",
-        {
-            "model_type": "modernbert", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
-            "intermediate_size": 2624, "vocab_size": 50368, "global_attn_every_n_layers": 3, "local_attention": 128,
-            "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "position_embedding_type": "absolute",
+        MODERNBERT | {
+            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624,
         },
         395, 8192, "mean", "`search_query: `, `search_document: `", "Apache-2.0",
     ),
@@ -211,10 +215,7 @@ KNOWN_MODELS = (
     ),
     KnownModel(
         "Qwen/Qwen3-Embedding-0.6B",
-        QWEN3 | {
-            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
-            "vocab_size": 151669,
-        },
+        QWEN3_SMALL,
         596, 32768, "last", QWEN_QUERY, "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
@@ -274,10 +275,7 @@ KNOWN_MODELS = (
     ),
     KnownModel(
         "Qwen/Qwen3-Reranker-0.6B",
-        QWEN3 | {
-            "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072,
-            "vocab_size": 151669,
-        },
+        QWEN3_SMALL,
         596, 32768, "last", "in the chat template", "Apache-2.0", tasks=("rerank",), languages=MULTILINGUAL,
     ),
     KnownModel(

@@ -244,14 +244,9 @@ MAX_NAME = 255
 MODULES = "modules.json"
 CONFIG = "config_sentence_transformers.json"
 ROUTER = "router_config.json"
-TRANSFORMER_CONFIGS = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 """Configuration files of sentence-transformers' module Transformer, which reads the first one that is not empty."""
 TOKENIZER_CONFIG = "tokenizer_config.json"

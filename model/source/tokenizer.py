@@ -114,17 +114,12 @@ WORDPIECE, BYTE_LEVEL, QWEN, UNIGRAM, DEBERTA, GEMMA, LLAMA, GENERIC = (
     "wordpiece", "byte level", "qwen", "unigram", "deberta", "gemma", "llama", "generic"
 )  # fmt: skip
 STYLES = {
-    "BertTokenizer": WORDPIECE,
-    "DistilBertTokenizer": WORDPIECE,
-    "ElectraTokenizer": WORDPIECE,
-    "MobileBertTokenizer": WORDPIECE,
-    "MPNetTokenizer": WORDPIECE,
-    "RobertaTokenizer": BYTE_LEVEL,
-    "BartTokenizer": BYTE_LEVEL,
+    **dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "MPNetTokenizer"), WORDPIECE
+    ),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), BYTE_LEVEL),
     "Qwen2Tokenizer": QWEN,
-    "XLMRobertaTokenizer": UNIGRAM,
-    "CamembertTokenizer": UNIGRAM,
-    "T5Tokenizer": UNIGRAM,
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer", "T5Tokenizer"), UNIGRAM),
     "DebertaV2Tokenizer": DEBERTA,
     "GemmaTokenizer": GEMMA,
     "LlamaTokenizer": LLAMA,
@@ -140,16 +135,12 @@ USUAL_PARTS = {
     LLAMA: (set(), {"Metaspace"}),
 }
 """Normalizers and pre-tokenizers that (nearly) match the classes of transformers 5."""
-REQUIRED_PARTS = {
-    WORDPIECE: {"BertNormalizer", "BertPreTokenizer"},
-    BYTE_LEVEL: {"ByteLevel"},
-    QWEN: {"NFC", "Split", "ByteLevel"},
-    UNIGRAM: {"Metaspace"},
-    DEBERTA: {"NFC", "Metaspace"},
-    GEMMA: {"Replace", "Split"},
-    LLAMA: {"Metaspace"},
+OPTIONAL_PARTS = {
+    WORDPIECE: {"Lowercase"},
+    UNIGRAM: {"Precompiled", "Replace", "Strip", "WhitespaceSplit"},
+    DEBERTA: {"Lowercase", "Replace", "Strip", "Punctuation"},
 }
-"""Parts that must be present: without them, a tokenizer differs from its class."""
+"""Parts that may be missing. Without one of the others, a tokenizer differs from its class."""
 MERGES: dict[str, Any] = dict.fromkeys(
     ("continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
 )
@@ -174,24 +165,16 @@ FRAMES: dict[str, tuple[str, tuple[str, str]]] = {
 post-processor.
 """
 DEFAULT_CLASSES = {
-    "bert": "BertTokenizer",
+    **dict.fromkeys(("bert", "distilbert", "electra", "ernie", "nomic_bert"), "BertTokenizer"),
     "camembert": "CamembertTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "ernie": "BertTokenizer",
     "gemma3_text": "GemmaTokenizer",
-    "gte": "XLMRobertaTokenizer",
-    "jina_embeddings_v3": "XLMRobertaTokenizer",
     "llama": "LlamaTokenizer",
     "mpnet": "MPNetTokenizer",
-    "mt5": "T5Tokenizer",
-    "nomic_bert": "BertTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
     "roberta": "RobertaTokenizer",
-    "t5": "T5Tokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
+    **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
 }
 """The tokenizer class for each `model_type` if the files name none."""
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
@@ -449,7 +432,7 @@ def _check_parts(values: dict[str, Any], options: TokenizerSettings) -> None:
     differ = []
     for part, known in zip(("normalizer", "pre_tokenizer"), usual, strict=True):
         kinds = _kinds(values.get(part), part.replace("_", "") + "s")
-        if not REQUIRED_PARTS[options.style] & known <= kinds <= known:
+        if not known - OPTIONAL_PARTS.get(options.style, set()) <= kinds <= known:
             differ.append(part)
     if (values.get("normalizer") or {}).get("clean_text") is False and "normalizer" not in differ:
         differ.append("normalizer")
