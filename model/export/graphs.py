@@ -306,14 +306,14 @@ class GraphSignature:
     """The inputs and outputs of a graph.
 
     `example_inputs` contains an example of each input, and `dynamic_axes` the names of dynamic axes by input and axis
-    number. The last `variadic` inputs are variadic arguments of the module. `multiples` contains, for dynamic axes that
+    number. `variadic`: the inputs are variadic arguments of the module. `multiples` contains, for dynamic axes that
     must be a multiple of a number, that number.
     """
 
     example_inputs: dict[str, Tensor]
     dynamic_axes: dict[str, dict[int, str]]
     outputs: tuple[str, ...]
-    variadic: int = 0
+    variadic: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -457,9 +457,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     parts = {name: multiple for name, multiple in signature.multiples.items() if multiple > 1}
     sizes |= {name: torch.export.Dim(f"{name}_parts") * multiple for name, multiple in parts.items()}
     multiples = {f"{multiple}*{name}_parts": name for name, multiple in signature.multiples.items()}
-    shapes: list[Any] = [{axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs]
-    if signature.variadic:
-        shapes = [*shapes[: -signature.variadic], tuple(shapes[-signature.variadic :])]
+    shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs)
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
@@ -471,7 +469,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
                 tuple(signature.example_inputs.values()),
                 input_names=signature.inputs,
                 output_names=signature.outputs,
-                dynamic_shapes=tuple(shapes),
+                dynamic_shapes=(shapes,) if signature.variadic else shapes,
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,

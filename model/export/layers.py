@@ -128,6 +128,7 @@ class LayerFunction(nn.Module):
     (in, out), as in exported graphs.
     """
 
+    inputs: tuple[str, ...] = ("hidden_state", "position_ids")
     outputs: tuple[str, ...]
 
     def __init__(self, parts: nn.Module, unused: tuple[str, ...] = ()) -> None:
@@ -146,38 +147,39 @@ class LayerFunction(nn.Module):
             if not name.startswith(self._unused)
         }
 
-    def call(self, inputs: tuple[Tensor, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for the weights of a layer with the same options, in the order of `weights()`."""
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs for the inputs, and the weights of a layer with the same options, as in `weights()`."""
+        count = len(self.inputs)
         state = {
             name: tensor.T if name in self._linear else tensor
-            for name, tensor in zip(self.weights(), weights, strict=True)
+            for name, tensor in zip(self.weights(), tensors[count:], strict=True)
         }
-        outputs: tuple[Tensor, ...] = functional_call(self._parts, state, inputs)
+        outputs: tuple[Tensor, ...] = functional_call(self._parts, state, tensors[:count])
         return outputs
 
 
 class LayerAttention(LayerFunction):
-    """Scores, probabilities and values of one layer for one sequence."""
+    """Scores and probabilities (H, T, T), and values (H, T, d), of one layer for one sequence.
 
-    outputs = ("scores", "probs", "values")
+    The inputs are those of the layer, (1, T, D), and the positions 0 to T-1, (1, T).
+    """
+
+    outputs = OUTPUTS
 
     def __init__(self, encoder: Encoder, index: int) -> None:
         super().__init__(_Attention(encoder, index), ("attention.output.",))
 
-    def forward(self, hidden_state: Tensor, position_ids: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """Return scores and probs (H, T, T), and values (H, T, d).
-
-        Args:
-            hidden_state: The input of the layer, (1, T, D).
-            position_ids: 0 to T-1, (1, T).
-            weights: See `call`.
-        """
-        return self.call((hidden_state, position_ids), weights)
-
 
 class LayerSteps(LayerFunction):
-    """Every step of one layer for R tokens of one sequence."""
+    """Every step of one layer for R tokens of one sequence, as defined in docs/maps.md, "Inside a layer".
 
+    Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
+    With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi. With relative positions, the score
+    bias, (H, R, T), follows, and then the terms of disentangled attention that add up to it. `rows` (R) are the
+    indices of the tokens; the other inputs are as in `LayerAttention`.
+    """
+
+    inputs = (*LayerFunction.inputs, "rows")
     outputs: tuple[str, ...] = (
         "normalized", "queries", "keys", "values", "scores", "weights", "heads", "projected", "residual",
         "feed_forward", "output",
@@ -192,16 +194,6 @@ class LayerSteps(LayerFunction):
             self.outputs = (*self.outputs, BIAS)
         if (options := encoder.config.disentangled) is not None:
             self.outputs = (*self.outputs, *options.terms)
-
-    def forward(self, hidden_state: Tensor, position_ids: Tensor, rows: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        """Return the steps in order, as defined in docs/maps.md, "Inside a layer".
-
-        Keys and values are (H, T, d), queries and heads (H, R, d), scores and weights (H, R, T), and the others (R, D).
-        With rotary positions, the angles (R, d/2) follow, in radians from -pi to pi. With relative positions, the score
-        bias, (H, R, T), follows, and then the terms of disentangled attention that add up to it. `rows` (R) are the
-        indices of the tokens; the other arguments are as in `LayerAttention`.
-        """
-        return self.call((hidden_state, position_ids, rows), weights)
 
 
 TOKENS = 16
@@ -229,9 +221,7 @@ def _write(module: LayerFunction, name: str, graphs: GraphSet, config: EncoderCo
     inputs = _inputs(module, TOKENS, config)
     axes = {"hidden_state": {1: "T"}, "position_ids": {1: "T"}, "rows": {0: "R"}}
     axes = {key: names for key, names in axes.items() if key in inputs}
-    write_graph(
-        module, graphs.path(name), None, GraphSignature({**inputs, **weights}, axes, module.outputs, len(weights))
-    )
+    write_graph(module, graphs.path(name), None, GraphSignature(inputs | weights, axes, module.outputs, variadic=True))
     tokens = min(MEASURED_TOKENS, config.max_position_embeddings)
     graphs.add(name, _measure(module, graphs.path(name), _inputs(module, tokens, config)))
 
@@ -241,8 +231,9 @@ def _inputs(module: LayerFunction, tokens: int, config: EncoderConfig) -> dict[s
     inputs = {
         "hidden_state": torch.randn(1, tokens, config.hidden_size, generator=torch.Generator().manual_seed(0)),
         "position_ids": torch.arange(tokens)[None],
+        "rows": torch.arange(tokens - 1).flip(0),
     }
-    return {**inputs, "rows": torch.arange(tokens - 1).flip(0)} if isinstance(module, LayerSteps) else inputs
+    return {name: inputs[name] for name in module.inputs}
 
 
 def _measure(module: LayerFunction, graph: Path, inputs: dict[str, Tensor]) -> ParityRecord:
