@@ -66,7 +66,9 @@ def _bert(model_type: str, layers: int, size: int, vocab: int, **options: Any) -
     }  # fmt: skip
 
 
+MINILM, BERT_BASE = _bert("bert", 6, 384, 30522, num_attention_heads=12), _bert("bert", 12, 768, 30522)
 XLM_R = {"max_position_embeddings": 8194, "type_vocab_size": 1, "pad_token_id": 1}
+XLM_R_LARGE = _bert("xlm-roberta", 24, 1024, 250002, **XLM_R)
 GTE = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "max_position_embeddings": 8192}
 QWEN3 = {
     "model_type": "qwen3", "hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1000000,
@@ -104,10 +106,10 @@ OTHER_ARCHITECTURES = ("attendant", "camembert", "electra", "ernie", "gte", "jin
 KNOWN_MODELS = (
     KnownModel(
         "sentence-transformers/all-MiniLM-L6-v2",
-        _bert("bert", 6, 384, 30522, num_attention_heads=12),
+        MINILM,
         22.6, 256, "mean", "none", "Apache-2.0", "published weights", ("similarity", "retrieval"),
     ),
-    KnownModel("BAAI/bge-base-en-v1.5", _bert("bert", 12, 768, 30522), 109, 512, "cls", BGE_QUERY, "MIT"),
+    KnownModel("BAAI/bge-base-en-v1.5", BERT_BASE, 109, 512, "cls", BGE_QUERY, "MIT"),
     KnownModel(
         "mixedbread-ai/mxbai-embed-large-v1", _bert("bert", 24, 1024, 30522), 334, 512, "cls", BGE_QUERY, "Apache-2.0"
     ),
@@ -122,13 +124,11 @@ KNOWN_MODELS = (
         559, 512, "mean", "`query: `, `passage: `", "MIT", languages=MULTILINGUAL,
     ),
     KnownModel(
-        "BAAI/bge-m3",
-        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        "BAAI/bge-m3", XLM_R_LARGE,
         567, 8192, "cls", "none", "MIT", tasks=("retrieval", "sparse", "multi-vector"), languages=MULTILINGUAL,
     ),
     KnownModel(
-        "Snowflake/snowflake-arctic-embed-l-v2.0",
-        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        "Snowflake/snowflake-arctic-embed-l-v2.0", XLM_R_LARGE,
         567, 8192, "cls", "query: `query: `", "Apache-2.0", languages=MULTILINGUAL,
     ),
     KnownModel(
@@ -257,9 +257,7 @@ KNOWN_MODELS = (
         303, 2048, "mean", "`task: ... \\| query: `, `title: none \\| text: `", "Gemma", languages=MULTILINGUAL,
     ),
     KnownModel(
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        _bert("bert", 6, 384, 30522, num_attention_heads=12),
-        22.6, 512, "cls", "none", "Apache-2.0", tasks=("rerank",),
+        "cross-encoder/ms-marco-MiniLM-L6-v2", MINILM, 22.6, 512, "cls", "none", "Apache-2.0", tasks=("rerank",),
     ),
     KnownModel(
         "mixedbread-ai/mxbai-rerank-base-v1", DEBERTA_V3, 184, 512, "cls", "none", "Apache-2.0", tasks=("rerank",)
@@ -269,8 +267,7 @@ KNOWN_MODELS = (
         tasks=("zero-shot",),
     ),
     KnownModel(
-        "BAAI/bge-reranker-v2-m3",
-        _bert("xlm-roberta", 24, 1024, 250002, **XLM_R),
+        "BAAI/bge-reranker-v2-m3", XLM_R_LARGE,
         567, 8192, "cls", "none", "Apache-2.0", tasks=("rerank",), languages=MULTILINGUAL,
     ),
     KnownModel(
@@ -278,21 +275,12 @@ KNOWN_MODELS = (
         QWEN3_SMALL,
         596, 32768, "last", "in the chat template", "Apache-2.0", tasks=("rerank",), languages=MULTILINGUAL,
     ),
+    KnownModel("naver/splade-v3", BERT_BASE, 109, 512, "cls", "none", "CC-BY-NC-SA-4.0", tasks=("sparse",)),
     KnownModel(
-        "naver/splade-v3",
-        _bert("bert", 12, 768, 30522),
-        109, 512, "cls", "none", "CC-BY-NC-SA-4.0", tasks=("sparse",),
-    ),
-    KnownModel(
-        "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill",
-        DISTILBERT,
+        "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill", DISTILBERT,
         66.4, 512, "cls", "none", "Apache-2.0", tasks=("sparse",),
     ),
-    KnownModel(
-        "colbert-ir/colbertv2.0",
-        _bert("bert", 12, 768, 30522),
-        109, 512, "cls", "none", "MIT", tasks=("multi-vector",),
-    ),
+    KnownModel("colbert-ir/colbertv2.0", BERT_BASE, 109, 512, "cls", "none", "MIT", tasks=("multi-vector",)),
     KnownModel(
         "answerdotai/answerai-colbert-small-v1",
         _bert("bert", 12, 384, 30522, num_attention_heads=12),
@@ -304,8 +292,7 @@ KNOWN_MODELS = (
         108, 512, "cls", "none", "MIT", tasks=("token classification",),
     ),
     KnownModel(
-        "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
-        DISTILBERT,
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english", DISTILBERT,
         66.4, 512, "cls", "none", "Apache-2.0", tasks=("classification",),
     ),
     KnownModel(
