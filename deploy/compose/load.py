@@ -44,35 +44,25 @@ def calls(model: str) -> Iterator[Call]:
                 yield "POST", "/v1/encode", {"inputs": texts, "outputs": ["pooled", "words"]}
 
 
-class Client:
-    """A connection that reconnects after an error."""
+def connect(url: str) -> http.client.HTTPConnection:
+    """Return a connection, which reconnects after an error."""
+    parts = urllib.parse.urlsplit(url)
+    # Certificates are verified. The variable SSL_CERT_FILE names a private CA.
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.netloc, timeout=30)
 
-    def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        # Certificates are verified. The variable SSL_CERT_FILE names a private CA.
-        connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = connection(parts.netloc, timeout=30)
 
-    def send(self, method: str, path: str, body: dict[str, Any] | None) -> int:
-        """Return the status, or 0 if there was no response."""
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            self._connection.request(method, path, data, {"content-type": "application/json"})
-            response = self._connection.getresponse()
-            response.read()
-        except (OSError, http.client.HTTPException):
-            self._connection.close()
-            return 0
-        return response.status
-
-    def model(self) -> str:
-        """Return the served model's name, which the OpenAI API requires."""
-        self._connection.request("GET", "/v1/model")
-        name: str = json.loads(self._connection.getresponse().read())["name"]
-        return name
-
-    def close(self) -> None:
-        self._connection.close()
+def send(connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None) -> int:
+    """Return the status, or 0 if there was no response."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        connection.request(method, path, data, {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return 0
+    return response.status
 
 
 def run(url: str, rate: float, seconds: float) -> int:
@@ -82,8 +72,10 @@ def run(url: str, rate: float, seconds: float) -> int:
     """
     started = reported = time.monotonic()
     sent = failed = 0
-    with contextlib.closing(Client(url)) as client:
-        for method, path, body in calls(client.model()):
+    with contextlib.closing(connect(url)) as connection:
+        connection.request("GET", "/v1/model")
+        model = json.loads(connection.getresponse().read())["name"]  # required by the OpenAI API
+        for method, path, body in calls(model):
             now = time.monotonic()
             if seconds and now - started >= seconds:
                 break
@@ -91,7 +83,7 @@ def run(url: str, rate: float, seconds: float) -> int:
                 log.info("sent=%d failed=%d", sent, failed)
                 reported = now
             sent += 1
-            failed += client.send(method, path, body) != http.HTTPStatus.OK
+            failed += send(connection, method, path, body) != http.HTTPStatus.OK
             # Don't catch up after a late request: the rate is an upper limit.
             time.sleep(max(0.0, now + 1 / rate - time.monotonic()))
     log.info("sent=%d failed=%d", sent, failed)

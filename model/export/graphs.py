@@ -316,10 +316,6 @@ class GraphSignature:
     variadic: bool = False
     multiples: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(self.example_inputs)
-
 
 def write_graph(
     module: nn.Module, path: Path, weights: str | None, signature: GraphSignature, owner: Path | None = None
@@ -457,7 +453,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
     parts = {name: multiple for name, multiple in signature.multiples.items() if multiple > 1}
     sizes |= {name: torch.export.Dim(f"{name}_parts") * multiple for name, multiple in parts.items()}
     multiples = {f"{multiple}*{name}_parts": name for name, multiple in signature.multiples.items()}
-    shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.inputs)
+    shapes = tuple({axis: sizes[name] for axis, name in axes.get(key, {}).items()} for key in signature.example_inputs)
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     exporter_log.setLevel(logging.ERROR)
@@ -467,7 +463,7 @@ def _to_onnx(module: nn.Module, signature: GraphSignature) -> onnx_ir.Model:
             program = torch.onnx.export(
                 module,
                 tuple(signature.example_inputs.values()),
-                input_names=signature.inputs,
+                input_names=tuple(signature.example_inputs),
                 output_names=signature.outputs,
                 dynamic_shapes=(shapes,) if signature.variadic else shapes,
                 opset_version=OPSET,

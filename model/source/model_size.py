@@ -6,11 +6,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from model.artifact.memory import available_memory
-from model.artifact.names import SourceError, parse_hub_id
+from model.artifact.names import HubId, SourceError, parse_hub_id
 from model.source.known_models import HIDDEN, KNOWN_MODELS, LAYERS, Task
 
 HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
@@ -122,7 +123,7 @@ def read_model_size(source: str) -> ModelSize:
     if known is not None:
         return estimate_size(source, known.config, known.max_input_tokens)
     directory = Path(source)
-    read = _read_file(directory) if directory.is_dir() else _download(source)
+    read = partial(_read_file, directory) if directory.is_dir() else partial(_download, parse_hub_id(source))
     config = read(CONFIG)
     if config is None:
         raise SourceError(f"{source}: has no {CONFIG}. Check the name.")
@@ -169,46 +170,37 @@ def estimate_size(name: str, config: Mapping[str, Any], max_tokens: int | None =
     return ModelSize(name, layers, hidden, attention, layer, parameters, table, limit)
 
 
-def _read_file(directory: Path) -> Any:
-    def read(name: str) -> dict[str, Any] | None:
-        try:
-            return _parse((directory / name).read_bytes(), f"{directory / name}")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            problem = f"{directory / name}: cannot be read ({error.strerror})"
-            raise SourceError(f"{problem}. Check the permissions.") from None
-
-    return read
+def _read_file(directory: Path, name: str) -> dict[str, Any] | None:
+    try:
+        return _parse((directory / name).read_bytes(), f"{directory / name}")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problem = f"{directory / name}: cannot be read ({error.strerror})"
+        raise SourceError(f"{problem}. Check the permissions.") from None
 
 
-def _download(source: str) -> Any:
-    hub_id = parse_hub_id(source)
+def _download(hub_id: HubId, name: str) -> dict[str, Any] | None:
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    token = os.environ.get("HF_TOKEN", "")
     if not endpoint.startswith(("https://", "http://")):
         raise SourceError(f"HF_ENDPOINT: not an address ({endpoint}). Use https://...")
-
-    def read(name: str) -> dict[str, Any] | None:
-        address = f"{endpoint}/{hub_id.model_id}/resolve/{hub_id.revision or 'main'}/{name}"
-        request = urllib.request.Request(address)  # noqa: S310  # http or https
-        if token:
-            request.add_unredirected_header("Authorization", f"Bearer {token}")  # not sent to other hosts
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
-                return _parse(response.read(MAX_FILE_BYTES), name)
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return None
-            denied = error.code in (401, 403)  # also returned for names that do not exist
-            hint = "Check the name, or set HF_TOKEN to a token with access." if denied else "Try again later."
-            raise SourceError(f"{source}: {endpoint} answered {error.code}. {hint}") from None
-        except OSError as error:
-            reason = getattr(error, "reason", None) or error
-            problem = f"{source}: {endpoint} is unreachable ({reason})"
-            raise SourceError(f"{problem}. Name a directory, or check HF_ENDPOINT.") from None
-
-    return read
+    address = f"{endpoint}/{hub_id.model_id}/resolve/{hub_id.revision or 'main'}/{name}"
+    request = urllib.request.Request(address)  # noqa: S310  # http or https
+    if token := os.environ.get("HF_TOKEN", ""):
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # not sent to other hosts
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+            return _parse(response.read(MAX_FILE_BYTES), name)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        denied = error.code in (401, 403)  # also returned for names that do not exist
+        hint = "Check the name, or set HF_TOKEN to a token with access." if denied else "Try again later."
+        raise SourceError(f"{hub_id}: {endpoint} answered {error.code}. {hint}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        problem = f"{hub_id}: {endpoint} is unreachable ({reason})"
+        raise SourceError(f"{problem}. Name a directory, or check HF_ENDPOINT.") from None
 
 
 def _parse(data: bytes, name: str) -> dict[str, Any]:

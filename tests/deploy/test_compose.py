@@ -166,5 +166,5 @@ def test_load_and_health_check_work_with_tls(tiny_artifact: Path, tmp_path: Path
 
 def test_load_survives_a_lost_connection() -> None:
     (port,) = free_ports(1)
-    with contextlib.closing(load.Client(f"http://127.0.0.1:{port}")) as client:
-        assert client.send("GET", "/v1/model", None) == 0
+    with contextlib.closing(load.connect(f"http://127.0.0.1:{port}")) as connection:
+        assert load.send(connection, "GET", "/v1/model", None) == 0
