@@ -122,7 +122,8 @@ def limited_memory(graph: Path | None) -> Iterator[None]:
     size = sum(path.stat().st_size for path in (graph, *others))
     budget = WEIGHT_COPIES * size + MEMORY_RESERVE
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    used = _data_bytes()
+    status = Path("/proc/self/status").read_text()  # VmData is the memory that counts toward RLIMIT_DATA
+    used = next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
     limits = [limit for limit in (used + budget, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
@@ -134,12 +135,6 @@ def limited_memory(graph: Path | None) -> Iterator[None]:
         ) from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _data_bytes() -> int:
-    """Return how much of this process's memory counts toward RLIMIT_DATA."""
-    status = Path("/proc/self/status").read_text()
-    return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
 
 
 class ImportedHead(RowHead):
@@ -631,7 +626,8 @@ def _check_graph(path: Path) -> tuple[set[str], Counter[str]]:
                 f"{PYTORCH}"
             )
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    tensors += [attribute.value for node in nodes for attribute in node.attributes.values() if _is_tensor(attribute)]
+    attributes = [attribute for node in nodes for attribute in node.attributes.values()]
+    tensors += [item.value for item in attributes if item.type is onnx_ir.AttributeType.TENSOR and not item.is_ref()]
     for tensor in tensors:
         if isinstance(tensor, onnx_ir.ExternalTensor):
             _check_location(path, Path(tensor.location))
@@ -642,10 +638,6 @@ def _check_graph(path: Path) -> tuple[set[str], Counter[str]]:
     if others := sorted(types.keys() - WEIGHT_TYPES):
         raise CheckpointError(f"{path.name}: weights of type {others[0]} are not supported. {PYTORCH}")
     return {node.op_type for node in nodes}, types
-
-
-def _is_tensor(attribute: Any) -> bool:
-    return isinstance(attribute, onnx_ir.Attr) and attribute.type is onnx_ir.AttributeType.TENSOR
 
 
 def _check_location(graph: Path, location: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model.artifact.manifest import COMBINED, CombinedPooling, ParityRecord, split_pooling
-from model.encoder import Encoder, EncoderConfig, HiddenStatesEncoder
+from model.encoder import Encoder, HiddenStatesEncoder
 from model.export.graphs import OPSET, open_session
 from model.source.model_size import MAX_TESTED_TOKENS
 
@@ -147,10 +147,14 @@ def compare_outputs(
     rng = np.random.default_rng(0)
     longest = min(max_input_tokens, MAX_TESTED_TOKENS)
 
+    def random_sequence(length: int) -> Inputs:
+        sizes = (module.config.vocab_size, max(1, module.config.type_vocab_size))
+        return make_sequence(*(rng.integers(0, size, length).tolist() for size in sizes))
+
     def run_both() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         for lengths in (*GRID, (longest,)):
             if max(lengths) <= longest:
-                sequences = [_random_sequence(module.config, length, rng) for length in lengths]
+                sequences = [random_sequence(length) for length in lengths]
                 alone = [_run_torch(module, sequence) for sequence in sequences]
                 yield alone[0] if len(alone) == 1 else np.concatenate(alone, axis=-2), run(sequences)
 
@@ -238,11 +242,6 @@ def run_varlen_graph(
     hidden, *pooled = session.run(None, pack_varlen(sequences, multiple))
     tokens = sum(sequence["input_ids"].shape[1] for sequence in sequences)
     return [hidden[:tokens], *(vectors[: len(sequences)] for vectors in pooled)]
-
-
-def _random_sequence(config: EncoderConfig, length: int, rng: np.random.Generator) -> Inputs:
-    input_ids = rng.integers(0, config.vocab_size, length).tolist()
-    return make_sequence(input_ids, rng.integers(0, max(1, config.type_vocab_size), length).tolist())
 
 
 def _run_torch(module: nn.Module, sequence: Inputs) -> NDArray[np.float32]:

@@ -134,10 +134,6 @@ DISTILBERT = Family(
 # ELECTRA (Clark et al. 2020): smaller embeddings, projected to the hidden size.
 
 
-def read_electra(config: ConfigReader) -> EncoderConfig:
-    return read_config(config, embedding_size=config.size("embedding_size", config.size("hidden_size")))
-
-
 def read_electra_head(config: ConfigReader) -> VocabularyLayout:
     """Return the masked-LM head of a generator."""
     name = "generator_predictions"
@@ -147,7 +143,7 @@ def read_electra_head(config: ConfigReader) -> VocabularyLayout:
 
 ELECTRA = Family(
     "electra",
-    read_electra,
+    lambda config: read_config(config, embedding_size=config.size("embedding_size", config.size("hidden_size"))),
     NAMES | {"embeddings.project": "embeddings_project"},
     ("", "electra."),
     RENAMES,

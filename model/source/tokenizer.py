@@ -339,8 +339,9 @@ def read_tokenizer(
         options.side(f"{name}_side", (values.get(name) or {}).get("direction", default))
         for name, default in defaults.items()
     )
-    definition = _add_tokens(json.dumps(values, ensure_ascii=False), options).encode()
-    return PublishedTokenizer(definition, truncation_side, padding_side)
+    tokenizer = Tokenizer.from_str(json.dumps(values, ensure_ascii=False))
+    tokenizer.add_tokens([token for token in options.added_tokens() if token.content])
+    return PublishedTokenizer(write_definition(tokenizer).encode(), truncation_side, padding_side)
 
 
 def apply_settings(values: dict[str, Any], options: TokenizerSettings) -> None:
@@ -507,12 +508,6 @@ def _set_template(values: dict[str, Any], template: dict[str, Any]) -> None:
     """Replace the post-processor with a template; only the part that trims offsets is kept."""
     kept = list(_parts(values.get("post_processor"), "processors", "ByteLevel"))
     values["post_processor"] = {"type": "Sequence", "processors": [*kept, template]} if kept else template
-
-
-def _add_tokens(definition: str, options: TokenizerSettings) -> str:
-    tokenizer = Tokenizer.from_str(definition)
-    tokenizer.add_tokens([token for token in options.added_tokens() if token.content])
-    return write_definition(tokenizer)
 
 
 def _drop_token_types(values: dict[str, Any]) -> None:

@@ -258,14 +258,11 @@ def _table(rows: dict[RowKey, Estimate], baseline: dict[RowKey, Estimate] | None
         elif baseline is None:
             line += f"{_number(estimate.value)}   {_interval(estimate)}"
         else:
-            other = baseline.get(key, UNDEFINED)
+            other = baseline.get(key, Estimate())
             difference = estimate.minus(other)
             line += f"{_number(estimate.value)}   {_interval(estimate):<18}"
             line += f"{_number(other.value):>11}{_number(difference.value):>13}   {_interval(difference)}"
         yield line.rstrip()
-
-
-UNDEFINED = Estimate(None, None, None)
 
 
 def _labels(key: RowKey) -> tuple[str, str]:

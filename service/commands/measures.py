@@ -158,9 +158,9 @@ Flags = NDArray[np.bool_]
 class Estimate:
     """A measure and its 95% confidence interval. Undefined values are None, as are bounds if all resamples are."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
     resampled: Values = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
     """The measure of each resample, (RESAMPLES,), NaN where undefined; empty if `value` is None."""
 
@@ -168,7 +168,7 @@ class Estimate:
     def of(cls, value: float | None, resampled: Values) -> "Estimate":
         """Return a measure with its 2.5th and 97.5th percentiles over resamples."""
         if value is None:
-            return cls(None, None, None)
+            return cls()
         defined = resampled[~np.isnan(resampled)]
         if not len(defined):
             return cls(value, None, None, resampled)
@@ -178,7 +178,7 @@ class Estimate:
     def minus(self, baseline: "Estimate") -> "Estimate":
         """Return the paired difference and its interval. Both must measure the same items, so that resamples match."""
         if self.value is None or baseline.value is None:
-            return Estimate(None, None, None)
+            return Estimate()
         return Estimate.of(self.value - baseline.value, self.resampled - baseline.resampled)
 
 
@@ -186,7 +186,7 @@ def bootstrap(measure: Callable[[Indices], float | None], count: int) -> Estimat
     """Return `measure` of 0..count-1 and its interval. The resamples depend only on `count`."""
     value = measure(np.arange(count))
     if value is None:
-        return Estimate(None, None, None)
+        return Estimate()
     random = np.random.default_rng(SEED)
     values = [measure(random.integers(count, size=count)) for _ in range(RESAMPLES)]
     return Estimate.of(value, np.array(values, np.float64))  # None becomes NaN
