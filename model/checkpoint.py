@@ -20,16 +20,16 @@ from model.families import FAMILIES, find_family
 from model.families.family import ConfigReader, Family
 from model.heads.classifiers import (
     ARCHITECTURE,
+    LOGIT_SCORE_MODULE,
     TOKEN_ARCHITECTURE,
     Classifier,
     TokenClassifier,
-    find_logit_score,
-    read_classifier,
+    make_classifier,
+    make_token_classifier,
     read_logit_score,
-    read_token_classifier,
 )
 from model.heads.multi_vector import MultiVector, pop_projection, read_late_interaction, read_multi_vector
-from model.heads.row_head import has_architecture
+from model.heads.row_head import RowHead, has_architecture
 from model.heads.vocabulary import (
     MaskedLM,
     Sparse,
@@ -104,7 +104,7 @@ class _Weights:
     def classifier(self) -> Classifier | None:
         """Return the classifier; None without one. Raises CheckpointError."""
         options, size = self.files.sentence_transformers, self.encoder.config.hidden_size
-        if (module := find_logit_score(self.files)) is not None:
+        if (module := self.files.find_module(LOGIT_SCORE_MODULE)) is not None:
             embeddings = self.encoder.embeddings.word_embeddings.weight.detach()
             # transformers writes the key whenever the output layer is stored once.
             tied = ConfigReader(self.config).flag("tie_word_embeddings", True)
@@ -112,14 +112,16 @@ class _Weights:
             return read_logit_score(module, self.files, self.config, output, self.tokenizer)
         if not has_architecture(self.config, ARCHITECTURE) and options.get("model_type") != "CrossEncoder":
             return None
-        return read_classifier(self.config, options, self.family.classifier_layout(self.config), self.tensors, size)
+        layout = self.family.classifier_layout(self.config)
+        head, skipped = RowHead(layout.layers, self.tensors, size), layout.skipped_token_id(self.config)
+        return make_classifier(self.config, options, head, layout.pooling, skipped)
 
     def token_classifier(self) -> TokenClassifier | None:
         """Return the token classifier; None without one. Raises CheckpointError."""
         if not has_architecture(self.config, TOKEN_ARCHITECTURE):
             return None
         layout = self.family.token_classifier_layout(self.config)
-        return read_token_classifier(self.config, layout, self.tensors, self.encoder.config.hidden_size)
+        return make_token_classifier(self.config, RowHead(layout, self.tensors, self.encoder.config.hidden_size))
 
     def masked_lm(self) -> MaskedLM | None:
         """Return the masked-LM head; None without one. Raises CheckpointError."""
@@ -134,8 +136,7 @@ class _Weights:
     def sparse(self) -> Sparse | None:
         """Return the sparse head; None without one. Raises CheckpointError."""
         files, encoder = self.files, self.encoder.config
-        pooling = next((module for module in files.modules if module.kind == "SpladePooling"), None)
-        if pooling is None:
+        if (pooling := files.find_module("SpladePooling")) is None:
             return read_linear_sparse(files.directory, encoder.hidden_size)
         if self.family.masked_lm is None:
             raise CheckpointError(f"modules.json: SpladePooling of a {self.family.name} model is not supported.")

@@ -356,9 +356,8 @@ class Family:
 
     def classifier_layout(self, config: Mapping[str, Any]) -> ClassifierLayout:
         """Return the classifier of a config.json. Raises CheckpointError."""
-        return (
-            self.classifier if isinstance(self.classifier, ClassifierLayout) else self.classifier(ConfigReader(config))
-        )
+        layout = self.classifier
+        return layout if isinstance(layout, ClassifierLayout) else layout(ConfigReader(config))
 
     def token_classifier_layout(self, config: Mapping[str, Any]) -> HeadLayout:
         """Return the token classifier of a config.json. Raises CheckpointError."""

@@ -17,7 +17,7 @@ from model.artifact.manifest import (
     ScoreActivation,
     TokenClassificationHead,
 )
-from model.heads.row_head import HeadLayout, RowHead, read_labels
+from model.heads.row_head import HeadLayout, RecordedHead, RowHead, read_labels
 from model.source.published import (
     CheckpointError,
     Module,
@@ -47,31 +47,10 @@ class ClassifierLayout:
         return config.get("pad_token_id") if self.pooling == "last" else None
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A checkpoint's classifier. Computes logits (N, C) from rows (N, D)."""
-
-    head: RowHead
-    record: ClassificationHead
-
-
-def read_classifier(
-    config: Mapping[str, Any],
-    options: Mapping[str, Any],
-    layout: ClassifierLayout,
-    tensors: Mapping[str, Tensor],
-    hidden_size: int,
-) -> Classifier:
-    """Return the classifier of a checkpoint.
-
-    `config` and `options` are the values of config.json and of config_sentence_transformers.json. `tensors` have the
-    architecture's names, without the encoder's prefix.
-
-    Raises:
-        CheckpointError: a tensor or a value of config.json is missing or invalid.
-    """
-    head = RowHead(layout.layers, tensors, hidden_size)
-    return make_classifier(config, options, head, layout.pooling, layout.skipped_token_id(config))
+Classifier = RecordedHead[ClassificationHead]
+"""Computes logits (N, C) from rows (N, D)."""
+TokenClassifier = RecordedHead[TokenClassificationHead]
+"""Computes logits (T, C) from hidden states (T, D)."""
 
 
 def make_classifier(
@@ -81,7 +60,13 @@ def make_classifier(
     pooling: ClassifierPooling,
     skipped_token_id: int | None = None,
 ) -> Classifier:
-    """Return a classifier with the labels and functions named in the files. Raises CheckpointError."""
+    """Return a classifier with the labels and functions named in the files.
+
+    `config` and `options` are the values of config.json and of config_sentence_transformers.json.
+
+    Raises:
+        CheckpointError: a value of config.json is missing or invalid.
+    """
     labels = read_labels(config, head.out_features)
     record = ClassificationHead(
         graph="classification",
@@ -134,28 +119,13 @@ def read_activation(config: Mapping[str, Any], options: Mapping[str, Any], label
     return "sigmoid" if labels == 1 or config.get("problem_type") == "multi_label_classification" else "softmax"
 
 
-@dataclass(frozen=True)
-class TokenClassifier:
-    """A checkpoint's token classifier. Computes logits (T, C) from hidden states (T, D)."""
-
-    head: RowHead
-    record: TokenClassificationHead
-
-
-def read_token_classifier(
-    config: Mapping[str, Any], layout: HeadLayout, tensors: Mapping[str, Tensor], hidden_size: int
-) -> TokenClassifier:
-    """Return the token classifier of a checkpoint; arguments are as in `read_classifier`. Raises CheckpointError."""
-    return make_token_classifier(config, RowHead(layout, tensors, hidden_size))
-
-
 def make_token_classifier(config: Mapping[str, Any], head: RowHead) -> TokenClassifier:
     """Return a token classifier with the labels of config.json. Raises CheckpointError."""
     labels = read_labels(config, head.out_features)
     return TokenClassifier(head, TokenClassificationHead(graph="token_classification", labels=labels))
 
 
-MODULE = "LogitScore"
+LOGIT_SCORE_MODULE = "LogitScore"
 TEMPLATE = "chat_template.jinja"
 QUERY, DOCUMENT = "\ue000query\ue000", "\ue000document\ue000"
 """Placeholder texts with private-use characters, which no template contains."""
@@ -163,11 +133,6 @@ PROBE = "  The Bank\tof 7 rivers, <b> \u00e9t\u00e9 & 'co' " * 50 + "\n"
 """A text that a template must insert as it is."""
 FORMATS = ("auto", "flat", "structured")
 SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-
-
-def find_logit_score(files: Published) -> Module | None:
-    """Return the LogitScore module, if any."""
-    return next((module for module in files.modules if module.kind == MODULE), None)
 
 
 def read_logit_score(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.artifact.manifest import ExpansionRecord, MultiVectorHead, SideRecord
-from model.heads.row_head import RowHead, linear_head, read_linear_head
+from model.heads.row_head import RecordedHead, linear_head, read_linear_head
 from model.heads.vocabulary import find_mask_token
 from model.source.published import (
     MODULES,
@@ -28,12 +28,7 @@ from model.source.sentence_transformers import DenseLayer, check_features, is_la
 LINEAR = "colbert_linear.pt"
 
 
-@dataclass(frozen=True)
-class MultiVector:
-    """A multi-vector head from a checkpoint."""
-
-    head: RowHead
-    record: MultiVectorHead
+MultiVector = RecordedHead[MultiVectorHead]
 
 
 def read_multi_vector(directory: Path, hidden_size: int) -> MultiVector | None:

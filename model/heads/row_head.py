@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,17 @@ class RowHead(nn.Module):
         """Return (N, K) for rows (N, D)."""
         output: Tensor = self.output(self.norm(self.activation(self.dense(rows))))
         return output
+
+
+RecordT = TypeVar("RecordT")
+
+
+@dataclass(frozen=True)
+class RecordedHead(Generic[RecordT]):
+    """A checkpoint's head, and its record in the manifest."""
+
+    head: RowHead
+    record: RecordT
 
 
 def empty_head(layout: HeadLayout, hidden_size: int, out_features: int) -> RowHead:

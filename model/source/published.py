@@ -430,6 +430,10 @@ class Published:
             self._files[path] = ConfigFile(name, values, kind or path.name)
         return self._files[path]
 
+    def find_module(self, kind: str) -> Module | None:
+        """Return the first module of a class, if any."""
+        return next((module for module in self.modules if module.kind == kind), None)
+
     def module_config(self, module: Module) -> ConfigFile:
         return self.read(module.path / "config.json", module.kind)
 
