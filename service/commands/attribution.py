@@ -18,6 +18,7 @@ from attendant_client.types import (
     SimilarityRequest,
     SimilarityResponse,
     Unit,
+    required,
 )
 
 from model.artifact.manifest import ONE_TOKEN_POOLINGS, Kind, Similarity
@@ -69,8 +70,7 @@ def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 
 def word_problem(word: int, result: EncodeResult) -> str:
     """Return why a word has no vector."""
-    assert result.words is not None
-    last = len(result.words) - 1
+    last = len(required(result.words)) - 1
     if word <= last:
         return f"word without tokens ({word}). Use another word."
     if result.truncated:
@@ -80,22 +80,20 @@ def word_problem(word: int, result: EncodeResult) -> str:
 
 def _word_vectors(path: Path, place: WordPlace, result: EncodeResult) -> tuple[Floats, Floats]:
     """Return the means of the last hidden states and of the embedding table over a word's tokens, (D,) each."""
-    assert result.tokens is not None
-    assert result.token_vectors is not None
-    assert result.static_vectors is not None
+    content = required(result.tokens)
     if place.word_index is not None:
-        own = [not token.special and token.word_index == place.word_index for token in result.tokens]
+        own = [not token.special and token.word_index == place.word_index for token in content]
         problem = f"word_index{place.side}: {word_problem(place.word_index, result)}"
     else:
         assert place.start is not None
         assert place.end is not None
-        own = [not token.special and token.start < place.end and token.end > place.start for token in result.tokens]
+        own = [not token.special and token.start < place.end and token.end > place.start for token in content]
         problem = "removed by truncation. Shorten the text" if result.truncated else "span without tokens. Move it"
         problem = f"start{place.side}: {problem} or remove the line."
     if not any(own):
         raise line_error(path, place.line, problem)
-    tokens = np.flatnonzero(own)
-    return result.token_vectors[tokens].mean(axis=0), result.static_vectors[tokens].mean(axis=0)
+    contextual, static = required(result.token_vectors), required(result.static_vectors)
+    return contextual[own].mean(axis=0), static[own].mean(axis=0)
 
 
 def _compare_pairs(rows: Floats, similarity: Similarity) -> Values:
@@ -248,8 +246,8 @@ class Attributor:
                 error.field = f"line {text.line.line}: reference" + (f": {error.field}" if error.field else "")
                 raise
             (pair,), (query,) = occluded.pairs or [], occluded.queries
-            assert pair.query_effects is not None
-            self._add(SIMILARITY_OCCLUSION, text, _unit_scores(text, query.units or [], pair.query_effects))
+            scores = _unit_scores(text, query.units or [], required(pair.query_effects))
+            self._add(SIMILARITY_OCCLUSION, text, scores)
 
     async def _explain(self, texts: Sequence[LocatedText], effect: Effect) -> SimilarityResponse:
         """Compare each text as the query with its reference as the document."""
@@ -266,9 +264,7 @@ class Attributor:
 
 def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedText:
     """Find the words for a line of the file. Raises `TextError` if one of them has no tokens."""
-    assert result.tokens is not None
-    assert result.words is not None
-    tokens = [token for token in result.tokens if not token.special]
+    tokens = [token for token in required(result.tokens) if not token.special]
     listed = sorted({token.word_index for token in tokens if token.word_index is not None})
     position = {word: index for index, word in enumerate(listed)}
     named = {f"deciding_index[{index}]": word for index, word in enumerate(line.deciding_index)}
@@ -283,16 +279,14 @@ def _locate(path: Path, line: AttributionLine, result: EncodeResult) -> LocatedT
     target = position[line.word_index]
     word_of_token = tuple(None if token.word_index is None else position[token.word_index] for token in tokens)
     vector = _token_mean(result, np.array([owner == target for owner in word_of_token]))
-    starts = tuple(result.words[word].start for word in listed)
+    starts = tuple(required(result.words)[word].start for word in listed)
     return LocatedText(line, tuple(token.id for token in tokens), word_of_token, starts, target, deciding, vector)
 
 
 def _token_mean(result: EncodeResult, chosen: Flags) -> Floats:
     """Return the mean of the chosen token vectors. `chosen` indexes tokens without special tokens."""
-    assert result.token_vectors is not None
-    assert result.tokens is not None
-    content = [not token.special for token in result.tokens]
-    vectors: Floats = result.token_vectors[content][chosen].mean(axis=0)
+    content = [not token.special for token in required(result.tokens)]
+    vectors: Floats = required(result.token_vectors)[content][chosen].mean(axis=0)
     return vectors
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import orjson
-from attendant_client.types import MAX_CHUNKED_CHARACTERS, ChunkOptions, ModelInfo
+from attendant_client.types import MAX_CHUNKED_CHARACTERS, ChunkOptions, ModelInfo, required
 
 from model.artifact.console import (
     EX_CANTCREAT,
@@ -803,8 +803,7 @@ async def _embed_texts(settings: Settings, texts: Iterable[LabeledText]) -> int:
             async for response in encode_texts(engine, texts):
                 truncated += response.truncated_inputs
                 for result in response.results:
-                    assert result.pooled is not None
-                    line = orjson.dumps(result.pooled, option=orjson.OPT_SERIALIZE_NUMPY)
+                    line = orjson.dumps(required(result.pooled), option=orjson.OPT_SERIALIZE_NUMPY)
                     sys.stdout.buffer.write(line + b"\n")
                 sys.stdout.flush()
         except ServiceError as error:
