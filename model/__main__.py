@@ -9,6 +9,7 @@ if (HANDLER := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from model.artifact.console import (
 from model.artifact.files import GOLDEN, Artifact
 from model.artifact.manifest import POOLINGS, VARIANTS, Absent
 from model.artifact.names import MAX_CHARACTERS, NAME_FORMAT, PADDED, is_model_name
-from model.examples.command import EXAMPLES, write_example
+from model.examples import ambiguous_words, paraphrases
 from model.export.description import describe_evaluation, describe_heads, describe_settings, describe_training
 from model.export.sample_texts import read_texts, sample_sentences
 from model.source.known_models import TASKS, list_models
@@ -38,7 +39,10 @@ from model.source.model_size import describe_choices
 signal.signal(signal.SIGINT, HANDLER)
 
 DEFAULT_EVAL_TEXTS = 2000
-
+EXAMPLES: dict[str, Callable[[Path], None]] = {
+    "ambiguous-words": ambiguous_words.write,
+    "paraphrases": paraphrases.write,
+}
 
 DESCRIPTION = "Train a model, export a published one to an artifact, or verify an artifact."
 EXAMPLES_OF = {
@@ -190,12 +194,14 @@ def _train(config: Path, out: Path) -> int:
 
 
 def _example(name: str, out: Path) -> int:
+    """Write the data of an example and its configurations, which are next to the code; print their paths."""
     try:
-        configurations = write_example(name, out)
+        out.mkdir(parents=True, exist_ok=True)
+        EXAMPLES[name](out)
+        for source in sorted(Path(__file__).parent.glob(f"examples/{name}/*.toml")):
+            print(shutil.copyfile(source, out / source.name))
     except OSError as error:
         return _fail(f"{error.filename or out}: cannot be written ({error.strerror or error}).", EX_CANTCREAT)
-    for path in configurations:
-        print(path)
     return 0
 
 

@@ -73,40 +73,22 @@ class ArtifactError(ReportedError):
     status = EX_CONFIG
 
 
-class _OpenFiles:
-    """Descriptors and memory maps of the files of a directory, opened on first use.
-
-    Descriptors close when this object is freed, and a map when this object and all arrays over it are freed.
-    """
-
-    def __init__(self) -> None:
-        self._descriptors: dict[str, int] = {}
-        self._maps: dict[str, mmap.mmap] = {}
-        weakref.finalize(self, _close_all, self._descriptors)
-
-    def descriptor(self, root: Path, name: str) -> int:
-        if name not in self._descriptors:
-            self._descriptors[name] = _open(root, name)
-        return self._descriptors[name]
-
-    def map(self, root: Path, name: str) -> mmap.mmap:
-        if name not in self._maps:
-            self._maps[name] = mmap.mmap(self.descriptor(root, name), 0, access=mmap.ACCESS_READ)
-        return self._maps[name]
-
-    def release_pages(self) -> None:
-        for mapping in self._maps.values():
-            mapping.madvise(mmap.MADV_DONTNEED)
-
-
 @dataclass(frozen=True)
 class Artifact:
-    """A verified artifact. `digest` is the SHA-256 of the manifest, which contains the digest of every file."""
+    """A verified artifact. `digest` is the SHA-256 of the manifest, which contains the digest of every file.
+
+    Files are opened on first use. Descriptors close when this object is freed, and a memory map when this object and
+    all arrays over it are freed.
+    """
 
     root: Path
     manifest: Manifest
     digest: str
-    _files: _OpenFiles = field(default_factory=_OpenFiles, init=False, repr=False, compare=False)
+    _descriptors: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _close_all, self._descriptors)
 
     @classmethod
     def open(cls, root: Path, expected_digest: str | None = None) -> "Artifact":
@@ -146,7 +128,7 @@ class Artifact:
     def _read_chunks(self, name: str) -> Iterator[bytes]:
         """Yield a listed file in blocks, to limit memory use. The last step verifies the digest."""
         record, digest = self.manifest.files[name], hashlib.sha256()
-        descriptor = self._files.descriptor(self.root, name)
+        descriptor = self._descriptor(name)
         size = os.fstat(descriptor).st_size
         if size != record.size:
             raise ArtifactError(
@@ -186,18 +168,26 @@ class Artifact:
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes [start, end) of a file, without mapping it."""
-        return os.pread(self._files.descriptor(self.root, name), end - start, start)
+        return os.pread(self._descriptor(name), end - start, start)
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._descriptors:
+            self._descriptors[name] = _open(self.root, name)
+        return self._descriptors[name]
 
     def map_file(self, name: str) -> mmap.mmap:
         """Return a read-only memory map of a file, the same on every call. Raises ArtifactError."""
-        return self._files.map(self.root, name)
+        if name not in self._maps:
+            self._maps[name] = mmap.mmap(self._descriptor(name), 0, access=mmap.ACCESS_READ)
+        return self._maps[name]
 
     def release_pages(self) -> None:
         """Drop the mapped pages from the memory of this process; later accesses read them again.
 
         Sessions copy almost all weights when they are opened or warmed up.
         """
-        self._files.release_pages()
+        for mapping in self._maps.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     def map(self, tensor: TensorRecord) -> MappedTensor:
         """Return a memory-mapped tensor. Raises ArtifactError if its file can no longer be opened."""

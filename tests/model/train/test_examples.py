@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.__main__ import main
+from model.__main__ import EXAMPLES, main
 from model.artifact.files import Artifact
 from model.examples import paraphrases
 from model.examples.ambiguous_words import AMBIGUOUS, TOPICS, make_sentence
-from model.examples.command import EXAMPLES
 from model.examples.paraphrases import make_paraphrase
 from service.config import Settings
 from tests.conftest import ROOT
