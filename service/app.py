@@ -207,7 +207,7 @@ class App:
         from service.memory import MemoryBudget
         from service.rest.app import make_admin_app, make_app
         from service.rest.cors import Cors
-        from service.rest.overload import LoadShedder
+        from service.rest.middleware import LoadShedder
         from service.rest.protocol import ConnectionLimits
         from service.rest.server import Server
         from service.rpc.server import RpcServer

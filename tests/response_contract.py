@@ -16,7 +16,7 @@ from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from service.operations.rerank import EXPLAIN_TOP
-from service.rpc.codec import enum_labels
+from service.rpc.messages import enum_labels
 from tests.operation_requests import Body, ModelFacts, texts_of
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "int8": "i1", "ubinary": "u1", "sqrt_uint8": "u1"}

@@ -1,6 +1,6 @@
 """REST APIs as data: routes, names in errors and error formats; and the request handling that all routes share.
 
-A route reads and validates the body, runs a handler, and renders the document it returns. apis.py lists all APIs.
+A route reads and validates the body, runs a handler, and renders the document it returns. middleware.py lists all APIs.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -30,12 +30,14 @@ from service.rest.bodies import (
     STRICT_HEADER,
     ForeignModel,
     PromptTokensBody,
+    RequestReader,
     body_schema,
     printable,
+    reject_query,
     unknown_field,
     unknown_fields,
+    unknown_parameter,
 )
-from service.rest.requests import RequestReader, reject_query, unknown_parameter
 from service.rest.responses import json_response
 from service.spelling import Spelling
 

@@ -18,13 +18,11 @@ from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.api import Services, make_router
-from service.rest.apis import APIS, PROBE_PATHS, ROUTE_PATHS
-from service.rest.bodies import MAX_COMPARED
+from service.rest.bodies import MAX_COMPARED, RequestReader
 from service.rest.cors import Cors
 from service.rest.hosts import HostCheck
-from service.rest.middleware import RequestMiddleware, error_response, method_response
+from service.rest.middleware import APIS, PROBE_PATHS, ROUTE_PATHS, RequestMiddleware, error_response, method_response
 from service.rest.openapi import TAGS, complete_document
-from service.rest.requests import RequestReader
 from service.rest.routes import admin, docs, health, page
 
 

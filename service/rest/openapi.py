@@ -13,8 +13,8 @@ from service.auth import API_KEY_HEADER
 from service.errors import ServiceError
 from service.request_log import HEADER, TRACE_HEADER
 from service.rest.api import Api, Route
-from service.rest.apis import APIS, PROBE_PATHS
 from service.rest.bodies import IGNORED_HEADER, SCHEMA_REFERENCE, STRICT_HEADER, ForeignModel
+from service.rest.middleware import APIS, PROBE_PATHS
 
 EXAMPLES: dict[int, ServiceError] = {
     400: errors.MalformedRequest("Request body is not valid JSON", "Correct it."),

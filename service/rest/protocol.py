@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -22,13 +22,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.connections import UNKNOWN_IDLE_S, ConnectionTable, Network, read_timeout_s
 from service.errors import HeadersTooLarge, MalformedRequest, Overloaded, ServiceError, Unsupported
 from service.request_log import HEADER, TRACE_HEADER, TRACE_STATE_HEADER, request_id, traceparent
-from service.rest.apis import BY_NAME, api_of, route_path
-from service.rest.bodies import JSON
-from service.rest.requests import BODY, DRAINED, KNOWN, PAUSE_S, cancel_request
+from service.rest.bodies import BODY, DRAINED, JSON, KNOWN, PAUSE_S, cancel_request
+from service.rest.middleware import BY_NAME, LoadShedder, api_of, route_path
 from service.rest.routes import native
-
-if TYPE_CHECKING:
-    from service.rest.overload import LoadShedder
 
 KEEP_ALIVE_S = 75
 HTTP2_PREFACE = b"PRI * HTTP/2.0"
@@ -65,18 +61,6 @@ the client reads the response.
 log = logging.getLogger("attendant.rest")
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """The response to a rejected request, and how long to stop reading from its connection, in seconds.
-
-    `is_known`: whether the request had an accepted key.
-    """
-
-    response: Response
-    pause_s: float = 0.0
-    is_known: bool = True
-
-
 @dataclass(frozen=True)
 class ConnectionLimits:
     """Limits of the connections of a server.
@@ -104,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     limits: ConnectionLimits
-    load_shedder: "LoadShedder | None"
+    load_shedder: LoadShedder | None
     table: ConnectionTable["HttpProtocol"]
     url = b""
     _buffered: bytearray | None = None

@@ -17,7 +17,7 @@ from service.rest.protocol import ConnectionLimits, HttpProtocol
 from service.sockets import Acceptor, Peer, WatchedPort
 
 if TYPE_CHECKING:
-    from service.rest.overload import LoadShedder
+    from service.rest.middleware import LoadShedder
 
 TLS_SHUTDOWN_S = 1.0
 """Time to wait for a client to close its side of a TLS connection, in seconds."""

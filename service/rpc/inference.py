@@ -30,8 +30,7 @@ from service.oip.tensors import InputTensor, OutputTensor
 from service.operations.inputs import too_many
 from service.pb import inference_pb2 as pb
 from service.request_log import RequestLog, current_admin, current_record
-from service.rpc.context import Context, add_models, add_timing, deadline_of, identity_of
-from service.rpc.messages import Rejected, reject_malformed
+from service.rpc.messages import Context, Rejected, add_models, add_timing, deadline_of, identity_of, reject_malformed
 from service.rpc.stream import Failed, StreamWork, respond_in_order, run_in_stream
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

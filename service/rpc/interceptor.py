@@ -28,10 +28,8 @@ from service.request_log import (
     set_current,
     traceparent,
 )
-from service.rpc.connections import RpcConnections, parse_peer
-from service.rpc.context import retry_after_ms, status_of
-from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, serialize, tolerant
-from service.rpc.receiving import Parser, Receiver
+from service.rpc.messages import NO_LAYOUT, Layout, reject_malformed, retry_after_ms, serialize, status_of, tolerant
+from service.rpc.receiving import Parser, Receiver, RpcConnections, parse_peer
 from service.sockets import Peer
 from service.spelling import Spelling
 

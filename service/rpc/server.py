@@ -22,11 +22,9 @@ from service.oip.models import NAME as OIP_API
 from service.process import start_task
 from service.request_log import RequestLog
 from service.rpc import inference, tei
-from service.rpc.codec import PROTO
-from service.rpc.connections import HEADROOM, RpcConnections, parse_peer
 from service.rpc.interceptor import Interceptor, Method
-from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, REQUEST_LAYOUT, STREAM_LAYOUT
-from service.rpc.receiving import Receiver
+from service.rpc.messages import IDS_LAYOUT, INFER_LAYOUT, NO_LAYOUT, PROTO, REQUEST_LAYOUT, STREAM_LAYOUT
+from service.rpc.receiving import HEADROOM, Receiver, RpcConnections, parse_peer
 from service.rpc.servicer import SERVICE, EncoderServicer
 from service.spelling import join
 from service.tei import NAME as TEI_API

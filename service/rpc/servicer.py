@@ -14,9 +14,20 @@ from service.lifecycle import Lifecycle
 from service.operations.inputs import Call, item_limits
 from service.operations.table import OPERATIONS
 from service.request_log import RequestLog, RequestRecord, current_record
-from service.rpc.codec import PROTO, Message, read_request, write_response
-from service.rpc.context import Context, add_models, add_timing, deadline_of, identity_of, status_of
-from service.rpc.messages import Rejected, reject_malformed
+from service.rpc.messages import (
+    PROTO,
+    Context,
+    Message,
+    Rejected,
+    add_models,
+    add_timing,
+    deadline_of,
+    identity_of,
+    read_request,
+    reject_malformed,
+    status_of,
+    write_response,
+)
 from service.rpc.stream import Failed, StreamWork, respond_in_order, run_in_stream
 from service.steps import convert
 

@@ -17,9 +17,16 @@ from service.operations.inputs import Call, item_limits
 from service.operations.tokenize import decode as decode_ids
 from service.pb import tei_pb2 as pb
 from service.request_log import current_record
-from service.rpc.codec import Message, check_count
-from service.rpc.context import Context, add_models, deadline_of, identity_of
-from service.rpc.messages import Rejected, reject_malformed
+from service.rpc.messages import (
+    Context,
+    Message,
+    Rejected,
+    add_models,
+    check_count,
+    deadline_of,
+    identity_of,
+    reject_malformed,
+)
 from service.rpc.stream import respond_in_order
 from service.spelling import Remedy, Spelling
 from service.steps import Steps

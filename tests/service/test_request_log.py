@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from service.metrics import CALLER_OUTCOMES, Metrics
 from service.request_log import RequestLog, RequestRecord, caller_outcome, sampled_trace, traceparent
-from service.rpc.connections import parse_peer
 from service.rpc.inference import SERVICE as OIP_SERVICE
+from service.rpc.receiving import parse_peer
 from service.rpc.servicer import SERVICE as ENCODER_SERVICE
 from service.rpc.tei import SERVICES as TEI_SERVICES
 from tests.conftest import READY_TIMEOUT_S, RunningServer, start_server

@@ -5,10 +5,10 @@ from attendant_client.wire import enum_numbers
 
 from service.errors import ConflictingFields
 from service.oip.inference import TYPES, InferSpelling
-from service.rest import apis
+from service.rest import middleware
 from service.rest.api import Api
 from service.rest.routes import cohere, huggingface, infinity, openai, tei, vllm
-from service.rpc.codec import PROTO
+from service.rpc.messages import PROTO
 from service.spelling import Spelling, named
 
 
@@ -18,7 +18,7 @@ def spelling_of(api: Api) -> Spelling:
 
 
 TEI, OPENAI, COHERE, VLLM, INFINITY, HUGGINGFACE = map(
-    spelling_of, (apis.TEI, openai.API, cohere.API, vllm.API, infinity.API, huggingface.API)
+    spelling_of, (middleware.TEI, openai.API, cohere.API, vllm.API, infinity.API, huggingface.API)
 )
 
 

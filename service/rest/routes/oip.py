@@ -53,8 +53,7 @@ from service.rest.api import (
     Route,
     message_error,
 )
-from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, unknown_fields
-from service.rest.requests import parse_json
+from service.rest.bodies import JSON, FirstError, ForeignModel, at_most, parse_json, unknown_fields
 from service.rest.responses import PART_BYTES, accepted_codings, encoded_response, json_response, render
 
 PREFIX = "/v2"

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from service.errors import MalformedRequest, RequestTooLarge
-from service.rest.compression import CODINGS, WINDOW_BITS, accepted, compress, inflate
+from service.rest.bodies import CODINGS, WINDOW_BITS, inflate
+from service.rest.responses import accepted, compress_parts
 from tests.oip_messages import CODINGS as COMPRESS
 
 LIMIT = 2 * 2**20
@@ -21,7 +22,7 @@ async def test_round_trip(coding: str, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     parts = [body[start:end] for start, end in pairwise(range(0, size + 1, max(1, size // 3)))] or [b""]
     whole = b"".join(parts)
-    assert zlib.decompress(b"".join(await compress(parts, coding)), wbits=WINDOW_BITS[coding]) == whole
+    assert zlib.decompress(b"".join(await compress_parts(parts, coding)), wbits=WINDOW_BITS[coding]) == whole
     assert inflate(COMPRESS[coding](body), coding, LIMIT) == body
 
 

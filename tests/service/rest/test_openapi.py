@@ -15,7 +15,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from service.engine.model_loader import LoadedModel
-from service.rest.apis import ROUTES
+from service.rest.middleware import ROUTES
 from tests.conftest import RunningServer
 from tests.keys import make_keys
 from tests.service.conftest import GOLDEN, open_harness

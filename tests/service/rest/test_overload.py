@@ -16,8 +16,7 @@ from service.lifecycle import Lifecycle
 from service.models_file import configured_models
 from service.rest.app import make_app
 from service.rest.cors import Cors
-from service.rest.overload import LoadShedder
-from service.rest.protocol import Rejection
+from service.rest.middleware import LoadShedder, Rejection
 from tests.keys import make_keys
 from tests.service.conftest import fast_lane, open_harness
 from tests.service.rest.test_protocol import read_response

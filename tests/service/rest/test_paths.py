@@ -10,7 +10,7 @@ import pytest
 
 from service import __version__
 from service.engine.model_loader import LoadedModel
-from service.rest.apis import normalize
+from service.rest.middleware import normalize
 from tests.serving import serve
 
 MODEL = "all-MiniLM-L6-v2"

@@ -19,8 +19,8 @@ from service.memory import MemoryBudget
 from service.metrics import Metrics
 from service.request_log import RequestLog
 from service.rest.app import make_admin_app, make_app
-from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol, Rejection
+from service.rest.middleware import LoadShedder, Rejection
+from service.rest.protocol import MAX_HEADER_BYTES, HttpProtocol
 from tests.keys import make_keys
 from tests.service.conftest import GOLDEN, fast_lane, open_harness
 from tests.service.rest.test_server import echo, serving, until

@@ -14,9 +14,8 @@ from service.engine.engine import Engine
 from service.errors import ServiceError
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
-from service.rest import requests
-from service.rest.bodies import invalid_body, model_of
-from service.rest.requests import RequestReader, parse_json
+from service.rest import bodies
+from service.rest.bodies import RequestReader, invalid_body, model_of, parse_json
 from service.rest.routes.openai import EmbeddingsBody
 from tests.service.conftest import GOLDEN, ServiceHarness
 
@@ -49,7 +48,7 @@ def error_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(error.error_count())
         return invalid_body(error, document, model)
 
-    monkeypatch.setattr(requests, "invalid_body", count)
+    monkeypatch.setattr(bodies, "invalid_body", count)
     return counts
 
 

@@ -23,9 +23,9 @@ from service.engine.model_loader import LoadedModel
 from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest.app import make_app
-from service.rest.overload import LoadShedder
-from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol, Rejection
-from service.rest.requests import allow_cancellation
+from service.rest.bodies import allow_cancellation
+from service.rest.middleware import LoadShedder, Rejection
+from service.rest.protocol import MAX_BUFFERED_BYTES, ConnectionLimits, HttpProtocol
 from service.rest.server import Server
 from tests.certificates import Identity
 from tests.service.conftest import fast_lane, garbage, open_harness

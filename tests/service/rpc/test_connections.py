@@ -17,7 +17,7 @@ from service import sockets
 from service.auth import Access
 from service.engine.model_loader import LoadedModel
 from service.memory import MemoryBudget
-from service.rpc import connections
+from service.rpc import receiving
 from service.rpc.server import RpcServer
 from tests.keys import make_keys
 from tests.service.conftest import ServiceHarness, open_harness
@@ -112,7 +112,7 @@ async def test_calls_without_a_message_hold_up_nobody(model: LoadedModel) -> Non
 
 async def test_connection_with_many_reset_calls_is_closed(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls leave no line in the log."""
-    monkeypatch.setattr(connections, "MAX_RESETS", 20)
+    monkeypatch.setattr(receiving, "MAX_RESETS", 20)
     async with serving(model) as (harness, port, _):
         client = HostileClient(port)
 

@@ -5,7 +5,7 @@ from attendant_client.pb import encoder_pb2 as pb
 from attendant_client.types import EncodeRequest
 
 from service.errors import InvalidArgument, MalformedRequest, ServiceError
-from service.rpc import codec
+from service.rpc import messages
 from service.rpc.messages import (
     MAX_FIELDS,
     REQUEST_LAYOUT,
@@ -80,10 +80,10 @@ def test_invalid_message_is_rejected(data: bytes) -> None:
 
 
 def test_inputs_are_counted_before_they_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "from_message", None)
+    monkeypatch.setattr(messages, "from_message", None)
     request = pb.EncodeRequest(inputs=[pb.Input(text="a")] * 257)
     with pytest.raises(InvalidArgument, match=r"^inputs: too many items \(257, limit 256\)\. Split the request\.$"):
-        codec.read_request(EncodeRequest, request, LIMITS)
+        messages.read_request(EncodeRequest, request, LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_inputs_are_counted_before_they_are_converted(monkeypatch: pytest.Monkey
 )
 def test_invalid_inputs_are_rejected(inputs: list[pb.Input], expected: str) -> None:
     with pytest.raises(ServiceError) as raised:
-        codec.read_request(EncodeRequest, pb.EncodeRequest(inputs=inputs), LIMITS)
+        messages.read_request(EncodeRequest, pb.EncodeRequest(inputs=inputs), LIMITS)
     assert raised.value.message.startswith(expected)
 
 
@@ -115,5 +115,5 @@ async def test_results_serialized_one_by_one_parse_as_one_message(count: int) ->
 
 
 def test_selected_outputs_equal_the_default() -> None:
-    request = codec.read_request(EncodeRequest, pb.EncodeRequest(outputs=[pb.OUTPUT_POOLED]), LIMITS)
+    request = messages.read_request(EncodeRequest, pb.EncodeRequest(outputs=[pb.OUTPUT_POOLED]), LIMITS)
     assert request == EncodeRequest(())
