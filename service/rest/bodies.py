@@ -10,7 +10,7 @@ import gc
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -44,6 +44,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 from starlette.requests import ClientDisconnect, Request
@@ -70,6 +71,7 @@ from service.errors import (
 from service.lifecycle import Lifecycle
 from service.memory import MemoryBudget, Reservation
 from service.operations.inputs import item_limits, too_many
+from service.spelling import join
 
 JSON = "application/json"
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
@@ -468,7 +470,10 @@ def invalid_body(error: ValidationError, document: Any, model: type[BaseModel]) 
             known = _known_fields(steps, model)
             unknown = [name for name in _value(steps[:-1], document) if name not in known]
             similar = difflib.get_close_matches(str(steps[-1]), unknown, 1) if len(unknown) <= MAX_COMPARED else []
-            return MissingField("missing", f"Rename `{similar[0]}`." if similar else "Send it.", field=path)
+            kind = known[steps[-1]].annotation if steps[-1] in known else None
+            values = [f'"{value}"' for value in get_args(kind)] if get_origin(kind) is Literal else []
+            remedy = f"Use {join(values, 'or')}." if values else "Send it."
+            return MissingField("missing", f"Rename `{similar[0]}`." if similar else remedy, field=path)
         case "too_many":
             return too_many(path, details["name"], details["actual"], details["limit"])
         case "too_long" | "too_short":
@@ -502,7 +507,7 @@ def _unknown_field(steps: Sequence[Step], document: Any, model: type[BaseModel])
     return unknown_field(steps, [name for name in _known_fields(steps, model) if name not in present])
 
 
-def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Collection[str]:
+def _known_fields(steps: Sequence[Step], model: type[BaseModel]) -> Mapping[Any, FieldInfo]:
     """Return the known fields of the object that contains the field at this path."""
     for step in steps[:-1]:
         field = model.model_fields.get(str(step))

@@ -16,6 +16,7 @@ from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest import bodies
 from service.rest.bodies import RequestReader, invalid_body, model_of, parse_json
+from service.rest.routes.cohere import CohereEmbedBody
 from service.rest.routes.openai import EmbeddingsBody
 from tests.service.conftest import GOLDEN, ServiceHarness
 
@@ -147,6 +148,11 @@ def test_first_problem_in_document_order_is_reported(name: str) -> None:
     message = problem(document)
     assert message.startswith(expected)
     assert "Sesame" not in message
+
+
+def test_error_for_a_missing_enum_lists_its_values() -> None:
+    values = '"search_query", "search_document", "classification" or "clustering"'
+    assert problem({"texts": ["a"]}, CohereEmbedBody) == f"input_type: missing. Use {values}."
 
 
 @pytest.mark.parametrize(
