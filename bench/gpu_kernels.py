@@ -133,7 +133,7 @@ def measure(directory: Path) -> None:
     artifact = Artifact.open(directory)
     graphs = artifact.manifest.graphs
     off_gpu = set()
-    for name in (names.CUDA, names.CUDA_SHORT):
+    for name in (names.CUDA, names.CUDA_SHORT, names.CUDA_SPARSE):
         if name not in graphs:
             continue
         options = onnxruntime.SessionOptions()

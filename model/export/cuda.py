@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.artifact.console import EX_SOFTWARE, ReportedError
 from model.artifact.manifest import AccuracyRecord, CombinedPooling, Pooling
-from model.artifact.names import CUDA, CUDA_SHORT, PADDED_ROWS
+from model.artifact.names import CUDA, CUDA_SHORT, CUDA_SPARSE, PADDED_ROWS
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import Checkpoint
 from model.encoder import (
@@ -34,6 +34,7 @@ from model.encoder import (
 from model.export.graphs import GraphSet, GraphSignature, write_graph
 from model.export.parity import (
     Inputs,
+    compare,
     compare_outputs,
     make_sequence,
     open_reference_session,
@@ -42,6 +43,8 @@ from model.export.parity import (
     pool,
     run_varlen_graph,
 )
+from model.heads.row_head import RowHead
+from model.heads.vocabulary import Sparse
 
 PACKED_ATTENTION = "com.microsoft::PackedMultiHeadAttention"
 BLOCK_ATTENTION = "com.microsoft::MultiHeadAttention"
@@ -584,6 +587,38 @@ def varlen_signature(module: VarlenEncoder) -> GraphSignature:
     return GraphSignature(examples, dynamic_axes, module.outputs, multiples={"T": module.multiple})
 
 
+SEGMENT_TOKENS = 32
+"""Number of tokens whose logits are reduced together: a power of two."""
+
+
+class SparseLogits(nn.Module):
+    """The largest logit of each vocabulary entry over the tokens of a segment, for sparse heads that pool by maximum.
+
+    The layers before the projection compute in float32, the projection in float16. Instead of a reduction, which would
+    need cuDNN, the maximum is taken of halves. The bias does not depend on the token, so it is added at the end.
+    """
+
+    def __init__(self, layers: RowHead | None, decoder: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.layers = nn.Identity() if layers is None else copy.deepcopy(layers).float()
+        self.decoder = nn.Parameter(decoder.detach().half())
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float())
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits, float32 (N, V).
+
+        Args:
+            hidden: the hidden states of a batch, (T, D).
+            positions: int32 (N, 32), the tokens of each segment. Segments with fewer tokens repeat one of them.
+        """
+        rows = _gather(hidden, positions.flatten(), 0).float()
+        logits = F.linear(self.layers(rows).half(), self.decoder).view(-1, SEGMENT_TOKENS, len(self.decoder))
+        while logits.shape[1] > 1:
+            logits = torch.maximum(*logits.chunk(2, dim=1))
+        largest = logits.squeeze(1).float()
+        return largest if self.bias is None else largest + self.bias
+
+
 MIN_COSINE = 0.9999
 """Required cosine similarity of every embedding with its float32 embedding."""
 MAX_BATCH_TOKENS = 512
@@ -776,6 +811,27 @@ def write_cuda(graphs: GraphSet, checkpoint: Checkpoint, eval_texts: Sequence[st
         progress(f"exporting {graphs.path(CUDA_SHORT).name} for texts of up to {module.longest} tokens")
         write_graph(module, graphs.path(CUDA_SHORT), WEIGHTS, varlen_signature(module), graphs.path(CUDA))
         _measure_graph(graphs, CUDA_SHORT, module, test.up_to(module.longest), module.longest, accuracy)
+    if (sparse := checkpoint.sparse) is not None and sparse.decoder is not None and sparse.pooling == "max":
+        progress(f"exporting {graphs.path(CUDA_SPARSE).name}")
+        _write_sparse(graphs, sparse, sparse.decoder, _dtype(module.blocks[-1]))
+
+
+def _write_sparse(graphs: GraphSet, sparse: Sparse, decoder: Tensor, dtype: torch.dtype) -> None:
+    """Write the graph of the projection. `dtype`: of the hidden states."""
+    module = SparseLogits(sparse.head, decoder, sparse.bias).eval()
+    size = decoder.shape[1] if sparse.head is None else sparse.head.in_features
+    hidden = torch.randn(2 * SEGMENT_TOKENS, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    positions = torch.arange(3 * SEGMENT_TOKENS, dtype=torch.int32).view(3, -1) * 7 % len(hidden)
+    path, axes = graphs.path(CUDA_SPARSE), {"hidden": {0: "T"}, "positions": {0: "N"}}
+    signature = GraphSignature({"hidden": hidden, "positions": positions}, axes, ("logits",))
+    write_graph(module, path, WEIGHTS, signature, graphs.path(CUDA))
+    with torch.inference_mode():
+        rows = hidden.float() if sparse.head is None else sparse.head(hidden.float())
+        expected = (rows @ decoder.float().T)[positions.long()].amax(dim=1)
+        expected = expected if sparse.bias is None else expected + sparse.bias
+    session = open_reference_session(path, WEIGHTS)
+    (computed,) = session.run(None, {"hidden": hidden.numpy(), "positions": positions.numpy()})
+    graphs.add(CUDA_SPARSE, compare([(expected.numpy(), computed)], TOLERANCE), WEIGHTS, "float16")
 
 
 def _measure_graph(

@@ -1,20 +1,23 @@
 """Export of the CUDA graph, tested without a GPU."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from attendant_client.types import required
 from onnx import helper
 
 from model.artifact.files import TOKENIZER, Artifact
 from model.artifact.manifest import GraphRecord, Pooling
-from model.artifact.names import CUDA, CUDA_SHORT
+from model.artifact.names import CUDA, CUDA_SHORT, CUDA_SPARSE
 from model.artifact.tokenizer import Tokenizer, TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.encoder import Encoder, EncoderConfig
@@ -32,7 +35,7 @@ from service.engine.backends.cuda import CudaBackend, _Device
 from service.engine.backends.onnxruntime_cpu import OnnxRuntimeCpuBackend
 from service.engine.backends.varlen import VarlenBatch
 from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
-from service.engine.tasks import EncodeTask
+from service.engine.tasks import EncodeTask, HeadName, OccludedSequence
 from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, TOKEN_CLASSIFIER, publish_classifier
 from tests.model.conftest import mark_slow
@@ -40,10 +43,17 @@ from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.model.tiny_tokenizers import SENTENCES
 from tests.model.varlen_inputs import WINDOWS, check_kernels, publish_windows
-from tests.retrievers import SPLADE, publish_retriever
+from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
+from tests.scratch import make_directory
 from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
 
 Publish = Callable[[str], Path]
+
+
+@cache
+def export_cuda(kind: str) -> Artifact:
+    """Return the artifact of a retriever with its CUDA graphs, exported once per process."""
+    return export_model(publish_retriever(kind), make_directory() / "out")
 
 
 def export_model(source: Path, out: Path, *, explain: bool = False) -> Artifact:
@@ -266,9 +276,58 @@ def test_heads_on_the_graph_agree_with_float32(publish_head: Publish, kind: str,
     golden, tokenizer = artifact.read_golden_vectors(), Tokenizer(artifact.read(TOKENIZER))
     assert golden is not None
     backend = open_varlen(artifact, max_batch_tokens=512)
+    backend.warm_up()  # opens the optional graphs
     found = golden_cosines(golden, artifact.manifest, tokenizer, backend, DenseLayers(artifact))
     assert len(found) > 1
     assert min(found.values()) >= 0.9998, found  # random weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [SPLADE, INFERENCE_FREE])
+@pytest.mark.parametrize("logit_bytes", [cuda_backend.LOGIT_BYTES, 1], ids=["all segments", "one segment"])
+def test_sparse_vectors_are_projected_where_the_hidden_states_are(
+    kind: str, logit_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compares batches of short and long texts, some with other results, with a backend that projects on the CPU."""
+    artifact = export_cuda(kind)
+    assert {name for name in artifact.manifest.graphs if name.startswith("cuda")} == {CUDA, CUDA_SPARSE}
+    chance = np.random.default_rng(0)
+    monkeypatch.setattr(cuda_backend, "LOGIT_BYTES", logit_bytes)
+    backend, on_cpu = (open_varlen(artifact, max_batch_tokens=512) for _ in range(2))
+    before = backend.gpu_memory_bytes
+    backend.warm_up()
+    table = 2 * math.prod(required(required(artifact.manifest.sparse).decoder).shape)
+    assert backend.gpu_memory_bytes == before + table + 2 * logit_bytes
+    for number in range(20):
+        tasks = []
+        for _ in range(chance.integers(1, 9)):
+            ids = chance.integers(5, 200, chance.integers(1, 60)).tolist()
+            heads: tuple[HeadName, ...] = () if chance.random() < 0.2 else ("sparse",)
+            tokens = OccludedSequence(ids, [0] * len(ids), side="query" if chance.random() < 0.3 else "document")
+            pooling: Literal["mean"] | None = "mean" if chance.random() < 0.3 else None
+            tasks.append(EncodeTask(tokens, pooling, chance.random() < 0.2, heads=heads))
+        if number == 10:  # other sessions behave the same
+            backend.reopen()
+        for actual, expected in zip(backend.run(tasks), on_cpu.run(tasks), strict=True):
+            for name in ("pooled", "hidden"):
+                assert (getattr(actual, name) is None) == (getattr(expected, name) is None)
+            assert (actual.sparse is None) == (expected.sparse is None)
+            if actual.sparse is not None and expected.sparse is not None:
+                (size, _) = required(required(artifact.manifest.sparse).decoder).shape
+                found, wanted = (np.zeros(size, np.float32) for _ in range(2))
+                found[actual.sparse.token_ids] = actual.sparse.weights
+                wanted[expected.sparse.token_ids] = expected.sparse.weights
+                np.testing.assert_allclose(found, wanted, atol=5e-3)
+
+
+@pytest.mark.slow
+def test_sparse_vectors_without_room_on_the_gpu_are_projected_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    artifact = export_cuda(SPLADE)
+    needed = open_varlen(artifact, max_batch_tokens=512).gpu_memory_bytes
+    backend = open_varlen(artifact, max_batch_tokens=512, gpu=Gpu(0, needed + 1))
+    backend.warm_up()
+    assert (backend._sparse_device, backend.gpu_memory_bytes) == (None, needed)
+    assert "graph unused: not enough GPU memory graph=cuda_sparse" in caplog.text
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])

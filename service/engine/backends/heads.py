@@ -1,7 +1,7 @@
 """The heads on top of a model's encoder: classifiers, token vectors, sparse vectors, masked-word predictions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,57 +154,71 @@ class SparseWeights:
         self._query_weights = None if own is None else np.array(artifact.map(own)[:])
         self._skipped = np.array(head.skipped_token_ids, dtype=np.int32)
 
+    def reads_hidden(self, task: EncodeTask) -> bool:
+        """Return whether the weights of a text depend on its hidden states."""
+        return self._query_weights is None or task.tokens.side != "query"
+
     def weigh_all(self, tasks: Sequence[EncodeTask], texts: "Texts") -> list[SparseEntries]:
         """Return the weights of each text, given its hidden states (T, D). Raises `NonFiniteOutput`."""
-        entries: dict[int, SparseEntries] = {}
-        if self._query_weights is not None:
-            for place, task in enumerate(tasks):
-                if task.tokens.side == "query":
-                    ids = np.unique(np.array(task.tokens.input_ids, dtype=np.int32))
-                    entries[place] = self._keep(ids, self._query_weights[ids])
-        rest = [place for place in range(len(tasks)) if place not in entries]
-        for start in range(0, len(rest), BLOCK_TEXTS):
-            places = rest[start : start + BLOCK_TEXTS]
-            found = self._weigh([tasks[place].tokens for place in places], [texts[place] for place in places])
-            entries.update(zip(places, found, strict=True))
-        return [entries[place] for place in range(len(tasks))]
+        places = [place for place, task in enumerate(tasks) if self.reads_hidden(task)]
+        blocks = (places[start : start + BLOCK_TEXTS] for start in range(0, len(places), BLOCK_TEXTS))
+        return self.complete(tasks, chain.from_iterable(self._weigh(tasks, texts, block) for block in blocks))
 
-    def _weigh(self, inputs: Sequence[ModelInput], texts: "Texts") -> Iterator[SparseEntries]:
+    def complete(self, tasks: Sequence[EncodeTask], found: Iterable[SparseEntries]) -> list[SparseEntries]:
+        """Return the weights of each text, given those of the texts whose weights depend on hidden states."""
+        found = iter(found)
+        return [next(found) if self.reads_hidden(task) else self._weigh_query(task.tokens) for task in tasks]
+
+    def select(self, logits: Floats) -> SparseEntries:
+        """Return the weights of a text, given the largest logit of each vocabulary entry, (V), for pooling by maximum.
+
+        Raises `NonFiniteOutput`.
+        """
+        return self._select(np.arange(len(logits), dtype=np.int32), logits)
+
+    def _weigh_query(self, tokens: ModelInput) -> SparseEntries:
+        assert self._query_weights is not None
+        ids = np.unique(np.array(tokens.input_ids, dtype=np.int32))
+        return self._keep(ids, self._query_weights[ids])
+
+    def _weigh(self, tasks: Sequence[EncodeTask], texts: "Texts", places: Sequence[int]) -> Iterator[SparseEntries]:
+        texts = [texts[place] for place in places]
         rows = np.concatenate(texts).astype(np.float32, copy=False)
         if self._session is not None:
             rows = run(self._session, rows)
         ends = [*accumulate(map(len, texts))]
         ranges = [*pairwise((0, *ends))]
         if self._projection is None:
-            for tokens, (start, end) in zip(inputs, ranges, strict=True):
-                yield self._finite(*self._weigh_tokens(np.array(tokens.input_ids, np.int32), rows[start:end, 0]))
+            for place, (start, end) in zip(places, ranges, strict=True):
+                token_ids = np.array(tasks[place].tokens.input_ids, np.int32)
+                yield self._select(*_largest_of_tokens(token_ids, rows[start:end, 0]))
         else:
-            ids = np.arange(self._projection.size, dtype=np.int32)
-            for weights in self._project(rows, ranges):
-                yield self._finite(ids, weights)
+            yield from map(self.select, self._project(rows, ranges))
 
-    def _finite(self, ids: Floats, weights: Floats) -> SparseEntries:
-        if not np.isfinite(weights.sum()):
+    def _select(self, ids: Floats, values: Floats) -> SparseEntries:
+        """Return the weights of entries from their largest logits, or from the sums of their weights."""
+        if not np.isfinite(values.sum()):
             raise NonFiniteOutput
-        return self._keep(ids, weights)
+        entries = self._keep(ids, values)
+        if self._head.pooling == "max":  # the activation is monotonic
+            return SparseEntries(entries.token_ids, activate(entries.weights, self._head.activation))
+        return entries
 
-    def _keep(self, ids: Floats, weights: Floats) -> SparseEntries:
-        """Return the entries with a positive weight; only the largest if the head limits their number."""
+    def _keep(self, ids: Floats, values: Floats) -> SparseEntries:
+        """Return the entries with a positive value; only the largest if the head limits their number."""
         most = self._head.max_active
-        kept = np.flatnonzero((weights > 0) & ~np.isin(ids, self._skipped))
+        kept = np.flatnonzero(values > 0)
+        if len(self._skipped):
+            kept = kept[~np.isin(ids[kept], self._skipped)]
         if most is not None and len(kept) > most:
-            kept = np.sort(kept[np.argsort(-weights[kept], kind="stable")[:most]])
-        return SparseEntries(ids[kept], weights[kept])
-
-    def _weigh_tokens(self, token_ids: Floats, logits: Floats) -> tuple[Floats, Floats]:
-        """Return the distinct ids of a text, ascending, and the largest weight of each."""
-        ids, places = np.unique(token_ids, return_inverse=True)
-        weights: Floats = np.zeros(len(ids), dtype=np.float32)
-        np.maximum.at(weights, places, activate(logits, self._head.activation))
-        return ids, weights
+            kept = np.sort(kept[np.argsort(-values[kept], kind="stable")[:most]])
+        return SparseEntries(ids[kept], values[kept])
 
     def _project(self, rows: Floats, ranges: Sequence[tuple[int, int]]) -> Floats:
-        """Return the weight of each vocabulary entry, (N, V), for N texts with these ranges of the rows (T, E)."""
+        """Return the largest logit of each vocabulary entry, or the sum of its weights, for each text, (N, V).
+
+        `ranges`: the rows of each text in `rows` (T, E).
+        """
         assert self._projection is not None
         is_max, activation = self._head.pooling == "max", self._head.activation
         pooled: Floats = np.full((len(ranges), self._projection.size), -np.inf if is_max else 0.0, dtype=np.float32)
@@ -219,7 +233,15 @@ class SparseWeights:
                         np.maximum(weights, own.max(axis=0), out=weights)
                     elif len(own):
                         np.add(weights, own.sum(axis=0), out=weights)
-        return activate(pooled, activation) if is_max else pooled  # the activation is monotonic
+        return pooled
+
+
+def _largest_of_tokens(token_ids: Floats, logits: Floats) -> tuple[Floats, Floats]:
+    """Return the distinct ids of a text, ascending, and the largest logit of each."""
+    ids, places = np.unique(token_ids, return_inverse=True)
+    largest: Floats = np.full(len(ids), -np.inf, dtype=np.float32)
+    np.maximum.at(largest, places, logits)
+    return ids, largest
 
 
 def activate(logits: Floats, activation: SparseActivation) -> Floats:
@@ -250,8 +272,9 @@ class Heads:
             self._compute["multi_vector"] = "multi_vector", TokenVectors(artifact, manifest.multi_vector).vectors
         if manifest.masked_lm is not None:
             self._compute["masked_lm"] = "words", MaskedWords(artifact, manifest.masked_lm).predict_all
-        if manifest.sparse is not None:
-            self._compute["sparse"] = "sparse", SparseWeights(artifact, manifest.sparse).weigh_all
+        self.sparse = None if manifest.sparse is None else SparseWeights(artifact, manifest.sparse)
+        if self.sparse is not None:
+            self._compute["sparse"] = "sparse", self.sparse.weigh_all
 
     def finish(
         self,
@@ -260,10 +283,12 @@ class Heads:
         starts: Sequence[int],
         sizes: Sequence[int],
         pooled: Mapping[CombinedPooling, Floats] = {},
+        sparse: Iterable[SparseEntries] | None = None,
     ) -> Sequence[TextVectors]:
         """Return the requested results of each task, given hidden states (T, D) and vectors pooled in the graph.
 
-        Operations check that the model has the heads. Raises `NonFiniteOutput`.
+        `sparse`: the sparse vectors that depend on hidden states, if the backend computes them. Then `hidden` may be
+        empty. Operations check that the model has the heads. Raises `NonFiniteOutput`.
         """
         # Any NaN or infinity propagates to the sum. Padding is computed like any sequence, so it is finite too.
         for array in (hidden, *pooled.values()):
@@ -280,7 +305,11 @@ class Heads:
         for head, (field, compute) in self._compute.items():
             places = [place for place, task in enumerate(tasks) if head in task.heads]
             if places:
-                values = compute([tasks[place] for place in places], [texts[place] for place in places])
+                own = [tasks[place] for place in places]
+                if head == "sparse" and self.sparse is not None and sparse is not None:
+                    values: Iterable[Any] = self.sparse.complete(own, sparse)
+                else:
+                    values = compute(own, [texts[place] for place in places])
                 for place, value in zip(places, values, strict=True):
                     results[place][field] = value
         return [

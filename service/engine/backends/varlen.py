@@ -164,3 +164,18 @@ def pack_varlen(
     cu_seqlens[len(bounds) : len(bounds) + len(padding)] = padding
     cu_seqlens[len(bounds) + len(padding) :] = shape.tokens
     return VarlenBatch(shape, values, inputs, bounds[:-1], sizes)
+
+
+def split_segments(starts: Sequence[int], sizes: Sequence[int], length: int) -> tuple[Ints, list[bool]]:
+    """Return the tokens of each segment of some texts, int32 (N, `length`), and whether it is the last of its text.
+
+    A text's last segment repeats its last token.
+    """
+    counts = -(-np.array(sizes) // length)
+    texts = np.repeat(np.arange(len(sizes)), counts)
+    ends = np.cumsum(counts)
+    number = np.arange(len(texts)) - np.repeat(ends - counts, counts)  # of a segment in its text
+    places = number[:, None] * length + np.arange(length)
+    positions = np.array(starts)[texts, None] + np.minimum(places, np.array(sizes)[texts, None] - 1)
+    is_last = np.isin(np.arange(len(texts)), ends - 1)
+    return positions.astype(np.int32), is_last.tolist()

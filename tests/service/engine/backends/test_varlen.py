@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.artifact.packing import PaddedFill, TokenLimit
-from service.engine.backends.varlen import ALIGNED, BATCH_LENGTHS, MULTIPLE, Shape, ShapeBuckets, pack_varlen
+from service.engine.backends.varlen import (
+    ALIGNED,
+    BATCH_LENGTHS,
+    MULTIPLE,
+    Shape,
+    ShapeBuckets,
+    pack_varlen,
+    split_segments,
+)
 from tests.service.engine.fake_backend import ItemQueue, cost_of
 
 
@@ -106,3 +114,23 @@ def test_token_type_ids_default_to_zero() -> None:
 def test_shape_holds_sizes_within_its_limits(sizes: list[int], holds: bool) -> None:
     """The limits are tokens, the longest sequence, and slots, which padding sequences also occupy."""
     assert Shape(tokens=16, longest=8, slots=5).holds(sizes) == holds
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 100)), min_size=1), st.sampled_from([1, 4, 32]))
+def test_segments_cover_the_tokens_of_each_text(gaps_and_sizes: list[tuple[int, int]], length: int) -> None:
+    """Texts need not be adjacent: only some of a batch's texts may have sparse vectors."""
+    starts, sizes, end = [], [], 0
+    for gap, size in gaps_and_sizes:
+        starts.append(end + gap)
+        sizes.append(size)
+        end += gap + size
+    positions, is_last = split_segments(starts, sizes, length)
+    assert positions.shape == (sum(-(-size // length) for size in sizes), length)
+    segments = iter(zip(positions.tolist(), is_last, strict=True))
+    for start, size in zip(starts, sizes, strict=True):
+        tokens: list[int] = []
+        for segment, last in segments:
+            tokens += segment
+            if last:
+                break
+        assert tokens == [*range(start, start + size)] + [start + size - 1] * (-size % length)

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 
 from model.artifact.files import Artifact
-from model.artifact.names import CUDA, CUDA_SHORT
+from model.artifact.names import CUDA, CUDA_SHORT, CUDA_SPARSE
 from model.export.parity import to_reference_graph
 from service.engine.backends.base import DEFAULT_GPU, BackendChoice, Gpu
 from service.engine.backends.cuda import CudaBackend
@@ -19,7 +19,7 @@ def cuda_choice(max_batch_tokens: int = 1024, gpu: Gpu = DEFAULT_GPU) -> Backend
 def open_varlen(artifact: Artifact, max_batch_tokens: int = 1024, gpu: Gpu = DEFAULT_GPU) -> CudaBackend:
     """Return the CUDA backend with its sessions and memory on the CPU."""
     sessions = {}
-    for name in {CUDA, CUDA_SHORT} & artifact.manifest.graphs.keys():
+    for name in {CUDA, CUDA_SHORT, CUDA_SPARSE} & artifact.manifest.graphs.keys():
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         add_weights(options, artifact, name)
