@@ -14,7 +14,7 @@ from attendant_client.pb import encoder_pb2 as pb
 from tests.conftest import RunningServer, start_server, stop_server
 from tests.deploy.conftest import find_tool
 from tests.deploy.replicas import free_ports
-from tests.service.rpc.hostile import HostileClient
+from tests.service.rpc.test_connections import HostileClient
 from tests.stubs import EncoderServiceStub
 
 CONFIG = Path("deploy/proxy/nginx.conf")

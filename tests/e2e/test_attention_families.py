@@ -1,6 +1,5 @@
 """Attention maps of every model family, compared with transformers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from service.config import Settings
 from service.engine.model_info import layer_outputs_of
 from service.engine.model_loader import LoadedModel
 from service.errors import UnsupportedByModel
+from tests.model.conftest import Publish
 from tests.model.family_cases import load_oracle
 from tests.running import run
 from tests.service.conftest import open_harness
@@ -29,7 +29,6 @@ from tests.shared_models import load_anew
 pytestmark = pytest.mark.slow
 
 Floats = NDArray[Any]
-Publish = Callable[[str], Path]
 
 LAYERS = (
     "bert", "causal-bert", "mpnet", "modernbert", "modernbert, biases", "t5", "deberta-v2", "deberta-v2, separate",

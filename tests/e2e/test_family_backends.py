@@ -1,7 +1,6 @@
 """Every architecture on every backend and in every precision of this CPU, compared with transformers."""
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from service.config import ConfigError, Settings
 from service.engine.backends.base import Backend
 from service.engine.backends.cpu import detect_cpu
 from service.engine.tasks import EncodeTask, TextVectors
+from tests.model.conftest import Publish
 from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.running import run
 from tests.service.conftest import open_harness
 from tests.shared_models import load_anew
 
 Floats = NDArray[Any]
-Publish = Callable[[str], Path]
 
 CPU = detect_cpu()
 PROVIDERS: dict[str, tuple[Provider, Precision]] = {"ONNX Runtime": ("cpu", "float32")}

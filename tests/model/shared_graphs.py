@@ -13,7 +13,6 @@ import onnx
 import onnx_ir
 from filelock import FileLock
 from torch import nn
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from model.export import graphs as onnx_graph
 from model.export.graphs import GraphSignature
@@ -26,8 +25,6 @@ FOLDER = ROOT / ".pytest_cache" / "graphs"
 EXPORTERS = ("torch", "onnx", "onnx-ir", "onnxscript")
 
 export_anew = onnx_graph._to_onnx
-
-ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]  # 0.7 s per export
 
 
 def share_graphs() -> None:

@@ -1,6 +1,9 @@
-"""Loading and validating published checkpoints."""
+"""Checkpoints: weights, damaged files, values that are not finite, and pickled weights."""
 
 import hashlib
+import json
+import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -10,19 +13,27 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.__main__ import main
+from model.artifact.console import EX_DATAERR
 from model.artifact.tokenizer import TokenizerInput
 from model.checkpoint import load_checkpoint
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import EmbeddingConfig, SettingOptions
+from tests.damaged_json import ABSURD, DEEP, nest, paths, replace
+from tests.labels import CLASSIFIER, TOKEN_CLASSIFIER, publish_classifier
+from tests.model.conftest import Publish
 from tests.model.family_cases import load_oracle
 from tests.model.model_files import change_json, write_json
-from tests.model.sequences import run
+from tests.model.retriever_cases import BGE_M3, UNTIED_CASES, publish_splade
+from tests.model.tiny_tokenizers import BUILDERS
+from tests.model.varlen_inputs import run
 from tests.model_records import TRAINING
-
-Publish = Callable[[str], Path]
+from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 
 
 def rewrite_tensors(directory: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
@@ -239,4 +250,240 @@ def test_invalid_training_record_is_rejected(source: Path, changes: dict[str, An
 def test_training_record_that_is_no_json_object_is_rejected(source: Path, body: bytes) -> None:
     (source / "training.json").write_bytes(body)
     with pytest.raises(CheckpointError, match=r"^training\.json: invalid at the top\. Correct or"):
+        load_checkpoint(source)
+
+
+# Published files with an absurd value: an export reads them or ends with one line, and takes no absurd memory.
+
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json",
+         "config_sentence_transformers.json", "sentence_bert_config.json", "model.safetensors")  # fmt: skip
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
+class ReadError(BaseException):
+    """Stops an export that has read all files."""
+
+
+@pytest.fixture
+def source(publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def stop(*arguments: Any) -> None:
+        raise ReadError
+
+    monkeypatch.setattr("model.export.export._write", stop)
+    root = tmp_path / "source"
+    shutil.copytree(publish("bert"), root)
+    (root / "1_Pooling").mkdir(exist_ok=True)
+    for name, document in (
+        ("modules.json", MODULES),
+        ("1_Pooling/config.json", {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True}),
+        ("config_sentence_transformers.json", {"prompts": {"query": "q: "}, "default_prompt_name": None}),
+        ("sentence_bert_config.json", {"max_seq_length": 16, "do_lower_case": False}),
+        ("tokenizer_config.json", {"model_max_length": 16, "tokenizer_class": "BertTokenizer", "do_lower_case": True}),
+    ):
+        (root / name).write_text(json.dumps(document))
+    return root
+
+
+def read(root: Path, name: str) -> Any:
+    body = (root / name).read_bytes()
+    return json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")] if name.endswith("safetensors") else body)
+
+
+def write(root: Path, name: str, text: str) -> None:
+    body = text.encode()
+    if name.endswith("safetensors"):
+        before = (root / name).read_bytes()
+        body = len(body).to_bytes(8, "little") + body + before[8 + int.from_bytes(before[:8], "little") :]
+    (root / name).write_bytes(body)
+
+
+def export(root: Path) -> int:
+    try:
+        return main(["export", str(root), "-o", str(root.parent / "out")])
+    except ReadError:
+        return 0
+
+
+def test_source_is_exported_without_a_change(source: Path) -> None:
+    assert export(source) == 0
+
+
+@pytest.mark.parametrize("name", FILES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_absurd_value_is_read_or_one_line(
+    source: Path, capsys: pytest.CaptureFixture[str], name: str, data: st.DataObject
+) -> None:
+    document, before = read(source, name), (source / name).read_bytes()
+    path = data.draw(st.sampled_from([*paths(document)]))
+    write(source, name, replace(document, path, data.draw(st.sampled_from(ABSURD))))
+    status = export(source)
+    (source / name).write_bytes(before)
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+    assert (status, len(lines)) in ((0, 0), (EX_DATAERR, 1)), lines
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_deep_nesting_is_one_line(source: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    document = read(source, name)
+    for text in (DEEP, nest(document, next(paths(document)))):
+        write(source, name, text)
+        assert export(source) == EX_DATAERR
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+        assert line.startswith("attendant-model: ")
+        assert Path(name).name in line
+
+
+# NaN and infinity in any tensor of a published model, also in one row that no test text reaches.
+
+
+def publish_untied(kind: str) -> Path:
+    """Return a SPLADE model whose projection weight is not tied."""
+    directory = publish_retriever(SPLADE).parent / "untied"
+    if not directory.exists():
+        publish_splade(UNTIED_CASES[kind], directory, BUILDERS["wordpiece"]().to_str().encode())
+    return directory
+
+
+def write_value(path: Path, name: str, value: float) -> None:
+    """Write a value at the end of a tensor, in a file of either format."""
+    is_pickled = path.suffix == ".pt"
+    tensors = torch.load(path, weights_only=True) if is_pickled else load_file(path)
+    tensors[name].view(-1)[-1] = value
+    (torch.save if is_pickled else save_file)(tensors, path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize(
+    ("publish", "kind", "file", "tensor"),
+    [
+        (publish_classifier, CLASSIFIER, "model.safetensors", "classifier.weight"),
+        (publish_classifier, TOKEN_CLASSIFIER, "model.safetensors", "classifier.bias"),
+        (publish_retriever, SPLADE, "model.safetensors", "bert.embeddings.word_embeddings.weight"),
+        (publish_retriever, SPLADE, "model.safetensors", "cls.predictions.decoder.bias"),
+        (publish_retriever, SPLADE, "model.safetensors", "cls.predictions.transform.LayerNorm.weight"),
+        (publish_untied, "bert, untied", "model.safetensors", "cls.predictions.decoder.weight"),
+        (publish_retriever, BGE_M3, "sparse_linear.pt", "weight"),
+        (publish_retriever, BGE_M3, "colbert_linear.pt", "bias"),
+        (publish_retriever, INFERENCE_FREE, "*/model.safetensors", "weight"),
+        (publish_retriever, "stanford", "model.safetensors", "linear.weight"),
+        (publish_retriever, "native, causal", "*_Dense/model.safetensors", "linear.weight"),
+    ],
+)
+def test_tensor_that_is_not_finite_is_named(
+    publish: Callable[[str], Path], kind: str, file: str, tensor: str, value: float, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(publish(kind), tmp_path / "source"))
+    found = [path for path in source.glob(file) if tensor in (load_file(path) if path.suffix != ".pt" else tensor)]
+    write_value(found[0], tensor, value)
+    shown = "Weights" if file == "model.safetensors" else f"{found[0].parent.name}/{found[0].name}".split("source/")[-1]
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(source)
+    assert str(error.value) == f"{shown}: tensor {tensor} contains NaN or infinity. Download the model again."
+
+
+def test_double_that_overflows_in_float32_is_rejected(published: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(published, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    name = "embeddings.word_embeddings.weight"
+    tensors[name] = tensors[name].double()
+    tensors[name][-1, -1] = 1e300
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"tensor {name} contains NaN or infinity"):
+        load_checkpoint(source)
+
+
+def test_embedding_dense_layer_must_be_finite(labse: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(labse, tmp_path / "source"))
+    write_value(source / "2_Dense" / "model.safetensors", "linear.bias", float("inf"))
+    with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors: tensor linear\.bias contains NaN or inf"):
+        load_checkpoint(source)
+
+
+# Pickled weights of published models: only tensors are read, and no code is run.
+
+
+class CreatesDirectory:
+    """An object that creates a directory when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda payload, path: path.write_bytes(pickle.dumps(payload))])
+def test_pickled_code_is_rejected_and_not_run(
+    source: Path, tmp_path: Path, save: Callable[[object, Path], object]
+) -> None:
+    """`torch.save` writes a ZIP archive; older files are bare pickles."""
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    save({**tensors, "payload": CreatesDirectory(tmp_path / "unpickled")}, source / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: contains objects other than tensors.*Nothing was run"
+    ):
+        load_checkpoint(source)
+    assert not (tmp_path / "unpickled").exists()
+    torch.load(source / "pytorch_model.bin", weights_only=False) if save is torch.save else pickle.loads(
+        (source / "pytorch_model.bin").read_bytes()
+    )
+    assert (tmp_path / "unpickled").exists()
+
+
+def split_pickled(source: Path, shards: int) -> None:
+    """Replace model.safetensors by pickled shards and their index, or by one file."""
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(tensors, source / "pytorch_model.bin")
+        return
+    names = [f"pytorch_model-{number:05}-of-{shards:05}.bin" for number in range(1, shards + 1)]
+    weight_map = {name: names[index % shards] for index, name in enumerate(tensors)}
+    for file in names:
+        torch.save({name: tensors[name] for name in tensors if weight_map[name] == file}, source / file)
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_pickled_tensors_equal_safetensors(source: Path, shards: int) -> None:
+    expected = load_checkpoint(source).encoder.state_dict()
+    split_pickled(source, shards)
+    state = load_checkpoint(source).encoder.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+
+
+def test_safetensors_are_preferred_to_pickled_weights(source: Path) -> None:
+    (source / "pytorch_model.bin").write_bytes(b"not read")
+    load_checkpoint(source)
+
+
+def test_missing_pickled_shard_is_named(source: Path) -> None:
+    split_pickled(source, 3)
+    (source / "pytorch_model-00002-of-00003.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model-00002-of-00003\.bin: missing"):
+        load_checkpoint(source)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([torch.zeros(1)], "not a map of names to tensors"),
+        ({"a": "text"}, "not a map of names to tensors"),
+        (b"", "not a file of tensors"),
+        (b"PK\x03\x04damaged", "not a file of tensors"),
+        (b"text", "not a file of tensors"),
+    ],
+)
+def test_other_pickled_contents_are_rejected(source: Path, contents: object, message: str) -> None:
+    (source / "model.safetensors").unlink()
+    if isinstance(contents, bytes):
+        (source / "pytorch_model.bin").write_bytes(contents)
+    else:
+        torch.save(contents, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin: .*{message}"):
         load_checkpoint(source)

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.families import FAMILIES
 from model.heads.classifiers import Classifier
 from model.source.published import CheckpointError
-from tests.model.changed_configs import changed_keys
 from tests.model.classifier_cases import CLASSIFIER_CASES, TOKEN_CLASSIFIER_CASES
+from tests.model.conftest import Publish
 from tests.model.family_cases import FamilyCase, load_oracle
 from tests.model.known_encoders import WITHOUT_CLASSIFIER
 from tests.model.logit_score_cases import CAUSAL_FAMILIES, publish_logit_score
-from tests.model.model_files import change_json, read_json
-from tests.model.sequences import FIRST_ORDINARY_ID, random_ids, run
-
-Publish = Callable[[str], Path]
+from tests.model.model_files import change_json, changed_keys, read_json
+from tests.model.varlen_inputs import FIRST_ORDINARY_ID, random_ids, run
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,7 +37,7 @@ from service.engine.golden_check import EXPECTED_COSINE, golden_cosines
 from service.engine.tasks import EncodeTask, HeadName, OccludedSequence
 from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, TOKEN_CLASSIFIER, publish_classifier
-from tests.model.conftest import mark_slow
+from tests.model.conftest import Publish, mark_slow
 from tests.model.logit_score_cases import LOGIT_SCORE
 from tests.model.retriever_cases import BGE_M3
 from tests.model.tiny_tokenizers import SENTENCES
@@ -46,8 +45,6 @@ from tests.model.varlen_inputs import WINDOWS, check_kernels, publish_windows
 from tests.retrievers import INFERENCE_FREE, SPLADE, publish_retriever
 from tests.scratch import make_directory
 from tests.service.engine.backends.varlen_models import cuda_choice, open_varlen
-
-Publish = Callable[[str], Path]
 
 
 @cache

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from model.encoder.attention import MAX_DENSE_TOKENS
 from model.export.parity import GRID, measure_parity
 from model.source.published import CheckpointError
 from model.source.sentence_transformers import SettingOptions
-from tests.model.changed_configs import changed_keys
-from tests.model.conftest import mark_slow
+from tests.model.conftest import Publish, mark_slow
 from tests.model.family_cases import FAMILY_CASES, load_oracle
-from tests.model.model_files import change_json, read_json
+from tests.model.model_files import change_json, changed_keys, read_json
 from tests.model.published_families import LORA_RANK, SCALED_FROM, TASKS
-from tests.model.sequences import FIRST_ORDINARY_ID
+from tests.model.varlen_inputs import FIRST_ORDINARY_ID
 from tests.random_encoders import EncoderOutput, encode
-
-Publish = Callable[[str], Path]
 
 LENGTHS = (1, 17, 118)
 """Beyond each window, and beyond the 91 positions where relative biases saturate."""

@@ -1,25 +1,30 @@
-"""The attendant-model command: output, errors and exit status."""
+"""attendant-model: its commands, and the lines that describe a model."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
-from model.__main__ import main
+from model.__main__ import _parser, main
 from model.artifact.files import Artifact
+from model.artifact.manifest import ASSUMED, TokenClassificationHead
 from model.artifact.tokenizer import Tokenizer
 from model.checkpoint import load_checkpoint
+from model.export.description import describe_heads, describe_settings, warn_about_assumptions
 from model.export.export import check_tokenizer
+from model.source.sentence_transformers import DenseLayer, EmbeddingConfig
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.model.conftest import Publish
@@ -318,3 +323,55 @@ def test_export_without_torch_suggests_install_command(exported: Path, tmp_path:
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 78
     assert re.fullmatch(r"attendant-model: torch: not installed\. Run: pip install '\.\[.*export\]'\n", result.stderr)
+
+
+# Embedding settings as `export` and `verify` print them.
+
+
+def test_settings_show_prompts_and_dense_layers() -> None:
+    dense = (DenseLayer(torch.ones(256, 768), None, "tanh"), DenseLayer(torch.ones(64, 256), None, "identity"))
+    embedding = EmbeddingConfig(include_prompt=False, dense=dense)
+    prompts = {"query": "q: ", "document": "d: ", "empty": ""}
+    origins = {"prompts": "config_sentence_transformers.json", "dense": "modules.json"}
+    assert list(describe_settings(embedding, prompts, "query", 512, origins)) == [
+        "pooling: mean, without the prompt",
+        "normalization: no",
+        "maximum length: 512 tokens",
+        "prompts: query, document; default query (config_sentence_transformers.json)",
+        "dense layers: 768 to 256 tanh, 256 to 64 identity (modules.json)",
+    ]
+
+
+def test_settings_omit_a_default_prompt_without_a_text() -> None:
+    assert "prompts: none" in list(describe_settings(EmbeddingConfig(), {"document": ""}, "document", 512, {}))
+
+
+@pytest.mark.parametrize(
+    ("assumed", "expected"),
+    [
+        (("pooling", "normalize"), "assumed mean pooling and no normalization, which no file of the model sets."),
+        (("pooling",), "assumed mean pooling, which no file of the model sets."),
+        (("normalize",), "assumed no normalization, which no file of the model sets."),
+    ],
+)
+def test_warning_names_assumed_settings_and_the_command_that_sets_them(
+    assumed: tuple[Literal["pooling", "normalize"], ...], expected: str
+) -> None:
+    """`attendant serve`, which also prints the warning, has no such options."""
+    assert warn_about_assumptions("mean", {}, "default") is None
+    warning = warn_about_assumptions("mean", dict.fromkeys(assumed, ASSUMED), "my models/a", "v1")
+    assert warning is not None
+    assert expected in warning
+    words = shlex.split(warning.rpartition(": ")[2])
+    options = _parser().parse_args(words[1:])
+    assert (words[0], options.source, options.revision) == ("attendant-model", "my models/a", "v1")
+    assert options.pooling == ("mean" if "pooling" in assumed else None)
+    assert options.normalize is (False if "normalize" in assumed else None)
+
+
+def test_other_heads_are_listed() -> None:
+    assert list(describe_heads(None, None, {"masked LM": None})) == []
+    tokens = TokenClassificationHead(graph="t", labels=("O", "B-PER"))
+    assert list(describe_heads(None, tokens, {})) == ["token classifier: 2 labels (O, B-PER)"]
+    others = {"sparse vectors": 1, "multi-vector": None, "masked LM": 2}
+    assert list(describe_heads(None, None, others)) == ["other heads: sparse vectors, masked LM"]

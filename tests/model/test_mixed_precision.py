@@ -1,6 +1,5 @@
 """Float16 emulation, and selecting the parts that need float32."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +21,8 @@ from model.export.cuda import (
     tokenize_texts,
 )
 from model.export.parity import pack_varlen
-from tests.model.conftest import mark_slow
+from tests.model.conftest import Publish, mark_slow
 from tests.model.varlen_inputs import FAMILIES, random_sequences, run_alone
-
-Publish = Callable[[str], Path]
 
 LENGTHS = tuple(range(3, 39))
 

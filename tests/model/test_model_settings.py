@@ -33,11 +33,10 @@ from model.export.parity import pool
 from model.heads.multi_vector import PYLATE_KEYS
 from model.source.published import HARMLESS, TRANSFORMER_CONFIGS, CheckpointError
 from model.source.sentence_transformers import SIMILARITIES
-from tests.model.changed_configs import change_file
-from tests.model.model_files import write_json
-from tests.model.sequences import run
+from tests.model.model_files import change_file, write_json
 from tests.model.test_sentence_transformers_config import write_modules
 from tests.model.tiny_tokenizers import SENTENCES
+from tests.model.varlen_inputs import run
 
 TEXTS = (SENTENCES[0], "A Bank", "Bank of the RIVER. " * 4)
 LIMITS = st.integers(5, 41)

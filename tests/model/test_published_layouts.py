@@ -26,11 +26,11 @@ from tests.model.classifier_cases import bert_classifier
 from tests.model.colbert_cases import BERT, ColbertCase, pylate, with_added_markers
 from tests.model.family_cases import FAMILY_CASES, FamilyCase
 from tests.model.model_files import read_json, write_chain, write_json
-from tests.model.published_tokenizers import load_tokenizer
 from tests.model.retriever_cases import publish_inference_free
-from tests.model.sequences import random_ids, run
 from tests.model.test_sentence_transformers_config import write_modules
+from tests.model.test_tokenizer_settings import load_tokenizer
 from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS
+from tests.model.varlen_inputs import random_ids, run
 
 
 def test_model_for_pretraining_has_its_masked_lm_head(tmp_path: Path) -> None:

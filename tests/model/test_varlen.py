@@ -1,7 +1,7 @@
 """The varlen encoder, compared with the plain encoder."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -27,10 +27,8 @@ from model.export.cuda import (
 from model.export.graphs import write_graph
 from model.export.parity import open_reference_session, pack_varlen, run_varlen_graph
 from tests.conftest import EXAMPLES
-from tests.model.conftest import mark_slow
+from tests.model.conftest import Publish, mark_slow
 from tests.model.varlen_inputs import check_kernels, hide_last, random_sequences, run_alone, varlen_inputs
-
-Publish = Callable[[str], Path]
 
 LENGTHS = (7, 1, 29, 12)
 SCALE = 8**-0.5

@@ -1,4 +1,4 @@
-"""Model families and random sequences for the varlen encoder tests."""
+"""Model families and random sequences for the tests of encoders."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
+from torch import Tensor
 
+from model.checkpoint import Checkpoint
 from model.encoder import Encoder
 from model.export.cuda import Reach, SequenceBounds, VarlenInputs
 from model.export.parity import Inputs, make_sequence
@@ -97,3 +99,20 @@ def varlen_inputs(*lengths: int) -> VarlenInputs:
     offset = torch.zeros(len(lengths), max(lengths), dtype=torch.int32)
     indices = torch.arange(sum(lengths), dtype=torch.int32)
     return VarlenInputs(SequenceBounds(offset, bounds), indices, Reach(), None, None)
+
+
+FIRST_ORDINARY_ID = 5
+
+
+def random_ids(checkpoint: Checkpoint, length: int) -> Tensor:
+    """Return the ids (1, T) of a sequence without special tokens."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(FIRST_ORDINARY_ID, checkpoint.encoder.config.vocab_size, (1, length), generator=generator)
+
+
+def run(checkpoint: Checkpoint, input_ids: Tensor) -> Tensor:
+    """Return the hidden states (T, D) of one sequence."""
+    positions, zeros = torch.arange(input_ids.shape[1])[None], torch.zeros_like(input_ids)
+    with torch.inference_mode():
+        hidden: Tensor = checkpoint.encoder(input_ids, positions, zeros, zeros + 1)[0]
+    return hidden

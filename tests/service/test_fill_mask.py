@@ -15,7 +15,7 @@ from model.artifact.files import TOKENIZER, Artifact, describe_file
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from service.operations.fill_mask import MAX_FILLED
-from tests.model.artifact_copies import copy_artifact, rewrite_manifest
+from tests.model.model_files import copy_artifact, rewrite_manifest
 from tests.retrievers import MASKED_LMS, SPLADE, export_retriever, publish_retriever
 from tests.service.conftest import ServiceHarness, open_harness
 from tests.serving import load_retriever

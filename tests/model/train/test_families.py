@@ -1,7 +1,6 @@
 """Fine-tuning of every family: the result has the format of the initial model and the weights of the encoder."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from model.train import publication
 from model.train.command import load_init
 from model.train.config import TrainConfig, TrainError, load_config
 from model.train.objectives import CrossEncoder, Objective, make_objective
+from tests.model.conftest import Publish
 from tests.model.family_cases import FAMILY_CASES, load_oracle
 from tests.model.known_encoders import WITHOUT_CLASSIFIER
 from tests.model.model_files import change_json, read_json
@@ -27,7 +27,6 @@ from tests.model.train.conftest import to_toml
 from tests.model.train.test_objectives import write_pairs
 from tests.model_records import TRAINING
 
-Publish = Callable[[str], Path]
 ADAPTED = "jina_embeddings_v3, published"
 KINDS = [kind for kind in FAMILY_CASES if kind != ADAPTED]
 WITH_ORACLE = [kind for kind in KINDS if FAMILY_CASES[kind].rename is None]

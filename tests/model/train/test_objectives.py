@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,12 @@ from model.train.objectives import ContrastiveModel, make_objective
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.e2e.similarity_models import VARIANTS, Variant, publish_variant
+from tests.model.conftest import Publish
 from tests.model.train.conftest import sentences, to_toml
 from tests.model.train.test_loop import ALONE, assert_same_weights, interrupt_at
 from tests.serving import ServiceThread
 
 Document = dict[str, dict[str, Any]]
-Publish = Callable[[str], Path]
 TEXTS = ["the river bank", "money check loan vault", "fish rain mud."]
 FINE_TUNED = {
     ("prompts", "contrastive"),

@@ -1,24 +1,105 @@
-"""`attendant evaluate`: figures for real models, output, options and errors."""
+"""attendant evaluate: measures, output, options, baselines and errors."""
 
 import asyncio
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from attendant_client.types import CompareRequest, Occurrence, SimilarityRequest
+from jsonschema import validate
 from scipy.stats import pearsonr, spearmanr
 
 from service.commands import evaluate as evaluate_command
+from service.commands.labeled_texts import TextError
 from service.commands.measures import Flags, Values
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.conftest import ROOT
 from tests.running import run as run_operation
-from tests.service.commands.evaluate_command import DOCUMENT, OUTPUT, RETRIEVAL, STS, WORDS, Evaluate, Run
+from tests.service.commands.running import run_command
 from tests.service.conftest import open_harness
+
+DOCUMENT = (ROOT / "docs" / "evaluation.md").read_text()
+STS, RETRIEVAL, WORDS, ATTRIBUTION = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+(OUTPUT,) = re.findall(r"```text\n(.*?)```", DOCUMENT, re.DOTALL)
+
+Run = Callable[..., tuple[int, str, str]]
+Evaluate = Callable[..., Any]
+
+NUMBER = {"type": ["number", "null"]}
+ESTIMATE = {
+    "type": "object", "required": ["value", "low", "high"], "additionalProperties": False,
+    "properties": {"value": NUMBER, "low": NUMBER, "high": NUMBER},
+}  # fmt: skip
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with exactly these properties, or null."""
+    return {
+        "type": ["object", "null"], "required": [*properties], "additionalProperties": False, "properties": properties
+    }  # fmt: skip
+
+
+COUNT = {"type": "integer"}
+SENSES = record(accuracy=ESTIMATE, thresholds={"type": "array", "items": NUMBER}, auc=ESTIMATE)
+FILE = record(file={"type": "string"}, lines_read=COUNT, complete={"type": "boolean"})
+MODEL = {"type": "object", "required": ["name", "digest", "precision", "similarity", "truncated"]}
+TASKS = {
+    "sts": record(pairs=COUNT, spearman=ESTIMATE, pearson=ESTIMATE),
+    "retrieval": record(queries=COUNT, documents=COUNT, top_k=COUNT, recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
+    "word_in_context": record(pairs=COUNT, majority=NUMBER, contextual=SENSES, static=SENSES),
+    "attribution": record(
+        lines=COUNT, references=COUNT, chance=NUMBER, reference_chance=NUMBER,
+        methods={"type": "object", "additionalProperties": ESTIMATE},
+        omitted={"type": "object", "additionalProperties": {"type": "string"}},
+    ),
+}  # fmt: skip
+DIFFERENCE = {
+    "sts": record(spearman=ESTIMATE, pearson=ESTIMATE),
+    "retrieval": record(recall=ESTIMATE, ndcg=ESTIMATE, mrr=ESTIMATE),
+    "word_in_context": record(
+        contextual=record(accuracy=ESTIMATE, auc=ESTIMATE), static=record(accuracy=ESTIMATE, auc=ESTIMATE)
+    ),
+    "attribution": record(methods={"type": "object", "additionalProperties": ESTIMATE}),
+}
+SCHEMA = record(
+    model=MODEL, files={"type": "object", "additionalProperties": FILE}, **TASKS,
+    saved=record(digest={"type": "string"}, measures=COUNT),
+    baseline=record(model=MODEL, **TASKS), difference=record(**DIFFERENCE),
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run the command in a directory with the files from the documentation, in float32."""
+    monkeypatch.setenv("ATTENDANT_PRECISION", "float32")
+    monkeypatch.chdir(tmp_path)
+    for name, body in (("sts", STS), ("retrieval", RETRIEVAL), ("words", WORDS), ("attribution", ATTRIBUTION)):
+        (tmp_path / f"{name}.jsonl").write_text(body)
+
+    return partial(run_command, capsys, "evaluate")
+
+
+@pytest.fixture
+def evaluate(run: Run) -> Evaluate:
+
+    def evaluate(*arguments: object) -> Any:
+        status, out, err = run(*arguments, "--json")
+        assert status == 0, err
+        assert not re.sub(r"attendant: .* encoded .* texts\n", "", err)  # busy machines print progress
+        result = json.loads(out)
+        validate(result, SCHEMA)
+        return result
+
+    return evaluate
+
+
+# `attendant evaluate`: figures for real models, output, options and errors.
 
 SECRET = "swordfish"
 
@@ -186,3 +267,56 @@ def test_text_over_the_character_limit_is_named(run: Run, exported: Path, tmp_pa
     field = {"sts": "text2", "retrieval": "positive"}[task]
     assert (status, out, "long long" in err) == (65, "", False)
     assert err.startswith(f"attendant evaluate: {task}.jsonl: line 9: {field}: too many characters (")
+
+
+# `attendant evaluate --baseline`: measures of both artifacts, and their paired differences.
+
+FILES = (
+    "--sts", "sts.jsonl", "--retrieval", "retrieval.jsonl", "--top-k", 3,
+    "--word-in-context", "words.jsonl", "--attribution", "attribution.jsonl",
+)  # fmt: skip
+
+
+def estimates(figures: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(figures, dict):
+        return {}
+    if figures.keys() == {"value", "low", "high"}:
+        return {path: figures}
+    return {key: value for name, item in figures.items() for key, value in estimates(item, (*path, name)).items()}
+
+
+@pytest.mark.slow
+def test_differences_match_both_evaluations(evaluate: Evaluate, default_artifact: Path, exported_labse: Path) -> None:
+    """The models have different dimensions. Methods that only one of them supports have no difference."""
+    result = evaluate(default_artifact, "--baseline", exported_labse, *FILES)
+    own, base = evaluate(default_artifact, *FILES), evaluate(exported_labse, *FILES)
+    assert result["baseline"] == {key: base[key] for key in result["baseline"]}
+    assert {key: own[key] for key in result["baseline"]} == {key: result[key] for key in result["baseline"]}
+    assert (own["baseline"], own["difference"]) == (None, None)
+    differences, values, others = estimates(result["difference"]), estimates(own), estimates(base)
+    assert differences.keys() == values.keys() & others.keys()
+    assert values.keys() - others.keys() == {
+        ("attribution", "methods", f"similarity_{name}") for name in ("contributions", "leave_one_out")
+    }
+    for key, difference in differences.items():
+        assert difference["value"] == pytest.approx(values[key]["value"] - others[key]["value"]), key
+        assert difference["low"] - 1e-9 <= difference["value"] <= difference["high"] + 1e-9
+
+
+def test_differences_from_itself_are_zero(evaluate: Evaluate, exported: Path) -> None:
+    result = evaluate(exported, "--baseline", exported, *FILES)
+    assert {tuple(item.values()) for item in estimates(result["difference"]).values()} <= {(0, 0, 0)}
+
+
+def test_models_are_loaded_one_after_the_other(run: Run, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline is loaded after the first evaluation, in the same precision."""
+    loaded: list[tuple[Path, str]] = []
+
+    def evaluate(settings: Any, datasets: Any, top_k: int) -> None:
+        loaded.append((settings.model_dir, settings.precision))
+        if len(loaded) == 2:
+            raise TextError("stopped")
+
+    monkeypatch.setattr("service.commands.evaluate.evaluate", evaluate)
+    assert run(exported, "--baseline", exported.parent / exported.name, "--sts", "sts.jsonl")[0] == 65
+    assert loaded == [(exported, "float32")] * 2

@@ -30,11 +30,11 @@ from service.engine.golden_check import EXPECTED_COSINE, FLOOR_COSINE, cosine, g
 from service.engine.model_loader import LoadedModel
 from service.engine.vectors import DenseLayers
 from tests.labels import CLASSIFIER, CROSS_ENCODER, TOKEN_CLASSIFIER, export_classifier
-from tests.model.artifact_copies import copy_artifact, rewrite_manifest
 from tests.model.colbert_cases import COLBERT_CASES
 from tests.model.conftest import mark_slow
 from tests.model.family_cases import HIDDEN_SIZE
 from tests.model.logit_score_cases import LOGIT_SCORE
+from tests.model.model_files import copy_artifact, rewrite_manifest
 from tests.model.retriever_cases import BGE_M3
 from tests.retrievers import SPLADE, export_retriever
 from tests.running import run

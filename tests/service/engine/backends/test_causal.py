@@ -18,8 +18,7 @@ from service.engine.model_loader import LoadedModel
 from service.engine.tasks import EncodeTask
 from tests.service.conftest import cosine, open_harness
 from tests.service.engine.backends.test_packed_backends import SENTENCES
-from tests.service.engine.explain.compare_cases import TWICE
-from tests.service.engine.explain.test_compare_engine import compare_with
+from tests.service.engine.explain.test_compare import TWICE, compare_with
 
 pytestmark = pytest.mark.slow  # exports the default model's weights as a causal model
 

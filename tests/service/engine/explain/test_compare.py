@@ -1,4 +1,4 @@
-"""Comparing occurrences: vectors and similarities against their definitions, order, and rejected occurrences."""
+"""Comparing occurrences: against the definitions, and with the real model."""
 
 import mmap
 from pathlib import Path
@@ -6,38 +6,75 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attendant_client.types import Occurrence
+from attendant_client.pb import encoder_pb2 as pb
+from attendant_client.types import CompareRequest, CompareResponse, Occurrence
+from attendant_client.wire import to_message
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model.artifact.files import MappedTensor
 from model.artifact.manifest import Manifest, TensorRecord
-from model.artifact.tokenizer import TokenizedInput, Tokenizer
+from model.artifact.tokenizer import TokenizedInput, Tokenizer, TokenizerInput
+from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
+from service.engine.tasks import ModelParts
 from service.errors import InvalidArgument
 from service.operations.compare import (
+    CompareTask,
     OccurrenceTokens,
+    OccurrenceVectors,
     compare_occurrences,
+    comparison_bytes,
     cosines,
     find_occurrence,
     static_similarity,
 )
+from service.operations.inputs import Call
 from service.operations.maps import AttentionMapSpec, token_maps
-from tests.service.engine.explain.compare_cases import (
-    CHEQUE,
-    LAYERS,
-    LAYERS_OF_ENCODER,
-    RIVER,
-    TWICE,
-    WIDTH,
-    make_tasks,
-    plain_cosine,
-    run_task,
-    tokenize,
-)
+from service.operations.units import word_units
+from tests.random_encoders import random_encoder, torch_layers
+from tests.running import run
+from tests.service.conftest import ServiceHarness, encode
 
 Floats = NDArray[Any]
+
+CHEQUE = "He cashed a check at the bank."
+RIVER = "They sat on the bank of the river."
+TWICE = "The bank by the river bank was shut."
+LAYERS, WIDTH = 3, 32
+LAYERS_OF_ENCODER = torch_layers(random_encoder(layers=LAYERS, hidden_size=WIDTH))
+
+
+def tokenize(tokenizer: Tokenizer, text: str) -> TokenizedInput:
+    return tokenizer.encode([TokenizerInput(text)])[0]
+
+
+def make_tasks(tokenizer: Tokenizer, occurrences: list[Occurrence], top_contributors: int = 0) -> list[CompareTask]:
+    """Return one task per distinct text."""
+    tasks = []
+    for text in dict.fromkeys(occurrence.text for occurrence in occurrences):
+        tokens = tokenize(tokenizer, text)
+        ranges = {
+            index: find_occurrence(occurrence, tokens, f"occurrences[{index}]")
+            for index, occurrence in enumerate(occurrences)
+            if occurrence.text == text
+        }
+        units = word_units(tokens, tokenizer.token_texts(tokens))
+        tasks.append(CompareTask(tokens, units, ranges, top_contributors))
+    return tasks
+
+
+def run_task(task: CompareTask, hidden: Floats) -> OccurrenceVectors:
+    """Return the result of a task with the weights of a random encoder."""
+    return task.compute(hidden, ModelParts(LAYERS_OF_ENCODER))
+
+
+def plain_cosine(left: Floats, right: Floats) -> float:
+    return float(left @ right / np.sqrt((left @ left) * (right @ right)))
+
+
+# Comparing occurrences: vectors and similarities against their definitions, order, and rejected occurrences.
 SHORT = "The bank lends."
 
 
@@ -230,3 +267,68 @@ def test_top_contributors_limits_the_list_but_not_the_shares(tokenizer: Tokenize
 def test_single_word_has_no_contributors(tokenizer: Tokenizer) -> None:
     (task,) = make_tasks(tokenizer, [Occurrence("bank", word_index=0)], top_contributors=5)
     assert run_task(task, random_hidden(task.tokens)).contributors == [[]]
+
+
+# Comparing occurrences with the real model: contributors, layers, and the estimated response size.
+
+ACCENTS = "Das \u201eÜber-Ich\u201c grüßt \x07 漢字 \U0001f600."
+
+
+async def compare_with(engine: Engine, *occurrences: Occurrence, **fields: Any) -> CompareResponse:
+    return await run(engine, CompareRequest(occurrences, **fields))
+
+
+async def test_two_occurrences_in_one_text_contribute_to_each_other(engine: Engine) -> None:
+    occurrences = Occurrence(TWICE, word_index=5), Occurrence(TWICE, word_index=1)
+    response = await compare_with(engine, *occurrences, top_contributors=20)
+    assert [(result.text, result.start) for result in response.occurrences] == [("bank", 22), ("bank", 4)]
+    assert response.static.tolist() == [[1, 1], [1, 1]]
+    assert 0 < response.layers[-1].cosine[0, 1] < 0.999
+    for own, other, result in ((22, 4, response.occurrences[0]), (4, 22, response.occurrences[1])):
+        starts = [contributor.start for contributor in result.contributors]
+        assert own not in starts
+        assert other in starts
+        assert len(starts) == 8
+
+
+async def test_layers_select_layers_without_changing_values(engine: Engine) -> None:
+    """A negative layer counts from the end."""
+    pair = Occurrence(CHEQUE, word_index=6), Occurrence(RIVER, word_index=4)
+    full, selected = await compare_with(engine, *pair), await compare_with(engine, *pair, layers=(-1, 2))
+    assert [similarity.layer for similarity in selected.layers] == [6, 2]
+    for similarity in selected.layers:
+        np.testing.assert_array_equal(similarity.cosine, full.layers[similarity.layer].cosine)
+        np.testing.assert_array_equal(similarity.centered, full.layers[similarity.layer].centered)
+
+
+async def test_compare_and_encode_use_the_same_word_vectors(engine: Engine) -> None:
+    occurrences = Occurrence(CHEQUE, word_index=1), Occurrence(RIVER, word_index=4)
+    response = await compare_with(engine, *occurrences, layers=(3,))
+    encoded = await encode(engine, CHEQUE, RIVER, layers=(3,), outputs=("words",))
+    vectors = [result.word_vectors for result in encoded.results if result.word_vectors is not None]
+    expected = plain_cosine(vectors[0][1].astype(np.float64), vectors[1][4].astype(np.float64))
+    assert response.layers[0].cosine[0, 1] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("top_contributors", [0, 5, 100])
+@pytest.mark.parametrize("layers", ["all", [-1]])
+async def test_response_is_at_most_as_large_as_the_estimate(
+    harness: ServiceHarness, tokenizer: Tokenizer, layers: Any, top_contributors: int
+) -> None:
+    """Covers the JSON body and the gRPC message."""
+    occurrences = [Occurrence(CHEQUE, word_index=6), Occurrence(TWICE, word_index=1), Occurrence(ACCENTS, word_index=2)]
+    occurrences += [Occurrence(TWICE, word_index=index) for index in range(8)]
+    body = {
+        "occurrences": [{"text": item.text, "word_index": item.word_index} for item in occurrences],
+        "layers": layers,
+        "top_contributors": top_contributors,
+    }
+    response = await harness.post("/v1/compare", body)
+    assert response.status_code == 200, response.text
+    request = CompareRequest(
+        tuple(occurrences), layers="all" if layers == "all" else tuple(layers), top_contributors=top_contributors
+    )
+    tasks, count = make_tasks(tokenizer, occurrences), 7 if layers == "all" else 1
+    assert len(response.content) <= comparison_bytes(tasks, count, request, Call())
+    message = to_message(await run(harness.engine, request), pb.CompareResponse())
+    assert message.ByteSize() <= comparison_bytes(tasks, count, request, Call(wire="binary"))
