@@ -237,7 +237,7 @@ async def _find_room(engine: Engine, request: EncodeRequest, deadline: float) ->
     (empty,) = engine.tokenizer.encode([TokenizerInput("")], offsets=False)
     room = limit - len(empty) - used
     if room < 1:
-        raise no_room(used, limit, "prompt" if request.prompt_name is None else "prompt_name")
+        raise no_room(used, limit - len(empty), "prompt" if request.prompt_name is None else "prompt_name")
     return Room(room, "" if prompt is None else prompt.text)
 
 

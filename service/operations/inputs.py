@@ -368,7 +368,7 @@ def check_length(  # noqa: PLR0913  # the limit, and what an error may suggest
     truncated = tokens.truncate(limit, end, keep_pair=keep_pair)
     if len(truncated) > limit or not truncated.has_content:  # truncation keeps prompt tokens
         first, last = tokens.prompt_range
-        raise no_room(last - first, limit, prompt_field)
+        raise no_room(last - first, limit - (len(truncated) - (last - first)), prompt_field)
     if truncation is None or truncation == "error":
         remedy = SHORTEN if truncation is None else shorten(manifest.truncation_side)
         if may_split:
@@ -383,10 +383,10 @@ def shorten(side: TruncationSide) -> Remedy:
 
 
 def no_room(prompt_tokens: int, limit: int, field: str) -> TooLong:
-    """Return the error for a prompt that leaves no room for text."""
+    """Return the error for a prompt that leaves no room for text. `limit`: for the prompt and at least one token."""
     return TooLong(
         "leaves no room for text", "Use a shorter prompt.",
-        field=field, actual=prompt_tokens, maximum=limit, unit="tokens",
+        field=field, actual=prompt_tokens, maximum=max(0, limit - 1), unit="tokens",
     )  # fmt: skip
 
 
@@ -487,7 +487,7 @@ async def count_prompt(
     count = len(tokens) - len(empty)
     # A prompt within the limit may still leave no room for a given text; `check_length` checks that.
     if len(tokens) > engine.manifest.longest_input_tokens:
-        raise no_room(count, engine.manifest.longest_input_tokens, field)
+        raise no_room(count, engine.manifest.longest_input_tokens - len(empty), field)
     if prompt.name is not None:
         engine.prompt_tokens[prompt.name] = count
     return count

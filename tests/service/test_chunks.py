@@ -139,7 +139,7 @@ def test_text_of_one_chunk_has_the_vector_of_the_text(client: Client) -> None:
         ({"chunks": {"size": 3}}, "UNKNOWN_FIELD", "chunks.size: unknown field. Remove it."),
         ({"chunks": "sentence"}, "WRONG_TYPE", "chunks: wrong type"),
         ({"chunks": {"max_tokens": "many"}}, "WRONG_TYPE", "chunks.max_tokens: wrong type"),
-        ({"prompt": "word " * 260}, "TOO_LONG", "prompt: leaves no room for text"),
+        ({"prompt": "word " * 260}, "TOO_LONG", "prompt: leaves no room for text (260 tokens, limit 253)"),
     ],
 )
 def test_errors_name_the_field(client: Client, options: dict[str, Any], reason: str, message: str) -> None:
