@@ -139,7 +139,7 @@ def test_responses_follow_the_contract(client: Client, data: st.DataObject) -> N
     compare_with_rest(client.channel, path, request, response, client.tolerance)
     if response.status_code != 200:
         check_error(response)
-    if path in HEADS:  # test_tei_heads.py has models with heads
+    if path in HEADS:  # tested below, with models that have the head
         assert response.status_code in (400, 422, 424)
         return
     if path == "/decode":

@@ -56,7 +56,7 @@ from service.process import clear_frames
 HIDDEN, POOLED = "last_hidden_state", "sentence_embedding"
 DTYPES: dict[str, type] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 FEW_SEGMENTS, MAX_SEGMENTS = 8, 512
-"""Besides a single one, the sparse graph runs this many segments of texts."""
+"""Batch sizes of the sparse graph besides 1, in segments. The larger one is limited by `LOGIT_BYTES`."""
 CAPTURED_TOKENS = 4096
 """Batches up to this length run as a captured CUDA graph; in longer ones, kernel launch time is negligible."""
 

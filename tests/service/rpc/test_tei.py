@@ -1,4 +1,4 @@
-"""tei.v1: metadata, errors and streams. The results are compared in test_tei_products.py and test_tei_heads.py."""
+"""tei.v1: metadata, errors and streams. test_tei_products.py compares the results."""
 
 import asyncio
 import contextlib
