@@ -29,7 +29,7 @@ from service.rest.bodies import (
     JSON,
     STRICT_HEADER,
     ForeignModel,
-    PromptTokensBody,
+    PromptTokensRequest,
     RequestReader,
     body_schema,
     printable,
@@ -159,7 +159,7 @@ class Exchange:
         """Return the engine of a model; raises `NotFound`."""
         return self.lifecycle.models.find(name)
 
-    def truncation(self, body: PromptTokensBody, engine: Engine) -> Truncation:
+    def truncation(self, body: PromptTokensRequest, engine: Engine) -> Truncation:
         """Return the truncation that a request sets, or the server's default if the client cannot set one."""
         return body.chosen_truncation(engine.info.max_input_tokens) or self.services.reader.settings.truncate
 

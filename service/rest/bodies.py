@@ -140,7 +140,7 @@ class ForeignModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
-class PromptTokensBody(ForeignModel):
+class PromptTokensRequest(ForeignModel):
     """A request in which clients of vLLM limit the number of tokens."""
 
     truncate_prompt_tokens: int | None = Field(

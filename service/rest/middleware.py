@@ -50,7 +50,9 @@ from service.rest.cors import Cors
 from service.rest.hosts import HostCheck
 from service.rest.routes import cohere, health, huggingface, infinity, native, oip, ollama, openai, tei, vllm
 
-TEI = tei.make_api(native.rerank, native.select_rerank(native.TEXTS), native.RerankBody, native.RerankResponseBody)
+TEI = tei.make_api(
+    native.rerank, native.select_rerank(native.TEXTS), native.RestRerankRequest, native.RestRerankResponse
+)
 APIS: tuple[Api, ...] = (
     native.API, openai.API, TEI, cohere.API, vllm.API, infinity.API, huggingface.API, ollama.API, oip.API,
 )  # fmt: skip

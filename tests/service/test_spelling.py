@@ -45,10 +45,10 @@ def test_grpc_spells_every_value_of_every_option() -> None:
 
 
 def test_options_that_errors_suggest_exist() -> None:
-    assert set((OPENAI.options or {}).values()) <= set(openai.EmbeddingsBody.model_fields)
-    assert TEI.option("truncation") in tei.EmbedBody.model_fields
-    assert COHERE.option("truncation") in cohere.CohereEmbedBody.model_fields
-    assert VLLM.option("truncation") in vllm.VllmScoreBody.model_fields
+    assert set((OPENAI.options or {}).values()) <= set(openai.EmbeddingsRequest.model_fields)
+    assert TEI.option("truncation") in tei.TeiEmbedRequest.model_fields
+    assert COHERE.option("truncation") in cohere.CohereEmbedRequest.model_fields
+    assert VLLM.option("truncation") in vllm.VllmScoreRequest.model_fields
     assert HUGGINGFACE.option("top_k") == "parameters.top_k"
     assert HUGGINGFACE.option("truncation") is None
     assert {field for field in ("truncation", "head_reduce") if InferSpelling().option(field)} <= set(TYPES)

@@ -39,7 +39,7 @@ TRUNCATIONS: dict[Truncate, Truncation] = {"NONE": "error", "START": "left", "EN
 SIGN_BIT = 128
 
 
-class CohereRerankBody(ForeignModel):
+class CohereRerankRequest(ForeignModel):
     """The body of POST /v2/rerank."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -49,7 +49,7 @@ class CohereRerankBody(ForeignModel):
     return_documents: LooseBool | None = Field(None, description="Whether to return the documents.")
 
 
-class CohereEmbedBody(ForeignModel):
+class CohereEmbedRequest(ForeignModel):
     """The body of POST /v2/embed."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -69,7 +69,7 @@ class CohereEmbedBody(ForeignModel):
     )
 
 
-class CohereErrorBody(BaseModel):
+class CohereErrorResponse(BaseModel):
     """The body of every error of Cohere's API."""
 
     id: str = Field(description="Request ID, as in the server log.")
@@ -112,7 +112,7 @@ class CohereEmbedResponse(BaseModel):
     meta: Meta
 
 
-async def rerank(exchange: Exchange, body: CohereRerankBody) -> Any:
+async def rerank(exchange: Exchange, body: CohereRerankRequest) -> Any:
     """Return the documents by their relevance to the query, best first."""
     engine, documents = exchange.find(body.model), body.documents if body.return_documents else None
     request = RerankRequest(
@@ -132,7 +132,7 @@ async def rerank(exchange: Exchange, body: CohereRerankBody) -> Any:
     return {"id": exchange.record.request_id, "results": results, "meta": meta(VERSION, response.token_count)}
 
 
-async def embed(exchange: Exchange, body: CohereEmbedBody) -> Any:
+async def embed(exchange: Exchange, body: CohereEmbedRequest) -> Any:
     """Return embeddings of the texts, in one or more types."""
     for name in (name for name in ("images", "inputs") if name in (body.model_extra or {})):
         raise UnknownField(f"{name} is not supported", "Send texts only.")
@@ -182,11 +182,12 @@ API = Api(
     "Cohere's API, version 2, for its clients.",
     (
         Route(
-            "/v2/rerank", "cohere_rerank", rerank, CohereRerankResponse, (CohereRerankBody,), summary="Rerank",
+            "/v2/rerank", "cohere_rerank", rerank, CohereRerankResponse, (CohereRerankRequest,), summary="Rerank",
             shed="always",
         ),
         Route(
-            "/v2/embed", "cohere_embed", embed, CohereEmbedResponse, (CohereEmbedBody,), summary="Embed", shed="always"
+            "/v2/embed", "cohere_embed", embed, CohereEmbedResponse, (CohereEmbedRequest,), summary="Embed",
+            shed="always",
         ),
     ),
     Spelling(
@@ -198,6 +199,6 @@ API = Api(
         values={"truncation": {truncation: f'"{truncate}"' for truncate, truncation in TRUNCATIONS.items()}},
         cuts_texts=True,
     ),
-    error=CohereErrorBody,
+    error=CohereErrorResponse,
     render=render_error,
 )  # fmt: skip

@@ -14,15 +14,15 @@ PATHS = ("/livez", "/healthz", "/readyz")
 """Probes of the native API. TEI and the Open Inference Protocol define others."""
 
 
-class StatusBody(BaseModel):
+class StatusResponse(BaseModel):
     """The state of the server."""
 
     status: Literal["starting", "ok", "draining", "failed"]
 
 
 PROBE_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"model": StatusBody, "description": "Success."},
-    503: {"model": StatusBody, "description": "Server is starting, draining or overloaded."},
+    200: {"model": StatusResponse, "description": "Success."},
+    503: {"model": StatusResponse, "description": "Server is starting, draining or overloaded."},
 }
 
 

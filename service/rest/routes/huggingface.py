@@ -28,7 +28,7 @@ CONTINUATION = "##"
 INPUTS_DESCRIPTION = "A text, or a list of texts."
 
 
-class FillMaskParametersBody(ForeignModel):
+class FillMaskParameters(ForeignModel):
     """The parameters of fill-mask."""
 
     top_k: int | None = Field(
@@ -40,14 +40,14 @@ class FillMaskParametersBody(ForeignModel):
     )
 
 
-class HuggingFaceFillMaskBody(ForeignModel):
+class HuggingFaceFillMaskRequest(ForeignModel):
     """The body of the task fill-mask."""
 
     inputs: Texts = Field(description=INPUTS_DESCRIPTION)
-    parameters: FillMaskParametersBody | None = Field(None, description="Parameters of the task.")
+    parameters: FillMaskParameters | None = Field(None, description="Parameters of the task.")
 
 
-class TokenClassificationParametersBody(ForeignModel):
+class TokenClassificationParameters(ForeignModel):
     """The parameters of token-classification."""
 
     aggregation_strategy: Aggregation | None = Field(
@@ -55,11 +55,11 @@ class TokenClassificationParametersBody(ForeignModel):
     )
 
 
-class HuggingFaceTokenClassificationBody(ForeignModel):
+class HuggingFaceTokenClassificationRequest(ForeignModel):
     """The body of the task token-classification."""
 
     inputs: Texts = Field(description=INPUTS_DESCRIPTION)
-    parameters: TokenClassificationParametersBody | None = Field(None, description="Parameters of the task.")
+    parameters: TokenClassificationParameters | None = Field(None, description="Parameters of the task.")
 
 
 class HuggingFaceWord(BaseModel):
@@ -82,16 +82,16 @@ class HuggingFaceEntity(BaseModel):
     end: int = Field(description="End character, exclusive.")
 
 
-class HuggingFaceErrorBody(BaseModel):
+class HuggingFaceErrorResponse(BaseModel):
     """The body of every error of the Inference API."""
 
     error: str = Field(description="Message for people.")
 
 
-async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskBody) -> Any:
+async def fill_mask(exchange: Exchange, body: HuggingFaceFillMaskRequest) -> Any:
     """Return the words that the model predicts for mask tokens; with several masks in a text, a list per mask."""
     engine = exchange.find(exchange.request.path_params["name"])
-    parameters = body.parameters or FillMaskParametersBody()
+    parameters = body.parameters or FillMaskParameters()
     texts, targets = [body.inputs] if isinstance(body.inputs, str) else body.inputs, parameters.targets
     count = parameters.top_k or (DEFAULT_PREDICTIONS if targets is None else len(targets))
     request = FillMaskRequest(
@@ -128,7 +128,7 @@ def join(text: str, token: str, written: str) -> str:
     return text + (written.lstrip() if not text or text[-1].isspace() else written)
 
 
-async def token_classification(exchange: Exchange, body: HuggingFaceTokenClassificationBody) -> Any:
+async def token_classification(exchange: Exchange, body: HuggingFaceTokenClassificationRequest) -> Any:
     """Return the entities of each text."""
     engine = exchange.find(exchange.request.path_params["name"])
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -164,8 +164,8 @@ API = Api(
     "huggingface",
     "The Hugging Face Inference API for tasks that text-embeddings-inference lacks.",
     (
-        _task("fill-mask", fill_mask, HuggingFaceFillMaskBody, HuggingFaceWord),
-        _task("token-classification", token_classification, HuggingFaceTokenClassificationBody, HuggingFaceEntity),
+        _task("fill-mask", fill_mask, HuggingFaceFillMaskRequest, HuggingFaceWord),
+        _task("token-classification", token_classification, HuggingFaceTokenClassificationRequest, HuggingFaceEntity),
     ),
     Spelling(
         {"aggregation": "parameters.aggregation_strategy"}
@@ -173,6 +173,6 @@ API = Api(
         {name: f"parameters.{name}" for name in ("top_k", "targets")},
     ),
     (PREFIX,),
-    HuggingFaceErrorBody,
+    HuggingFaceErrorResponse,
     message_error,
 )

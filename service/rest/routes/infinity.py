@@ -33,7 +33,7 @@ class InfinityModel(ForeignModel):
         return None if self.model == UNSPECIFIED else self.model
 
 
-class InfinityEmbeddingsBody(InfinityModel):
+class InfinityEmbeddingsRequest(InfinityModel):
     """The body of POST /infinity/embeddings."""
 
     input: Texts = Field(description="A text or a list of texts.")
@@ -44,7 +44,7 @@ class InfinityEmbeddingsBody(InfinityModel):
     modality: Literal["text"] = Field("text", description="Kind of input.")
 
 
-class InfinityRerankBody(InfinityModel):
+class InfinityRerankRequest(InfinityModel):
     """The body of POST /infinity/rerank."""
 
     query: str = Field(description="The query.")
@@ -54,7 +54,7 @@ class InfinityRerankBody(InfinityModel):
     raw_scores: bool = Field(False, description="Whether to return logits instead of scores.")
 
 
-class InfinityClassifyBody(InfinityModel):
+class InfinityClassifyRequest(InfinityModel):
     """The body of POST /infinity/classify."""
 
     input: TextList = Field(description="The texts.")
@@ -70,7 +70,7 @@ class InfinityErrorDetail(BaseModel):
     code: int = Field(description="HTTP status.")
 
 
-class InfinityErrorBody(BaseModel):
+class InfinityErrorResponse(BaseModel):
     """The body of every error of infinity's API."""
 
     error: InfinityErrorDetail
@@ -129,7 +129,7 @@ class InfinityStats(BaseModel):
     batch_size: int = Field(description="Maximum number of tokens in a batch.")
 
 
-class InfinityModelBody(BaseModel):
+class InfinityModelObject(BaseModel):
     """A served model."""
 
     id: str
@@ -141,11 +141,11 @@ class InfinityModelBody(BaseModel):
     capabilities: list[Literal["embed", "rerank", "classify"]]
 
 
-class InfinityModelsBody(BaseModel):
+class InfinityModelList(BaseModel):
     """The response of /infinity/models."""
 
     object: Literal["list"]
-    data: list[InfinityModelBody] = Field(description="The served models, the default model first.")
+    data: list[InfinityModelObject] = Field(description="The served models, the default model first.")
 
 
 def _inputs(texts: str | list[str], engine: Engine) -> TextInputs:
@@ -161,7 +161,7 @@ def _fields(exchange: Exchange, response: Any) -> dict[str, Any]:
     }
 
 
-async def embeddings(exchange: Exchange, body: InfinityEmbeddingsBody) -> Any:
+async def embeddings(exchange: Exchange, body: InfinityEmbeddingsRequest) -> Any:
     """Return one embedding per text."""
     engine, encoded = exchange.find(body.name), body.encoding_format == "base64"
     request = EncodeRequest(_inputs(body.input, engine), dimensions=body.dimensions or None, truncation="auto")
@@ -173,7 +173,7 @@ async def embeddings(exchange: Exchange, body: InfinityEmbeddingsBody) -> Any:
     return {"object": "list", "data": data, **_fields(exchange, response)}
 
 
-async def rerank(exchange: Exchange, body: InfinityRerankBody) -> Any:
+async def rerank(exchange: Exchange, body: InfinityRerankRequest) -> Any:
     """Return the documents by their relevance to the query, best first."""
     engine = exchange.find(body.name)
     request = RerankRequest(
@@ -193,7 +193,7 @@ async def rerank(exchange: Exchange, body: InfinityRerankBody) -> Any:
     return {"object": "rerank", "results": results, **_fields(exchange, response)}
 
 
-async def classify(exchange: Exchange, body: InfinityClassifyBody) -> Any:
+async def classify(exchange: Exchange, body: InfinityClassifyRequest) -> Any:
     """Return the labels of each text, best first. Requires a classifier."""
     engine = exchange.find(body.name)
     request = ClassifyRequest(_inputs(body.input, engine), raw_scores=body.raw_scores, truncation="auto")
@@ -240,16 +240,16 @@ API = Api(
     "infinity's API, under /infinity.",
     (
         _post(
-            "embeddings", embeddings, InfinityEmbeddingsBody, InfinityEmbeddingsResponse, inputs=MAX_LISTED_INPUTS
+            "embeddings", embeddings, InfinityEmbeddingsRequest, InfinityEmbeddingsResponse, inputs=MAX_LISTED_INPUTS
         ),
-        _post("rerank", rerank, InfinityRerankBody, InfinityRerankResponse),
-        _post("classify", classify, InfinityClassifyBody, InfinityClassifyResponse),
+        _post("rerank", rerank, InfinityRerankRequest, InfinityRerankResponse),
+        _post("classify", classify, InfinityClassifyRequest, InfinityClassifyResponse),
         Route(
-            "/infinity/models", "infinity_models", models, InfinityModelsBody, statuses=GET_STATUSES, headers=False,
+            "/infinity/models", "infinity_models", models, InfinityModelList, statuses=GET_STATUSES, headers=False,
             names_model=False,
         ),
     ),
     Spelling({"inputs": "input"}, {}, cuts_texts=True),  # long inputs are always truncated
-    error=InfinityErrorBody,
+    error=InfinityErrorResponse,
     render=render_error,
 )  # fmt: skip

@@ -25,7 +25,7 @@ from service.rest.api import GET_STATUSES, STATUSES, Api, ErrorResponse, Exchang
 from service.rest.bodies import (
     FirstError,
     LooseBool,
-    PromptTokensBody,
+    PromptTokensRequest,
     at_most,
     list_of,
     model_of,
@@ -84,7 +84,7 @@ def operation_route(operation: Operation) -> Route:
 # Rerank
 
 
-class DocumentBody(BaseModel):
+class RestDocument(BaseModel):
     """A document to rank. Other fields are returned with the document."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
@@ -92,7 +92,7 @@ class DocumentBody(BaseModel):
     text: str | None = Field(None, description="The document's text. Required without `rank_fields`.")
 
 
-Documents = list_of(text_or(DocumentBody), "documents")
+Documents = list_of(text_or(RestDocument), "documents")
 
 
 def _name_truncation(value: Any) -> Any:
@@ -100,7 +100,7 @@ def _name_truncation(value: Any) -> Any:
     return {True: "auto", False: "error"}[value] if isinstance(value, bool) else value
 
 
-class RerankExtensions(PromptTokensBody):
+class RerankExtensions(PromptTokensRequest):
     """Fields of clients of Cohere and Jina, which may send others that have no effect here."""
 
     documents: Documents = Field(  # type: ignore[valid-type]
@@ -125,7 +125,7 @@ class RerankExtensions(PromptTokensBody):
     max_tokens_per_doc: int | None = Field(None, description=TRUNCATE_DESCRIPTION)
 
 
-RerankBody = model_of(RerankRequest, RerankExtensions)
+RestRerankRequest = model_of(RerankRequest, RerankExtensions)
 
 
 class ApiVersion(BaseModel):
@@ -148,7 +148,7 @@ class Meta(BaseModel):
     tokens: InputTokens
 
 
-class RankedBody(schema_of(RankedDocument)):  # type: ignore[misc]
+class RestRankedDocument(schema_of(RankedDocument)):  # type: ignore[misc]
     """A document and its score."""
 
     document: dict[str, Any] | None = Field(
@@ -162,14 +162,14 @@ class RankUsage(schema_of(Usage)):  # type: ignore[misc]
     total_tokens: int = Field(description="The same number as `tokens`.")
 
 
-class RerankResponseBody(schema_of(RerankResponse)):  # type: ignore[misc]
+class RestRerankResponse(schema_of(RerankResponse)):  # type: ignore[misc]
     """The documents, best first."""
 
     model_config = ConfigDict(title="RerankResponse")
 
     id: str = Field(description="Request ID.")
     object: Literal["list"]
-    results: list[RankedBody] = Field(description="The documents, best first.")
+    results: list[RestRankedDocument] = Field(description="The documents, best first.")
     usage: RankUsage
     meta: Meta
 
@@ -180,20 +180,20 @@ def meta(version: str, tokens: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": count, "tokens": count}
 
 
-def returned_bytes(documents: Sequence[str | DocumentBody]) -> int:
+def returned_bytes(documents: Sequence[str | RestDocument]) -> int:
     """Return the size of documents in a response, as JSON objects."""
     values = (document if isinstance(document, str) else document.model_dump() for document in documents)
     return sum(DOCUMENT_BYTES + len(orjson.dumps(value)) for value in values)
 
 
-def to_texts(documents: Sequence[str | DocumentBody], rank_fields: Sequence[str] | None = None) -> tuple[str, ...]:
+def to_texts(documents: Sequence[str | RestDocument], rank_fields: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the text of each document. Raises `InvalidArgument` for a document without the required fields."""
     if rank_fields is not None and not rank_fields:
         raise Empty("empty", "Leave it out or name at least one field.", field="rank_fields")
     return tuple(_to_text(document, rank_fields, f"documents[{index}]") for index, document in enumerate(documents))
 
 
-def _to_text(document: str | DocumentBody, rank_fields: Sequence[str] | None, path: str) -> str:
+def _to_text(document: str | RestDocument, rank_fields: Sequence[str] | None, path: str) -> str:
     if isinstance(document, str):
         if rank_fields:
             raise ConflictingFields("not an object, but rank_fields is set", "Leave rank_fields out.", field=path)
@@ -215,7 +215,7 @@ def _to_text(document: str | DocumentBody, rank_fields: Sequence[str] | None, pa
     return SEPARATOR.join(texts)
 
 
-def to_object(document: str | DocumentBody) -> dict[str, Any]:
+def to_object(document: str | RestDocument) -> dict[str, Any]:
     """Return a document as Cohere's and Jina's clients expect: an object with all fields as sent."""
     if isinstance(document, str):
         return {"text": document}
@@ -225,7 +225,7 @@ def to_object(document: str | DocumentBody) -> dict[str, Any]:
 
 async def rerank(exchange: Exchange, body: Any) -> Any:
     """Return the documents by their relevance to the query, best first. With `texts`, do what /rerank does."""
-    if isinstance(body, tei.RerankTextsBody):
+    if isinstance(body, tei.TeiRerankRequest):
         return await tei.rerank_texts(exchange, body)
     engine = exchange.find(body.model)
     query, texts, truncation = body.query, to_texts(body.documents, body.rank_fields), body.truncation
@@ -281,7 +281,7 @@ def rerank_field(default: str, fields: Any) -> str:
     return other if other in fields and default not in fields else default
 
 
-RERANK_BODIES: dict[str, type[BaseModel]] = {DOCUMENTS: RerankBody, TEXTS: tei.RerankTextsBody}
+RERANK_BODIES: dict[str, type[BaseModel]] = {DOCUMENTS: RestRerankRequest, TEXTS: tei.TeiRerankRequest}
 API_NAMES = {DOCUMENTS: "rest", TEXTS: tei.NAME}
 RERANK_PATHS = {"/v1/rerank": DOCUMENTS, "/rerank": TEXTS}
 """The default field of each path."""
@@ -290,7 +290,7 @@ RERANK_PATHS = {"/v1/rerank": DOCUMENTS, "/rerank": TEXTS}
 # The served models
 
 
-class ModelBody(schema_of(ModelInfo)):  # type: ignore[misc]
+class ModelObject(schema_of(ModelInfo)):  # type: ignore[misc]
     """A served model: OpenAI's fields, properties, digest, precision and limits."""
 
     id: str
@@ -299,11 +299,11 @@ class ModelBody(schema_of(ModelInfo)):  # type: ignore[misc]
     owned_by: str
 
 
-class ModelsBody(BaseModel):
+class ModelList(BaseModel):
     """The response of /v1/models."""
 
     object: Literal["list"]
-    data: list[ModelBody]
+    data: list[ModelObject]
 
 
 async def describe_model(info: ModelInfo, name: str) -> dict[str, Any]:
@@ -327,19 +327,19 @@ API = Api(
             "/v1/rerank",
             "rerank",
             rerank,
-            RerankResponseBody | list[tei.RankBody],
-            (RerankBody, tei.RerankTextsBody),
+            RestRerankResponse | list[tei.TeiRank],
+            (RestRerankRequest, tei.TeiRerankRequest),
             select_rerank(DOCUMENTS),
             summary="Rerank",
             statuses=(*STATUSES, 424),
-            errors=(ErrorResponse, tei.TeiErrorBody),
+            errors=(ErrorResponse, tei.TeiErrorResponse),
             shed="always",
         ),
         Route(
             "/v1/model",
             "get_model",
             get_model,
-            ModelBody,
+            ModelObject,
             summary="Get the default model",
             tag="models",
             statuses=GET_STATUSES,

@@ -78,7 +78,7 @@ MAX_DIGITS = 18
 Datatype = Literal["BYTES", "INT64", "INT32", "BOOL", "FP32"]
 
 
-class InferInputBody(ForeignModel):
+class OipInput(ForeignModel):
     """An input tensor."""
 
     name: str = Field(description="`text`, `input_ids` or `attention_mask`.")
@@ -90,7 +90,7 @@ class InferInputBody(ForeignModel):
     data: Any = Field(None, description="Elements in row-major order, flat or nested.")
 
 
-class RequestedOutputBody(ForeignModel):
+class OipRequestedOutput(ForeignModel):
     """An output to return."""
 
     name: str = Field(description="`pooled`, `tokens`, `token_counts` or `attention`.")
@@ -99,24 +99,24 @@ class RequestedOutputBody(ForeignModel):
     )
 
 
-class InferBody(ForeignModel):
+class OipInferRequest(ForeignModel):
     """The body of POST /v2/models/{name}/infer."""
 
     id: str | None = Field(None, description="Identifier that the response repeats.")
     parameters: dict[str, Any] | None = Field(None, description="Options, such as `normalize` or `truncation`.")
-    inputs: Annotated[list[InferInputBody], FirstError(), at_most("tensors")] = Field(description="Input tensors.")
-    outputs: Annotated[list[RequestedOutputBody], FirstError(), at_most("tensors")] | None = Field(
+    inputs: Annotated[list[OipInput], FirstError(), at_most("tensors")] = Field(description="Input tensors.")
+    outputs: Annotated[list[OipRequestedOutput], FirstError(), at_most("tensors")] | None = Field(
         None, description="Outputs to return. null is `pooled`."
     )
 
 
-class IndexBody(ForeignModel):
+class OipIndexRequest(ForeignModel):
     """The optional body of POST /v2/repository/index."""
 
     ready: bool | None = Field(None, description="Whether to return the models that are ready, and no others.")
 
 
-class LoadBody(ForeignModel):
+class OipLoadRequest(ForeignModel):
     """The optional body of a request to load or unload a model."""
 
     parameters: dict[str, Any] | None = Field(
@@ -124,32 +124,32 @@ class LoadBody(ForeignModel):
     )
 
 
-class OipErrorBody(BaseModel):
+class OipErrorResponse(BaseModel):
     """The body of every error of the Open Inference Protocol."""
 
     error: str = Field(description="Message for people.")
 
 
-class OipLiveBody(BaseModel):
+class OipLiveResponse(BaseModel):
     """The response of GET /v2/health/live."""
 
     live: bool
 
 
-class OipReadyBody(BaseModel):
+class OipReadyResponse(BaseModel):
     """The response of GET /v2/health/ready."""
 
     ready: bool
 
 
-class OipModelReadyBody(BaseModel):
+class OipModelReadyResponse(BaseModel):
     """The response of GET /v2/models/{name}/ready."""
 
     name: str = Field(description="Name of the served model.")
     ready: bool
 
 
-class OipServerBody(BaseModel):
+class OipServerResponse(BaseModel):
     """The response of GET /v2."""
 
     name: str = Field(description="Name of the server.")
@@ -157,7 +157,7 @@ class OipServerBody(BaseModel):
     extensions: list[str] = Field(description="Extensions of the protocol that the server has.")
 
 
-class OipTensorBody(BaseModel):
+class OipTensor(BaseModel):
     """An input or output of a model."""
 
     name: str
@@ -165,17 +165,17 @@ class OipTensorBody(BaseModel):
     shape: list[int] = Field(description="Sizes of the axes; -1 for a size that depends on the request.")
 
 
-class OipModelBody(BaseModel):
+class OipModelResponse(BaseModel):
     """The response of GET /v2/models/{name}."""
 
     name: str = Field(description="Name of the served model.")
     versions: list[str] = Field(description='Always `["1"]`.')
     platform: str = Field(description="Software that runs the model.")
-    inputs: list[OipTensorBody] = Field(description="Inputs that a request may have.")
-    outputs: list[OipTensorBody] = Field(description="Outputs that a request may select.")
+    inputs: list[OipTensor] = Field(description="Inputs that a request may have.")
+    outputs: list[OipTensor] = Field(description="Outputs that a request may select.")
 
 
-class OipConfigOutputBody(BaseModel):
+class OipConfigOutput(BaseModel):
     """An output in a model configuration."""
 
     name: str
@@ -183,65 +183,65 @@ class OipConfigOutputBody(BaseModel):
     dims: list[int]
 
 
-class OipConfigInputBody(OipConfigOutputBody):
+class OipConfigInput(OipConfigOutput):
     """An input in a model configuration."""
 
     optional: bool
 
 
-class OipTransactionPolicyBody(BaseModel):
+class OipTransactionPolicy(BaseModel):
     """How responses relate to requests."""
 
     decoupled: bool
 
 
-class OipConfigBody(BaseModel):
+class OipConfigResponse(BaseModel):
     """The response of GET /v2/models/{name}/config: a part of Triton's model configuration."""
 
     name: str = Field(description="Name of the served model.")
     platform: str = Field(description="Software that runs the model.")
     backend: str = Field(description="Software that runs the model.")
     max_batch_size: int = Field(description="0: the sizes of the axes include the number of inputs.")
-    input: list[OipConfigInputBody]
-    output: list[OipConfigOutputBody]
-    model_transaction_policy: OipTransactionPolicyBody
+    input: list[OipConfigInput]
+    output: list[OipConfigOutput]
+    model_transaction_policy: OipTransactionPolicy
 
 
-class OipDurationBody(BaseModel):
+class OipDuration(BaseModel):
     """A number of events and their total duration."""
 
     count: int
     ns: int | None = Field(None, description="Nanoseconds; absent if they are not measured.")
 
 
-class OipStagesBody(BaseModel):
+class OipStages(BaseModel):
     """The stages of the requests of all APIs."""
 
-    success: OipDurationBody = Field(description="Requests with a result.")
-    fail: OipDurationBody = Field(description="Requests that failed with an error of the server.")
-    queue: OipDurationBody = Field(description="Waits for the first batch, per request.")
-    compute_input: OipDurationBody = Field(description="Tokenization, per request.")
-    compute_infer: OipDurationBody = Field(description="Inference, per batch.")
-    compute_output: OipDurationBody = Field(description="Postprocessing, per request.")
+    success: OipDuration = Field(description="Requests with a result.")
+    fail: OipDuration = Field(description="Requests that failed with an error of the server.")
+    queue: OipDuration = Field(description="Waits for the first batch, per request.")
+    compute_input: OipDuration = Field(description="Tokenization, per request.")
+    compute_infer: OipDuration = Field(description="Inference, per batch.")
+    compute_output: OipDuration = Field(description="Postprocessing, per request.")
 
 
-class OipModelStatisticsBody(BaseModel):
+class OipModelStatistics(BaseModel):
     """The statistics of one model."""
 
     name: str = Field(description="Name of the served model.")
     version: str = Field(description="Always `1`.")
     inference_count: int = Field(description="Number of inputs that the model has run.")
     execution_count: int = Field(description="Number of batches that the model has run.")
-    inference_stats: OipStagesBody
+    inference_stats: OipStages
 
 
-class OipStatisticsBody(BaseModel):
+class OipStatisticsResponse(BaseModel):
     """The response of GET /v2/models/stats."""
 
-    model_stats: list[OipModelStatisticsBody]
+    model_stats: list[OipModelStatistics]
 
 
-class OipIndexEntryBody(BaseModel):
+class OipIndexEntry(BaseModel):
     """A model."""
 
     name: str = Field(description="Name of the model, or an alias of a served one.")
@@ -250,11 +250,11 @@ class OipIndexEntryBody(BaseModel):
     reason: str = Field(description="Why it is not ready.")
 
 
-class OipLoadBody(BaseModel):
+class OipLoadResponse(BaseModel):
     """The response of a request to load or unload a model: an empty object."""
 
 
-class OipOutputBody(BaseModel):
+class OipOutput(BaseModel):
     """An output tensor."""
 
     name: str
@@ -266,13 +266,13 @@ class OipOutputBody(BaseModel):
     data: list[float] | None = Field(None, description="Elements in row-major order, flat.")
 
 
-class OipInferResponseBody(BaseModel):
+class OipInferResponse(BaseModel):
     """The response of POST /v2/models/{name}/infer."""
 
     model_name: str = Field(description="Name of the served model.")
     model_version: str = Field(description="Always `1`.")
     id: str | None = Field(None, description="Identifier of the request.")
-    outputs: list[OipOutputBody] = Field(description="Outputs in the order of the request.")
+    outputs: list[OipOutput] = Field(description="Outputs in the order of the request.")
 
 
 # Tensors
@@ -294,10 +294,10 @@ def split_body(body: bytes | bytearray, length: str | None) -> tuple[bytes | byt
     return body[:size], bytes(body[size:])
 
 
-def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_length: bool) -> InferBody:
+def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_length: bool) -> OipInferRequest:
     """Parse the JSON of a request; `has_length` tells whether the request contains a `LENGTH_HEADER`."""
     try:
-        return parse_json(document, InferBody, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
+        return parse_json(document, OipInferRequest, item_limits(infos) | {"tensors": MAX_TENSORS, "axes": MAX_AXES})
     except MalformedRequest:
         if has_length or SIZE_PARAMETER.encode() not in document:
             raise
@@ -305,7 +305,7 @@ def parse_body(document: bytes | bytearray, infos: Sequence[ModelInfo], *, has_l
         raise InvalidHeader(problem, remedy, field=LENGTH_HEADER) from None
 
 
-def infer_request(body: InferBody, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
+def infer_request(body: OipInferRequest, binary: bytes, deadline: float | None) -> tuple[InferRequest, list[bool]]:
     """Return the request, and for each output whether to send its elements as bytes after the JSON."""
     parameters = body.parameters or {}
     default = _flag(parameters, DEFAULT_PARAMETER, f"parameters.{DEFAULT_PARAMETER}", default=False)
@@ -328,7 +328,7 @@ def _flag(parameters: Mapping[str, Any], name: str, field: str, *, default: bool
     return value
 
 
-def _tensors(inputs: Sequence[InferInputBody], binary: bytes) -> list[InputTensor]:
+def _tensors(inputs: Sequence[OipInput], binary: bytes) -> list[InputTensor]:
     tensors, start = [], 0
     for index, item in enumerate(inputs):
         field, parameters = f"inputs[{index}]", item.parameters or {}
@@ -357,7 +357,7 @@ def _size(value: Any, field: str, limit: int) -> int:
 
 
 async def infer_response(
-    request: Request, body: InferBody, response: InferResponse, flags: Sequence[bool], headers: dict[str, str]
+    request: Request, body: OipInferRequest, response: InferResponse, flags: Sequence[bool], headers: dict[str, str]
 ) -> Response:
     """Return the outputs as JSON or, where `flags` is set, as bytes after the JSON."""
     binary: list[bytes] = []
@@ -417,7 +417,7 @@ async def statistics(exchange: Exchange, body: None) -> Any:
     return await describe_statistics(exchange.lifecycle.models.infos, exchange.services.metrics)
 
 
-async def repository_index(exchange: Exchange, body: IndexBody) -> Any:
+async def repository_index(exchange: Exchange, body: OipIndexRequest) -> Any:
     """Return the names and aliases of the served models, and the unloaded models of the models file."""
     lifecycle = exchange.lifecycle
     return describe_repository(lifecycle.models, lifecycle.unserved, only_ready=bool(body.ready))
@@ -441,8 +441,8 @@ async def _check_admin(exchange: Exchange, operation: str, parameters: Sequence[
     """Return the name of the admin who sent the request; the body is read after that."""
     admin = exchange.services.access.check_admin(dict(exchange.request.scope["headers"]), operation)
     exchange.record.is_known = True
-    body = await exchange.services.reader.read_optional(exchange.request, LoadBody)
-    exchange.ignore(unknown_fields(body), LoadBody)
+    body = await exchange.services.reader.read_optional(exchange.request, OipLoadRequest)
+    exchange.ignore(unknown_fields(body), OipLoadRequest)
     check_parameters(body.parameters or {}, parameters)
     return admin
 
@@ -454,7 +454,7 @@ async def infer_model(exchange: Exchange, body: None) -> Any:
     length = exchange.request.headers.get(LENGTH_HEADER)
     document, binary = split_body(content, length)
     parsed = parse_body(document, infos, has_length=length is not None)
-    exchange.ignore(unknown_fields(parsed), InferBody)
+    exchange.ignore(unknown_fields(parsed), OipInferRequest)
     engine = _model_of(exchange)
     request, flags = infer_request(parsed, binary, exchange.deadline)
     response = await infer(engine, request)
@@ -563,7 +563,7 @@ def _model_routes(suffix: str, name: str, handler: Handler, response: Any, **mor
 
 def _load_route(name: str, handler: Handler) -> Route:
     return Route(
-        f"/v2/repository/models/{{name:path}}/{name}", f"oip_{name}", handler, OipLoadBody, (LoadBody,),
+        f"/v2/repository/models/{{name:path}}/{name}", f"oip_{name}", handler, OipLoadResponse, (OipLoadRequest,),
         statuses=LOAD_STATUSES, parameters=(NAME_PARAMETER,), headers=False, reads_body=False, requires_body=False,
     )  # fmt: skip
 
@@ -576,35 +576,39 @@ API = Api(
     "oip",
     "The Open Inference Protocol, version 2, as KServe's and Triton's clients speak it.",
     (  # the first matching route applies, so the longest paths come first
-        Route("/v2/health/live", "oip_live", live, OipLiveBody, errors=(OipLiveBody,), statuses=(503,), is_probe=True),
         Route(
-            "/v2/health/ready", "oip_ready", ready, OipReadyBody, errors=(OipReadyBody,), statuses=(503,), is_probe=True
+            "/v2/health/live", "oip_live", live, OipLiveResponse, errors=(OipLiveResponse,), statuses=(503,),
+            is_probe=True,
         ),
         Route(
-            PREFIX, "oip_server_metadata", server_metadata, OipServerBody, statuses=(401, 403, 500), headers=False
+            "/v2/health/ready", "oip_ready", ready, OipReadyResponse, errors=(OipReadyResponse,), statuses=(503,),
+            is_probe=True,
         ),
         Route(
-            "/v2/models/stats", "oip_statistics", statistics, OipStatisticsBody, statuses=GET_STATUSES,
+            PREFIX, "oip_server_metadata", server_metadata, OipServerResponse, statuses=(401, 403, 500), headers=False
+        ),
+        Route(
+            "/v2/models/stats", "oip_statistics", statistics, OipStatisticsResponse, statuses=GET_STATUSES,
             headers=False,
         ),
         Route(
-            "/v2/repository/index", "oip_repository_index", repository_index, list[OipIndexEntryBody], (IndexBody,),
+            "/v2/repository/index", "oip_repository_index", repository_index, list[OipIndexEntry], (OipIndexRequest,),
             statuses=INDEX_STATUSES, headers=False, requires_body=False,
         ),
         _load_route("load", load),
         _load_route("unload", unload),
         *_model_routes(
-            INFER, "infer", infer_model, OipInferResponseBody, bodies=(InferBody,), statuses=WITHOUT_422,
+            INFER, "infer", infer_model, OipInferResponse, bodies=(OipInferRequest,), statuses=WITHOUT_422,
             parameters=(LENGTH_PARAMETER,), reads_body=False,
         ),
-        *_model_routes("/ready", "ready", model_ready, OipModelReadyBody),
-        *_model_routes("/config", "config", model_config, OipConfigBody),
-        *_model_routes("/stats", "statistics", model_statistics, OipStatisticsBody),
-        *_model_routes("", "metadata", model_metadata, OipModelBody),
-        Route(MODEL_PATH, "oip_unknown_path", unknown_path, None, (LoadBody,), reads_body=False, is_public=False),
+        *_model_routes("/ready", "ready", model_ready, OipModelReadyResponse),
+        *_model_routes("/config", "config", model_config, OipConfigResponse),
+        *_model_routes("/stats", "statistics", model_statistics, OipStatisticsResponse),
+        *_model_routes("", "metadata", model_metadata, OipModelResponse),
+        Route(MODEL_PATH, "oip_unknown_path", unknown_path, None, (OipLoadRequest,), reads_body=False, is_public=False),
     ),
     prefixes=(f"{PREFIX}/",),
-    error=OipErrorBody,
+    error=OipErrorResponse,
     render=message_error,
     status=http_status,
     descriptions=ERRORS

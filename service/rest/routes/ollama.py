@@ -19,7 +19,7 @@ TAG = ":latest"
 """The tag that Ollama's clients append to a name without one."""
 
 
-class OllamaEmbedBody(ForeignModel):
+class OllamaEmbedRequest(ForeignModel):
     """The body of POST /api/embed."""
 
     model: str = Field(description=MODEL_DESCRIPTION)
@@ -30,14 +30,14 @@ class OllamaEmbedBody(ForeignModel):
     dimensions: Dimensions = None
 
 
-class OllamaEmbeddingsBody(ForeignModel):
+class OllamaEmbeddingsRequest(ForeignModel):
     """The body of POST /api/embeddings, which contains one text."""
 
     model: str = Field(description=MODEL_DESCRIPTION)
     prompt: str = Field(description="The text.")
 
 
-class OllamaErrorBody(BaseModel):
+class OllamaErrorResponse(BaseModel):
     """The body of every error of Ollama's API."""
 
     error: str = Field(description="Message for people.")
@@ -67,7 +67,7 @@ class OllamaDetails(BaseModel):
     families: list[str]
 
 
-class OllamaModelBody(BaseModel):
+class OllamaModel(BaseModel):
     """A served model."""
 
     name: str
@@ -78,13 +78,13 @@ class OllamaModelBody(BaseModel):
     details: OllamaDetails
 
 
-class OllamaModelsBody(BaseModel):
+class OllamaModelsResponse(BaseModel):
     """The response of /api/tags."""
 
-    models: list[OllamaModelBody] = Field(description="The served models, the default model first.")
+    models: list[OllamaModel] = Field(description="The served models, the default model first.")
 
 
-class OllamaVersionBody(BaseModel):
+class OllamaVersionResponse(BaseModel):
     """The response of /api/version."""
 
     version: str = Field(description="Version of the server.")
@@ -102,7 +102,7 @@ async def _encode(exchange: Exchange, name: str, texts: list[str], truncation: T
     return await exchange.run("encode", engine, request, max_inputs=MAX_LISTED_INPUTS)
 
 
-async def embed(exchange: Exchange, body: OllamaEmbedBody) -> Any:
+async def embed(exchange: Exchange, body: OllamaEmbedRequest) -> Any:
     """Return one embedding per text."""
     texts = [body.input] if isinstance(body.input, str) else body.input
     truncation: Truncation = "error" if body.truncate is False else "auto"
@@ -116,7 +116,7 @@ async def embed(exchange: Exchange, body: OllamaEmbedBody) -> Any:
     }
 
 
-async def embeddings(exchange: Exchange, body: OllamaEmbeddingsBody) -> Any:
+async def embeddings(exchange: Exchange, body: OllamaEmbeddingsRequest) -> Any:
     """Return the embedding of a text."""
     response = await _encode(exchange, body.model, [body.prompt], "auto")
     return {"embedding": pooled_vectors(response)[0]}
@@ -153,18 +153,18 @@ API = Api(
     "Ollama's API for embeddings.",
     (
         Route(
-            "/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedBody,), shed="always",
+            "/api/embed", "ollama_embed", embed, OllamaEmbedResponse, (OllamaEmbedRequest,), shed="always",
             limits={"inputs": MAX_LISTED_INPUTS},
         ),
         Route(
-            "/api/embeddings", "ollama_embeddings", embeddings, OllamaEmbeddingsResponse, (OllamaEmbeddingsBody,),
+            "/api/embeddings", "ollama_embeddings", embeddings, OllamaEmbeddingsResponse, (OllamaEmbeddingsRequest,),
             shed="always",
         ),
-        _get("/api/tags", tags, OllamaModelsBody),
-        _get("/api/version", version, OllamaVersionBody),
+        _get("/api/tags", tags, OllamaModelsResponse),
+        _get("/api/version", version, OllamaVersionResponse),
     ),
     Spelling({"inputs": "input"}, {"truncation": "truncate"}, values={"truncation": "true"}, cuts_texts=True),
     ("/api/",),
-    OllamaErrorBody,
+    OllamaErrorResponse,
     message_error,
 )  # fmt: skip

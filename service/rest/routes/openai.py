@@ -34,13 +34,13 @@ from service.rest.bodies import (
     OTHER_TAG,
     FirstError,
     Integers,
-    PromptTokensBody,
+    PromptTokensRequest,
     TokenIds,
     count_inputs_or_ids,
     unknown_fields,
 )
 from service.rest.responses import Base64Rows, Table
-from service.rest.routes.native import ModelBody, ModelsBody, describe_model
+from service.rest.routes.native import ModelList, ModelObject, describe_model
 from service.spelling import Spelling
 
 NAME = "openai"
@@ -65,7 +65,7 @@ def _branch(value: Any) -> str:
     return IDS_TAG if isinstance(first, int) else LIST_TAG
 
 
-class EmbeddingsBody(PromptTokensBody):
+class EmbeddingsRequest(PromptTokensRequest):
     """The body of POST /v1/embeddings; `input_type` and `truncate` are extensions of OpenAI's API."""
 
     input: Annotated[
@@ -137,7 +137,7 @@ class OpenAIErrorDetail(BaseModel):
     code: str | None
 
 
-class OpenAIErrorBody(BaseModel):
+class OpenAIErrorResponse(BaseModel):
     """The body of every error of the OpenAI API."""
 
     error: OpenAIErrorDetail
@@ -169,12 +169,12 @@ def to_inputs(value: str | list[Any], truncation: Truncation, info: ModelInfo) -
     return tuple([Input(token_ids=tuple(item)) for item in value])
 
 
-async def deployment_embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
+async def deployment_embeddings(exchange: Exchange, body: EmbeddingsRequest) -> Any:
     """Return one embedding per input, as Azure OpenAI does: the path contains the name or an alias of the model."""
     return await embeddings(exchange, body.model_copy(update={"model": exchange.request.path_params["name"]}))
 
 
-async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
+async def embeddings(exchange: Exchange, body: EmbeddingsRequest) -> Any:
     """Return one embedding per input."""
     engine, encoded = exchange.find(body.model), body.encoding_format == "base64"
     truncation = exchange.truncation(body, engine)
@@ -188,7 +188,7 @@ async def embeddings(exchange: Exchange, body: EmbeddingsBody) -> Any:
             field="input", reason="TOKEN_IDS_DISABLED",
         )  # fmt: skip
     if body.task is not None and (body.task not in TASKS or body.input_type is not None):
-        exchange.ignore((*unknown_fields(body), "task"), EmbeddingsBody)
+        exchange.ignore((*unknown_fields(body), "task"), EmbeddingsRequest)
     kind = body.input_type or TASKS.get(body.task or "")
     request = EncodeRequest(
         inputs,
@@ -255,25 +255,25 @@ API = Api(
     "OpenAI's API for embeddings. docs/clients.md lists the clients that are tested with it.",
     (
         Route(
-            "/v1/embeddings", "create_embeddings", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
+            "/v1/embeddings", "create_embeddings", embeddings, EmbeddingsResponse, (EmbeddingsRequest,),
             summary="Create embeddings", statuses=WITHOUT_422, limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
-            "/embeddings", "create_embeddings_at_root", embeddings, EmbeddingsResponse, (EmbeddingsBody,),
+            "/embeddings", "create_embeddings_at_root", embeddings, EmbeddingsResponse, (EmbeddingsRequest,),
             summary="Create embeddings, for clients whose base URL lacks /v1", statuses=WITHOUT_422,
             limits={"inputs": MAX_LISTED_INPUTS}, shed="always",
         ),
         Route(
             DEPLOYMENT.replace("}", ":path}"), "create_deployment_embeddings", deployment_embeddings,
-            EmbeddingsResponse, (EmbeddingsBody,), summary="Create embeddings, for clients of Azure OpenAI",
+            EmbeddingsResponse, (EmbeddingsRequest,), summary="Create embeddings, for clients of Azure OpenAI",
             statuses=WITHOUT_422, limits={"inputs": MAX_LISTED_INPUTS}, shed="always", parameters=(NAME_PARAMETER,),
         ),
         Route(
-            MODELS_PATH, "list_models", list_models, ModelsBody, summary="List models", tag="models",
+            MODELS_PATH, "list_models", list_models, ModelList, summary="List models", tag="models",
             statuses=GET_STATUSES, headers=False, names_model=False,
         ),
         Route(
-            MODELS_PATH + "/{name:path}", "retrieve_model", retrieve_model, ModelBody, summary="Retrieve a model",
+            MODELS_PATH + "/{name:path}", "retrieve_model", retrieve_model, ModelObject, summary="Retrieve a model",
             tag="models", statuses=GET_STATUSES, headers=False, parameters=(NAME_PARAMETER,),
         ),
     ),
@@ -285,7 +285,7 @@ API = Api(
         cuts_texts=True,
     ),
     ("/v1/embeddings", "/embeddings", "/openai/", MODELS_PATH),
-    OpenAIErrorBody,
+    OpenAIErrorResponse,
     render_error,
     status_400,
 )  # fmt: skip

@@ -100,7 +100,7 @@ TeiPairs = Annotated[
 ]
 
 
-class TruncatableBody(ForeignModel):
+class TeiTextsRequest(ForeignModel):
     """A request whose inputs may be truncated."""
 
     truncate: bool | None = Field(
@@ -120,21 +120,21 @@ class TruncatableBody(ForeignModel):
         return "auto" if self.truncation_direction is None else DIRECTIONS[self.truncation_direction]
 
 
-class EmbedAllBody(TruncatableBody):
+class TeiEmbedAllRequest(TeiTextsRequest):
     """The body of POST /embed_all and POST /embed_sparse."""
 
     inputs: TeiInputs = Field(description=INPUTS_DESCRIPTION)
     prompt_name: str | None = Field(None, description=PROMPT_NAME_DESCRIPTION)
 
 
-class EmbedBody(EmbedAllBody):
+class TeiEmbedRequest(TeiEmbedAllRequest):
     """The body of POST /embed and POST /."""
 
     normalize: bool | None = Field(None, description="Whether to scale embeddings to length 1. null is true.")
     dimensions: Dimensions = None
 
 
-class RerankTextsBody(TruncatableBody):
+class TeiRerankRequest(TeiTextsRequest):
     """The body of POST /rerank, and of POST /v1/rerank with `texts`."""
 
     query: str = Field(description="The query.")
@@ -143,7 +143,7 @@ class RerankTextsBody(TruncatableBody):
     return_text: bool | None = Field(None, description="Whether to return the texts.")
 
 
-class PredictBody(TruncatableBody):
+class TeiPredictRequest(TeiTextsRequest):
     """The body of POST /predict."""
 
     inputs: TeiPairs = Field(description="A text, a pair of texts, or a list of lists of one or two texts.")
@@ -157,20 +157,20 @@ class Sentences(ForeignModel):
     sentences: TextList = Field(description="The other texts.")
 
 
-class SimilarityParameters(TruncatableBody):
+class SimilarityParameters(TeiTextsRequest):
     """The options of POST /similarity."""
 
     prompt_name: str | None = Field(None, description=PROMPT_NAME_DESCRIPTION)
 
 
-class TeiSimilarityBody(ForeignModel):
+class TeiSimilarityRequest(ForeignModel):
     """The body of POST /similarity."""
 
     inputs: Sentences = Field(description="The texts to compare.")
     parameters: SimilarityParameters | None = Field(None, description="Options.")
 
 
-class TeiTokenizeBody(ForeignModel):
+class TeiTokenizeRequest(ForeignModel):
     """The body of POST /tokenize."""
 
     inputs: Texts = Field(description="A text or a list of texts.")
@@ -178,7 +178,7 @@ class TeiTokenizeBody(ForeignModel):
     prompt_name: str | None = Field(None, description=PROMPT_NAME_DESCRIPTION)
 
 
-class DecodeBody(ForeignModel):
+class TeiDecodeRequest(ForeignModel):
     """The body of POST /decode."""
 
     ids: TeiIds = Field(description="Token ids, or a list of lists of token ids.")
@@ -188,7 +188,7 @@ class DecodeBody(ForeignModel):
 # Responses
 
 
-class TeiErrorBody(BaseModel):
+class TeiErrorResponse(BaseModel):
     """The body of every error of the TEI API."""
 
     error: str = Field(description="Message for people.")
@@ -204,7 +204,7 @@ class SparseValue(BaseModel):
     value: float
 
 
-class RankBody(BaseModel):
+class TeiRank(BaseModel):
     """The score of one text."""
 
     index: int
@@ -212,14 +212,14 @@ class RankBody(BaseModel):
     text: str | None = None
 
 
-class PredictionBody(BaseModel):
+class TeiPrediction(BaseModel):
     """The score of one label."""
 
     score: float
     label: str
 
 
-class TokenBody(BaseModel):
+class TeiToken(BaseModel):
     """One token; offsets count bytes of the text in UTF-8."""
 
     id: int
@@ -229,7 +229,7 @@ class TokenBody(BaseModel):
     stop: int | None = Field(description="End byte, exclusive; null for special tokens.")
 
 
-class PoolingBody(BaseModel):
+class TeiPooling(BaseModel):
     """How the model pools token vectors."""
 
     pooling: str = Field(
@@ -238,39 +238,39 @@ class PoolingBody(BaseModel):
     )
 
 
-class LabelsBody(BaseModel):
+class TeiLabels(BaseModel):
     """The labels of a classifier by number, and their numbers."""
 
     id2label: dict[str, str]
     label2id: dict[str, int]
 
 
-class EmbeddingTypeBody(BaseModel):
+class TeiEmbeddingType(BaseModel):
     """The type of an embedding model."""
 
-    embedding: PoolingBody
+    embedding: TeiPooling
 
 
-class ClassifierTypeBody(BaseModel):
+class TeiClassifierType(BaseModel):
     """The type of a classifier with several labels."""
 
-    classifier: LabelsBody
+    classifier: TeiLabels
 
 
-class RerankerTypeBody(BaseModel):
+class TeiRerankerType(BaseModel):
     """The type of a cross-encoder."""
 
-    reranker: LabelsBody
+    reranker: TeiLabels
 
 
-class InfoBody(BaseModel):
+class TeiInfo(BaseModel):
     """The response of GET /info."""
 
     model_id: str = Field(description="Source of the model.")
     model_sha: str | None = Field(description="Revision of the source.")
     model_dtype: Literal["float32", "bfloat16", "float16", "int8"] = Field(description="Precision of inference.")
     served_model_name: str = Field(description="Name of the served model.")
-    model_type: EmbeddingTypeBody | ClassifierTypeBody | RerankerTypeBody = Field(
+    model_type: TeiEmbeddingType | TeiClassifierType | TeiRerankerType = Field(
         description="Type of the model, with its pooling or labels."
     )
     max_concurrent_requests: int = Field(description="Maximum number of connections.")
@@ -285,7 +285,7 @@ class InfoBody(BaseModel):
     docker_label: str | None = Field(description="Always null.")
 
 
-Predictions = list[PredictionBody] | list[list[PredictionBody]]
+Predictions = list[TeiPrediction] | list[list[TeiPrediction]]
 
 
 # Errors
@@ -345,7 +345,7 @@ def add_headers(exchange: Exchange, engine: Engine, response: Any, characters: i
     exchange.add_metadata(engine, response)
 
 
-async def embed(exchange: Exchange, body: EmbedBody) -> Any:
+async def embed(exchange: Exchange, body: TeiEmbedRequest) -> Any:
     """Return one embedding per input."""
     engine = exchange.find()
     items = to_items(body.inputs)
@@ -357,7 +357,7 @@ async def embed(exchange: Exchange, body: EmbedBody) -> Any:
     return pooled_vectors(response)
 
 
-async def embed_all(exchange: Exchange, body: EmbedAllBody) -> Any:
+async def embed_all(exchange: Exchange, body: TeiEmbedAllRequest) -> Any:
     """Return one vector per token of each input, including special tokens and the prompt."""
     engine = exchange.find()
     items = to_items(body.inputs)
@@ -366,7 +366,7 @@ async def embed_all(exchange: Exchange, body: EmbedAllBody) -> Any:
     return [result.token_vectors for result in response.results]
 
 
-async def embed_sparse(exchange: Exchange, body: EmbedAllBody) -> Any:
+async def embed_sparse(exchange: Exchange, body: TeiEmbedAllRequest) -> Any:
     """Return one sparse embedding per input. Requires a SPLADE model, or another one with sparse vectors."""
     engine = exchange.find()
     tei.check_not_empty(body.inputs, "inputs")
@@ -381,7 +381,7 @@ def _describe_sparse(sparse: Any) -> list[dict[str, Any]]:
     return [{"index": number, "value": weight} for number, weight in pairs]
 
 
-async def predict(exchange: Exchange, body: PredictBody) -> Any:
+async def predict(exchange: Exchange, body: TeiPredictRequest) -> Any:
     """Return the scores of the labels of each input. Requires a classification model."""
     engine = exchange.find()
     items, is_batch = _to_pairs(body.inputs)
@@ -410,7 +410,7 @@ def _to_pairs(inputs: str | Sequence[str | list[str]]) -> tuple[list[list[str]],
     return pairs, True
 
 
-async def rerank_texts(exchange: Exchange, body: RerankTextsBody) -> Any:
+async def rerank_texts(exchange: Exchange, body: TeiRerankRequest) -> Any:
     """Return the scores of texts for a query, best first."""
     engine = exchange.find()
     tei.check_not_empty(body.texts, "texts")
@@ -430,7 +430,7 @@ async def rerank_texts(exchange: Exchange, body: RerankTextsBody) -> Any:
     ]
 
 
-async def similarity(exchange: Exchange, body: TeiSimilarityBody) -> Any:
+async def similarity(exchange: Exchange, body: TeiSimilarityRequest) -> Any:
     """Return the cosine similarity of one text with each of several others."""
     engine, source, sentences = exchange.find(), body.inputs.source_sentence, body.inputs.sentences
     parameters = body.parameters or SimilarityParameters()
@@ -450,7 +450,7 @@ async def similarity(exchange: Exchange, body: TeiSimilarityBody) -> Any:
     return response.scores[0]
 
 
-async def tokenize(exchange: Exchange, body: TeiTokenizeBody) -> Any:
+async def tokenize(exchange: Exchange, body: TeiTokenizeRequest) -> Any:
     """Return the tokens of each text, prompt included, with offsets in bytes of UTF-8."""
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     chosen = tei.Options(prompt_name=body.prompt_name, call=Call(exchange.deadline))
@@ -459,7 +459,7 @@ async def tokenize(exchange: Exchange, body: TeiTokenizeBody) -> Any:
     return await convert(lambda item: tei.describe_tokens(item[0], item[1].tokens, special=special), tokenized)
 
 
-async def decode(exchange: Exchange, body: DecodeBody) -> Any:
+async def decode(exchange: Exchange, body: TeiDecodeRequest) -> Any:
     """Return the text of each list of token ids."""
     tei.check_not_empty(body.ids, "ids")
     ids = [item for item in to_items(body.ids) if not isinstance(item, str)]
@@ -500,11 +500,11 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
             raise WrongType("wrong type (object)", "Send sentences to compare to /similarity.", field="inputs")
         if kind == "reranker":
             return select(request, lifecycle, document)
-        return EmbedBody if kind == "embedding" else PredictBody
+        return TeiEmbedRequest if kind == "embedding" else TeiPredictRequest
 
     handlers: dict[str, Handler] = {"embedding": embed, "reranker": rank, "classifier": predict}
-    both = (TeiErrorBody, ErrorResponse)
-    ranks = list[RankBody] | rerank_response
+    both = (TeiErrorResponse, ErrorResponse)
+    ranks = list[TeiRank] | rerank_response
 
     def post(path: str, handler: Handler, body: type[BaseModel], response: Any, **more: Any) -> Route:
         more = {"statuses": STATUSES, "shed": "always"} | more
@@ -515,30 +515,30 @@ def make_api(rerank: Handler, select: Select, rerank_body: type[BaseModel], rera
         "tei",
         "text-embeddings-inference's API, for its clients and those of Hugging Face.",
         (
-            post("/embed", embed, EmbedBody, list[list[float]], limits={"inputs": MAX_LISTED_INPUTS}),
-            post("/embed_all", embed_all, EmbedAllBody, list[list[list[float]]]),
-            post("/similarity", similarity, TeiSimilarityBody, list[float]),
-            post("/tokenize", tokenize, TeiTokenizeBody, list[list[TokenBody]], shed="never", headers=False),
-            post("/decode", decode, DecodeBody, list[str], shed="never", headers=False),
-            Route("/info", "tei_info", info, InfoBody, statuses=GET_STATUSES),
-            post("/embed_sparse", embed_sparse, EmbedAllBody, list[list[SparseValue]], statuses=HEAD_STATUSES),
+            post("/embed", embed, TeiEmbedRequest, list[list[float]], limits={"inputs": MAX_LISTED_INPUTS}),
+            post("/embed_all", embed_all, TeiEmbedAllRequest, list[list[list[float]]]),
+            post("/similarity", similarity, TeiSimilarityRequest, list[float]),
+            post("/tokenize", tokenize, TeiTokenizeRequest, list[list[TeiToken]], shed="never", headers=False),
+            post("/decode", decode, TeiDecodeRequest, list[str], shed="never", headers=False),
+            Route("/info", "tei_info", info, TeiInfo, statuses=GET_STATUSES),
+            post("/embed_sparse", embed_sparse, TeiEmbedAllRequest, list[list[SparseValue]], statuses=HEAD_STATUSES),
             Route(
-                "/rerank", "tei_rerank", rank, ranks, (RerankTextsBody, rerank_body), select, statuses=RANK_STATUSES,
+                "/rerank", "tei_rerank", rank, ranks, (TeiRerankRequest, rerank_body), select, statuses=RANK_STATUSES,
                 errors=both, shed="always",
             ),
-            post("/predict", predict, PredictBody, Predictions, statuses=HEAD_STATUSES),
+            post("/predict", predict, TeiPredictRequest, Predictions, statuses=HEAD_STATUSES),
             Route("/ping", "tei_ping", health, None, statuses=(503,), is_probe=True),
             Route("/health", "tei_health", health, None, statuses=(503,), is_probe=True),
             Route(
                 "/", "tei_root", root, list[list[float]] | ranks | Predictions,
-                (EmbedBody, RerankTextsBody, rerank_body, PredictBody), select_root, statuses=RANK_STATUSES,
-                errors=both, shed="always", limits={"inputs": MAX_LISTED_INPUTS},
+                (TeiEmbedRequest, TeiRerankRequest, rerank_body, TeiPredictRequest), select_root,
+                statuses=RANK_STATUSES, errors=both, shed="always", limits={"inputs": MAX_LISTED_INPUTS},
             ),
         ),
         TeiRestSpelling(
             {"documents": "inputs.sentences", "token_ids": "ids"}, tei.OPTIONS, values=tei.VALUES, cuts_texts=True
         ),
-        error=TeiErrorBody,
+        error=TeiErrorResponse,
         render=render_error,
         status=http_status,
         descriptions=ERRORS | {

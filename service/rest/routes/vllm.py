@@ -36,7 +36,7 @@ from service.rest.bodies import (
     MODEL_DESCRIPTION,
     NO_LIMIT,
     ForeignModel,
-    PromptTokensBody,
+    PromptTokensRequest,
     Texts,
     TokenIds,
 )
@@ -52,7 +52,7 @@ ERROR_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimit
 Task = Literal["embed", "token_embed", "classify"]
 
 
-class VllmModel(PromptTokensBody):
+class VllmModel(PromptTokensRequest):
     """Fields that all requests share."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -66,20 +66,20 @@ class VllmModel(PromptTokensBody):
         return False in (self.use_activation, self.activation, self.softmax)
 
 
-class VllmScoreBody(VllmModel):
+class VllmScoreRequest(VllmModel):
     """The body of POST /score and POST /v1/score."""
 
     text_1: Texts = Field(description="A text, to compare with each text of `text_2`, or one text for each of them.")
     text_2: Texts = Field(description="A text or a list of texts.")
 
 
-class VllmClassifyBody(VllmModel):
+class VllmClassifyRequest(VllmModel):
     """The body of POST /classify."""
 
     input: Texts = Field(description="A text or a list of texts.")
 
 
-class VllmPoolingBody(VllmModel):
+class VllmPoolingRequest(VllmModel):
     """The body of POST /pooling."""
 
     input: Texts = Field(description="A text or a list of texts.")
@@ -99,7 +99,7 @@ class VllmPoolingBody(VllmModel):
     endianness: Literal["native", "little"] = Field("native", description="Order of bytes in base64: little-endian.")
 
 
-class VllmDetokenizeBody(ForeignModel):
+class VllmDetokenizeRequest(ForeignModel):
     """The body of POST /detokenize."""
 
     model: str | None = Field(None, description=MODEL_DESCRIPTION)
@@ -115,7 +115,7 @@ class VllmErrorDetail(BaseModel):
     code: int = Field(description="HTTP status.")
 
 
-class VllmErrorBody(BaseModel):
+class VllmErrorResponse(BaseModel):
     """The body of every error of vLLM's API."""
 
     error: VllmErrorDetail
@@ -211,7 +211,7 @@ def _inputs(body: Any, engine: Engine, truncation: Truncation) -> tuple[Input, .
 # Score
 
 
-async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
+async def score(exchange: Exchange, body: VllmScoreRequest) -> Any:
     """Return the score of each pair of texts. Requires a cross-encoder, an embedding model, ColBERT or SPLADE."""
     try:
         response, scores = await _score(exchange, body)
@@ -223,7 +223,7 @@ async def score(exchange: Exchange, body: VllmScoreBody) -> Any:
     return _document(exchange, response, data)
 
 
-async def _score(exchange: Exchange, body: VllmScoreBody) -> tuple[Any, list[float]]:
+async def _score(exchange: Exchange, body: VllmScoreRequest) -> tuple[Any, list[float]]:
     """Return the operation's response and the score of each pair."""
     engine = exchange.find(body.model)
     info, truncation = engine.info, exchange.truncation(body, engine)
@@ -272,7 +272,7 @@ def _check_counts(first: int, second: int) -> None:
         )  # fmt: skip
 
 
-def name_text(path: str, body: VllmScoreBody) -> str:
+def name_text(path: str, body: VllmScoreRequest) -> str:
     """Return the path of a text in a /score request. Operations use queries and documents, or inputs with two parts."""
     name, bracket, rest = path.partition("[")
     index, _, part = rest.partition("]")
@@ -291,7 +291,7 @@ def name_text(path: str, body: VllmScoreBody) -> str:
 # Classify and pooling
 
 
-async def classify(exchange: Exchange, body: VllmClassifyBody) -> Any:
+async def classify(exchange: Exchange, body: VllmClassifyRequest) -> Any:
     """Return the best label of each input and the scores of all labels. Requires a classifier."""
     engine = exchange.find(body.model)
     truncation = exchange.truncation(body, engine)
@@ -310,7 +310,7 @@ async def classify(exchange: Exchange, body: VllmClassifyBody) -> Any:
     return _document(exchange, response, data)
 
 
-async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
+async def pooling(exchange: Exchange, body: VllmPoolingRequest) -> Any:
     """Return the embedding, the token vectors or the scores of the labels of each input."""
     engine = exchange.find(body.model)
     exchange.compress = body.encoding_format != "base64"
@@ -319,7 +319,7 @@ async def pooling(exchange: Exchange, body: VllmPoolingBody) -> Any:
     return _document(exchange, response, data)
 
 
-async def _pool(exchange: Exchange, body: VllmPoolingBody, engine: Engine) -> tuple[Any, list[Any]]:
+async def _pool(exchange: Exchange, body: VllmPoolingRequest, engine: Engine) -> tuple[Any, list[Any]]:
     """Return the operation's response and the data of each input."""
     encoded, truncation = body.encoding_format == "base64", exchange.truncation(body, engine)
     inputs = _inputs(body, engine, truncation)
@@ -371,7 +371,7 @@ def in_order(result: ClassifyResult, labels: Sequence[str]) -> list[float]:
     return [scores[label] for label in labels]
 
 
-async def detokenize(exchange: Exchange, body: VllmDetokenizeBody) -> Any:
+async def detokenize(exchange: Exchange, body: VllmDetokenizeRequest) -> Any:
     """Return the text of token ids, special tokens included."""
     engine = exchange.find(body.model)
     (text,) = await decode(engine, [body.tokens], Call(exchange.deadline), skip_special_tokens=False)
@@ -399,16 +399,16 @@ API = Api(
     "vllm",
     "vLLM's API for pooling models.",
     (
-        _post("/score", "score", score, VllmScoreBody, VllmScoreResponse),
-        _post("/v1/score", "v1_score", score, VllmScoreBody, VllmScoreResponse),
-        _post("/classify", "classify", classify, VllmClassifyBody, VllmClassifyResponse),
-        _post("/pooling", "pooling", pooling, VllmPoolingBody, VllmPoolingResponse),
+        _post("/score", "score", score, VllmScoreRequest, VllmScoreResponse),
+        _post("/v1/score", "v1_score", score, VllmScoreRequest, VllmScoreResponse),
+        _post("/classify", "classify", classify, VllmClassifyRequest, VllmClassifyResponse),
+        _post("/pooling", "pooling", pooling, VllmPoolingRequest, VllmPoolingResponse),
         Route(
             "/detokenize",
             "vllm_detokenize",
             detokenize,
             VllmText,
-            (VllmDetokenizeBody,),
+            (VllmDetokenizeRequest,),
             statuses=WITHOUT_422,
             headers=False,
         ),
@@ -422,7 +422,7 @@ API = Api(
         values={"truncation": str(NO_LIMIT)},
         cuts_texts=True,
     ),
-    error=VllmErrorBody,
+    error=VllmErrorResponse,
     render=render_error,
     status=status_400,
 )

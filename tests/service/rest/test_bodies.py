@@ -18,8 +18,8 @@ from service.operations.inputs import Call
 from service.operations.table import OPERATIONS
 from service.rest import bodies
 from service.rest.bodies import RequestReader, invalid_body, model_of, parse_json
-from service.rest.routes.cohere import CohereEmbedBody
-from service.rest.routes.openai import EmbeddingsBody
+from service.rest.routes.cohere import CohereEmbedRequest
+from service.rest.routes.openai import EmbeddingsRequest
 from tests.service.conftest import GOLDEN, ServiceHarness
 
 SECRET = "Sesame-9"
@@ -362,11 +362,15 @@ FLOODS: dict[str, tuple[type[BaseModel], Any, str]] = {
     "inputs of a wrong type": (EncodeBody, {"inputs": [5] * MANY}, f"inputs: too many items ({MANY}, limit 256)."),
     "valid inputs": (EncodeBody, {"inputs": ["a"] * MANY}, f"inputs: too many items ({MANY}, limit 256)."),
     "embeddings": (
-        EmbeddingsBody,
+        EmbeddingsRequest,
         {"input": ["a"] * MANY, "model": "m"},
         f"input: too many items ({MANY}, limit 256).",
     ),
-    "embeddings of ids": (EmbeddingsBody, {"input": [5] * MANY, "model": "m"}, f"input: too many items ({MANY}, limit"),
+    "embeddings of ids": (
+        EmbeddingsRequest,
+        {"input": [5] * MANY, "model": "m"},
+        f"input: too many items ({MANY}, limit",
+    ),
     "wrong ids": (
         EncodeBody,
         {"inputs": [{"token_ids": ["a"] * 16384}]},
@@ -456,7 +460,7 @@ def test_first_problem_in_document_order_is_reported(name: str) -> None:
 
 def test_error_for_a_missing_enum_lists_its_values() -> None:
     values = '"search_query", "search_document", "classification" or "clustering"'
-    assert problem({"texts": ["a"]}, CohereEmbedBody) == f"input_type: missing. Use {values}."
+    assert problem({"texts": ["a"]}, CohereEmbedRequest) == f"input_type: missing. Use {values}."
 
 
 @pytest.mark.parametrize(
@@ -471,7 +475,7 @@ def test_error_for_a_missing_enum_lists_its_values() -> None:
     ],
 )
 def test_openai_input_items_must_have_the_type_of_the_first_item(document: Any, expected: str) -> None:
-    assert problem(document, EmbeddingsBody) == expected
+    assert problem(document, EmbeddingsRequest) == expected
 
 
 async def test_body_budget_is_released_after_requests(harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch) -> None:

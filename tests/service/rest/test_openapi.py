@@ -161,8 +161,8 @@ def test_groups_are_described(document: dict[str, Any]) -> None:
 
 
 RESPONSES = {
-    "AttentionMap", "CohereErrorBody", "ErrorDetail", "InfoBody", "OipInferResponseBody", "OipModelBody",
-    "TeiErrorBody",
+    "AttentionMap", "CohereErrorResponse", "ErrorDetail", "TeiInfo", "OipInferResponse", "OipModelResponse",
+    "TeiErrorResponse",
 }  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def test_fields_of_requests_are_described(document: dict[str, Any]) -> None:
     while new := set(re.findall(r"#/components/schemas/(\w+)", text)) - named:
         named |= new
         text = json.dumps([schemas[name] for name in new])
-    assert {"EncodeRequest", "InferInputBody"} <= named
+    assert {"EncodeRequest", "OipInput"} <= named
     for name in named:
         for field, schema in schemas[name].get("properties", {}).items():
             assert "$ref" in schema or schema.get("description"), (name, field)
