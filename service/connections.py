@@ -15,7 +15,7 @@ UNKNOWN_IDLE_S = 30.0
 CROWDED = 0.75
 MIN_READ_BYTES_PER_S = 64 * 1024
 
-Key = TypeVar("Key")
+KeyT = TypeVar("KeyT")
 
 
 def read_timeout_s(stall_timeout_s: float, size: int) -> float:
@@ -38,7 +38,7 @@ def normal_address(address: str) -> str:
     return str(mapped or parsed)
 
 
-class ConnectionTable(Generic[Key]):
+class ConnectionTable(Generic[KeyT]):
     """The open connections of one server.
 
     A connection is known once a caller has sent a request on it, with an accepted key if the server uses keys. When
@@ -52,16 +52,16 @@ class ConnectionTable(Generic[Key]):
         limit: int,
         per_address: int,
         proxies: Collection[Network] = (),
-        is_busy: Callable[[Key], bool] = lambda key: False,
+        is_busy: Callable[[KeyT], bool] = lambda key: False,
     ) -> None:
         """`per_address` does not apply to `proxies`. `is_busy`: whether a connection has a request in progress."""
         self._limit = limit
         self._per_address = per_address
         self._proxies = proxies
         self._is_busy = is_busy
-        self._addresses: dict[Key, str] = {}
+        self._addresses: dict[KeyT, str] = {}
         self._counts: Counter[str] = Counter()
-        self._unknown: dict[Key, float] = {}
+        self._unknown: dict[KeyT, float] = {}
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -72,11 +72,11 @@ class ConnectionTable(Generic[Key]):
         return len(self._addresses) > CROWDED * self._limit
 
     @property
-    def connections(self) -> Set[Key]:
+    def connections(self) -> Set[KeyT]:
         """The open connections."""
         return self._addresses.keys()
 
-    def add(self, key: Key, address: str) -> Key | None:
+    def add(self, key: KeyT, address: str) -> KeyT | None:
         """Add a connection. Return the connection to close to make room, which may be the new one, or None."""
         address = normal_address(address)
         self._addresses[key] = address
@@ -95,16 +95,16 @@ class ConnectionTable(Generic[Key]):
             return key
         return next((other for other in self._idle(self._addresses) if self._addresses[other] == largest), key)
 
-    def keep(self, key: Key) -> None:
+    def keep(self, key: KeyT) -> None:
         """Exempt an unknown connection from the idle timeout. It can still be closed to make room."""
         if key in self._unknown:
             self._unknown[key] = math.inf
 
-    def set_known(self, key: Key) -> None:
+    def set_known(self, key: KeyT) -> None:
         """Mark a connection as known, because a caller has sent a request on it."""
         self._unknown.pop(key, None)
 
-    def remove(self, key: Key) -> None:
+    def remove(self, key: KeyT) -> None:
         """Remove a closed connection."""
         address = self._addresses.pop(key, None)
         self._unknown.pop(key, None)
@@ -113,12 +113,12 @@ class ConnectionTable(Generic[Key]):
             if not self._counts[address]:
                 del self._counts[address]
 
-    def expired(self) -> list[Key]:
+    def expired(self) -> list[KeyT]:
         """Return the idle connections that have been unknown for longer than `UNKNOWN_IDLE_S`."""
         before = time.monotonic() - UNKNOWN_IDLE_S
         return [key for key in self._idle(self._unknown) if self._unknown[key] < before]
 
-    def _idle(self, keys: Collection[Key]) -> Iterator[Key]:
+    def _idle(self, keys: Collection[KeyT]) -> Iterator[KeyT]:
         return (key for key in keys if not self._is_busy(key))
 
     def is_proxy(self, address: str) -> bool:

@@ -21,10 +21,10 @@ MAX_RETRY_S = 60.0
 log = logging.getLogger("attendant.reload")
 
 
-Content = TypeVar("Content")
+ContentT = TypeVar("ContentT")
 
 
-async def read_settled(read: Callable[[], Content], known: Callable[[Content], bool]) -> Content:
+async def read_settled(read: Callable[[], ContentT], known: Callable[[ContentT], bool]) -> ContentT:
     """Return the content of files once it equals `known` or two consecutive reads agree. `read` runs in a thread.
 
     A half-written file may be valid: without its last lines, it contains fewer keys, models or intermediate
@@ -39,16 +39,16 @@ async def read_settled(read: Callable[[], Content], known: Callable[[Content], b
     return content
 
 
-class FileWatch(Generic[Content]):
+class FileWatch(Generic[ContentT]):
     """Applies file changes. On an error, counted and logged once, it keeps the previous content and retries."""
 
     def __init__(
         self,
         subject: str,
         metrics: Metrics,
-        content: Content,
-        read: Callable[[], Content],
-        apply: Callable[[Content], Awaitable[None]],
+        content: ContentT,
+        read: Callable[[], ContentT],
+        apply: Callable[[ContentT], Awaitable[None]],
         on_restored: Callable[[], None] = lambda: None,
     ) -> None:
         """`subject`: the name in metrics and logs. `content` is in use.
@@ -64,7 +64,7 @@ class FileWatch(Generic[Content]):
         self._on_restored = on_restored
         self._requested = asyncio.Event()
         self._failure = ""
-        self._failed: Content | None = None
+        self._failed: ContentT | None = None
         self._retry_s = PERIOD_S
         self._retry_at = 0.0
         metrics.create_reloads(subject)

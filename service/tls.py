@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CERT_OPTION = "ATTENDANT_TLS_CERT_FILE"
 KEY_OPTION = "ATTENDANT_TLS_KEY_FILE"
 CLIENT_CA_OPTION = "ATTENDANT_TLS_CLIENT_CA_FILE"
-SUBJECT = "tls"
+RELOAD_SUBJECT = "tls"
 Contents = tuple[bytes, bytes, bytes | None]
 """The certificate, its key and the client CAs, if any."""
 ALPN_PROTOCOLS = ("http/1.1",)
@@ -145,7 +145,7 @@ class Tls:
             if trusted - credentials.client_cas:
                 on_removed_ca()
 
-        return FileWatch(SUBJECT, self._metrics, self.credentials.contents, self._files.read, apply)
+        return FileWatch(RELOAD_SUBJECT, self._metrics, self.credentials.contents, self._files.read, apply)
 
     def _use(self, credentials: Credentials) -> None:
         self.credentials = credentials

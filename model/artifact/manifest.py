@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator,
 from model.artifact.names import FAST, PADDED
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Size = Annotated[int, Field(ge=1, le=2**24)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**24)]
 """A model size. Larger values are mistakes; reject them before they exhaust memory."""
 TokenId = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TensorType = Literal["float32", "float16", "bfloat16"]
@@ -28,7 +28,7 @@ class TensorRecord(Record):
 
     file: str
     offset: Count
-    shape: tuple[Size, ...]
+    shape: tuple[PositiveInt, ...]
     dtype: TensorType
 
 
@@ -119,7 +119,7 @@ class SparseHead(Record):
     activation: SparseActivation
     skipped_token_ids: tuple[TokenId, ...]
     query_weights: TensorRecord | None = None
-    max_active: Size | None = None
+    max_active: PositiveInt | None = None
     similarity: Similarity = "dot"
 
 
@@ -131,14 +131,14 @@ class SideRecord(Record):
     """
 
     marker: TokenId | None = None
-    max_tokens: Size | None = None
+    max_tokens: PositiveInt | None = None
 
 
 class ExpansionRecord(Record):
     """Tokens that fill up a query to `length` (Khattab and Zaharia 2020). Tokens attend to them only if `attended`."""
 
     token_id: TokenId
-    length: Size
+    length: PositiveInt
     attended: bool
 
 
@@ -151,7 +151,7 @@ class MultiVectorHead(Record):
 
     type: Literal["multi_vector"] = "multi_vector"
     graph: str
-    dimensions: Size
+    dimensions: PositiveInt
     skips_first: bool
     query: SideRecord = SideRecord()
     document: SideRecord = SideRecord()
@@ -368,10 +368,10 @@ class StructureRecord(Record):
     positions: tuple[PositionKind, ...]
     segments: bool
     embedding_norm: bool
-    head_size: Size
-    num_key_value_heads: Size
+    head_size: PositiveInt
+    num_key_value_heads: PositiveInt
     attention_scale: FiniteFloat
-    intermediate_size: Size
+    intermediate_size: PositiveInt
     gated: bool
     position_table: TensorRecord | None = None
 
@@ -412,9 +412,9 @@ class EmbeddingHead(Record):
     include_prompt: bool
     dense: tuple[DenseRecord, ...]
     normalize: bool
-    dimensions: Size
+    dimensions: PositiveInt
     similarity: Similarity
-    truncate_dim: Size | None = None
+    truncate_dim: PositiveInt | None = None
 
 
 Head = Annotated[
@@ -428,9 +428,9 @@ class Architecture(Record):
 
     family: str
     num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)]
-    num_attention_heads: Size
-    hidden_size: Size
-    vocab_size: Size
+    num_attention_heads: PositiveInt
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
     type_vocab_size: Annotated[int, Field(ge=0, le=2**24)]
     attention: Attention
 
@@ -451,7 +451,7 @@ class GraphRecord(Record):
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
     precision: GraphPrecision
-    longest: Size | None = Field(None, exclude_if=lambda value: value is None)
+    longest: PositiveInt | None = Field(None, exclude_if=lambda value: value is None)
     """Left out unless it is set, so that earlier versions can read the artifact."""
 
 
@@ -518,9 +518,9 @@ class Manifest(Record):
     license: str | None
     notices: tuple[str, ...]
     architecture: Architecture
-    max_input_tokens: Size
+    max_input_tokens: PositiveInt
     truncation_side: TruncationSide = "right"
-    role_max_tokens: dict[RetrievalRole, Size] = Field(default_factory=dict)
+    role_max_tokens: dict[RetrievalRole, PositiveInt] = Field(default_factory=dict)
     special_tokens_in_text: bool = False
     heads: Annotated[tuple[Head, ...], Field(min_length=1)]
     prompts: dict[str, str]

@@ -17,8 +17,8 @@ from tokenizers import models, pre_tokenizers
 from model.artifact.manifest import MultiVectorHead, PairTemplateRecord
 
 Offsets = tuple[int, int]
-Value = TypeVar("Value")
-Item = TypeVar("Item")
+ValueT = TypeVar("ValueT")
+ItemT = TypeVar("ItemT")
 Text = str | tuple[str, str]
 """A text or a pair, in the library's format."""
 
@@ -110,12 +110,12 @@ class JoinedEncoding:
             start += len(text.ids)
         return segments
 
-    def _mark(self, special: Value, texts: Sequence[Value]) -> list[Value]:
+    def _mark(self, special: ValueT, texts: Sequence[ValueT]) -> list[ValueT]:
         marks = [[mark] * len(text.ids) for mark, text in zip(texts, self._texts, strict=False)]
         return _join([[special] * len(ids) for ids in self._layout.special_ids], marks)
 
 
-def _join(special: Sequence[list[Value]], texts: Sequence[list[Value]]) -> list[Value]:
+def _join(special: Sequence[list[ValueT]], texts: Sequence[list[ValueT]]) -> list[ValueT]:
     joined = [*special[0]]
     for text, following in zip(texts, special[1:], strict=True):
         joined += text
@@ -384,7 +384,7 @@ class TokenizedInput:
             for (start, end), segment in zip(offsets, self.segment, strict=True)
         ]
 
-    def _keep(self, values: Sequence[Value]) -> list[Value]:
+    def _keep(self, values: Sequence[ValueT]) -> list[ValueT]:
         return list(values) if self._truncation is None else [values[index] for index in self._truncation.kept]
 
 
@@ -762,7 +762,7 @@ class Tokenizer:
         )
 
 
-def _split(texts: Sequence[Item], lengths: Sequence[int], size: int) -> Iterator[Sequence[Item]]:
+def _split(texts: Sequence[ItemT], lengths: Sequence[int], size: int) -> Iterator[Sequence[ItemT]]:
     """Yield consecutive texts with at least `size` characters in total, except for the last part."""
     if sum(lengths) < size and texts:
         yield texts

@@ -13,7 +13,7 @@ from model.heads.row_head import HeadLayout
 from model.heads.vocabulary import VocabularyLayout
 from model.source.published import REDOWNLOAD, CheckpointError, unsupported
 
-Choice = TypeVar("Choice")
+ChoiceT = TypeVar("ChoiceT")
 DECISIVE = re.compile(
     r"attn|attention|rope|rotary|scaling|window|causal|bidirection|softcap|alibi|expert|moe|position_embedding"
     r"|prenorm|norm_type|parallel_block|qk_|quantization"
@@ -92,7 +92,7 @@ class ConfigReader:
             raise unsupported(f"config.json: {key}", name, ACTIVATIONS)
         return name
 
-    def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
+    def choice(self, key: str, choices: Mapping[str, ChoiceT], default: str) -> ChoiceT:
         """Return the entry of `choices` selected by a value."""
         found = self.value(key, default)
         if not isinstance(found, str) or found not in choices:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from model.artifact.console import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, ReportedError, plain_message
 from model.artifact.names import check_model_name
 
-Size = Annotated[int, Field(gt=0, le=65_536)]
+PositiveInt = Annotated[int, Field(gt=0, le=65_536)]
 Positive = Annotated[int, Field(gt=0, lt=2**53)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 File = Annotated[Path, Strict(False)]
@@ -62,16 +62,16 @@ class ModelOptions(Section):
     init_blocks: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), strict=False, description="Blocks of init to keep; () is all."
     )
-    hidden_size: Size = 256
+    hidden_size: PositiveInt = 256
     num_hidden_layers: Annotated[int, Field(gt=0, le=1000)] = 4
-    num_attention_heads: Size = 4
-    intermediate_size: Size = 1024
+    num_attention_heads: PositiveInt = 4
+    intermediate_size: PositiveInt = 1024
     max_input_tokens: Annotated[int, Field(ge=8, le=65_536)] = 128
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     rope_theta: Annotated[float, Field(gt=1, allow_inf_nan=False)] = DEFAULT_ROPE_THETA
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     window: Annotated[int, Field(ge=0, le=65_536)] = Field(0, description="Distance in tokens; 0 is unlimited.")
-    global_attn_every_n_layers: Size = DEFAULT_GLOBAL_EVERY
+    global_attn_every_n_layers: PositiveInt = DEFAULT_GLOBAL_EVERY
     block: Literal["post", "pre"] = "post"
     gated: bool = False
 
@@ -163,13 +163,13 @@ class RunOptions(Section):
     """Length, batch size and bookkeeping of the run."""
 
     steps: Positive
-    rows_per_batch: Size = Field(16, description="Rows of max_input_tokens tokens in a forward pass.")
-    batches_per_step: Size = Field(1, description="Batches whose gradients are accumulated, over all processes.")
+    rows_per_batch: PositiveInt = Field(16, description="Rows of max_input_tokens tokens in a forward pass.")
+    batches_per_step: PositiveInt = Field(1, description="Batches whose gradients are accumulated, over all processes.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_steps: Positive = 500
     validation_steps: Positive = 500
-    validation_batches: Size = 20
+    validation_batches: PositiveInt = 20
 
 
 OBJECTIVES = ("contrastive", "cross_encoder", "distillation")

@@ -32,7 +32,7 @@ from service.operations.encode import encode
 from service.operations.inputs import Call
 from service.operations.similarity import similarity
 
-Item = TypeVar("Item")
+ItemT = TypeVar("ItemT")
 
 
 async def pair_similarities(encoder: TextEncoder, path: Path, texts: Sequence[LabeledText]) -> Values:
@@ -63,7 +63,7 @@ async def word_cosines(encoder: TextEncoder, path: Path, places: Sequence[WordPl
     return np.concatenate(contextual), np.concatenate(static)
 
 
-def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+def split_batches(items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
     for start in range(0, len(items), BATCH_SIZE):
         yield items[start : start + BATCH_SIZE]
 

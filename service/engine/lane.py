@@ -151,7 +151,7 @@ class Timing(NamedTuple):
 
 
 TaskT = TypeVar("TaskT", bound=Task)
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 JOIN_TIMEOUT_S = 5.0
 
@@ -183,7 +183,7 @@ class Reservation:
         self.release()
 
 
-class AdmittedRequest(Generic[TaskT, Result]):
+class AdmittedRequest(Generic[TaskT, ResultT]):
     """An admitted request. Holds its reservation, if any, until its tasks are queued; records its stages in metrics.
 
     Use it as a context manager around the preparation of the tasks and `run`.
@@ -191,7 +191,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
 
     def __init__(
         self,
-        lane: "Lane[TaskT, Result]",
+        lane: "Lane[TaskT, ResultT]",
         reservation: Reservation | None,
         deadline: float,
         caller: Caller,
@@ -206,7 +206,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
         if record is not None:
             record.lane = lane.name
         self._started = self._tokenized = self._ran = time.perf_counter()
-        self._first_job: Job[TaskT, Result] | None = None
+        self._first_job: Job[TaskT, ResultT] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -226,7 +226,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
             self._record.tokens += tokens
         return Usage(tokens, truncated)
 
-    async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> Sequence[Result]:
+    async def run(self, tasks: Sequence[TaskT], *, more: bool = False) -> Sequence[ResultT]:
         """Queue tasks and return their results, as `Lane.wait` does.
 
         `more`: more tasks will follow, so keep the reservation.
@@ -259,7 +259,7 @@ class AdmittedRequest(Generic[TaskT, Result]):
         self._reservation = None
 
 
-class Lane(Generic[TaskT, Result]):
+class Lane(Generic[TaskT, ResultT]):
     """A queue and the worker threads that take tasks from it.
 
     Construct it on the event loop that submits to it; construction starts the threads. `yields_to` returns True while
@@ -269,7 +269,7 @@ class Lane(Generic[TaskT, Result]):
 
     def __init__(
         self,
-        backend: Backend[TaskT, Result],
+        backend: Backend[TaskT, ResultT],
         admission: Admission,
         observer: LaneObserver,
         host: HostQueue,
@@ -282,7 +282,7 @@ class Lane(Generic[TaskT, Result]):
         self.watchdog = Watchdog()  # watches batches and preparations
         self.queue = FairQueue(admission.quantum, admission.backlog)
         self.failure: BaseException | None = None
-        self._policy: BatchPolicy[TaskT, Result] = BatchPolicy(self.queue, backend, admission.quantum)
+        self._policy: BatchPolicy[TaskT, ResultT] = BatchPolicy(self.queue, backend, admission.quantum)
         self._backend = backend
         self._host = host
         self._streams = backend.choice.streams
@@ -395,7 +395,7 @@ class Lane(Generic[TaskT, Result]):
 
     def admit(
         self, sizes: Sequence[int], deadline: float, preparation: int, more_tokens: int = 0
-    ) -> AdmittedRequest[TaskT, Result]:
+    ) -> AdmittedRequest[TaskT, ResultT]:
         """Admit a request of the current caller; arguments and errors are as in `reserve`.
 
         A request whose preparation costs at most `INLINE_COST` needs no reservation: `Engine.run` prepares it on the
@@ -407,14 +407,14 @@ class Lane(Generic[TaskT, Result]):
         is_inline = preparation <= INLINE_COST and not more_tokens
         return AdmittedRequest(self, None if is_inline else self._hold(cost, caller), deadline, caller, record)
 
-    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, Result]:
+    def submit(self, tasks: Sequence[TaskT], deadline: float, caller: Caller | None = None) -> Job[TaskT, ResultT]:
         """Queue the tasks of one request. Pass the job to `wait`.
 
         `deadline` is a time.monotonic() reading. `caller` defaults to the caller of the current request.
         """
         caller = caller or current_caller()
         costs = [*map(self.admission.task_cost, map(len, map(tokens_of, tasks)))]
-        job: Job[TaskT, Result] = Job(tasks, costs, deadline, caller)
+        job: Job[TaskT, ResultT] = Job(tasks, costs, deadline, caller)
         if not tasks:
             return job
         if caller.quota is not None:
@@ -439,7 +439,7 @@ class Lane(Generic[TaskT, Result]):
         with self._lock:
             self._tasks_available.notify()
 
-    async def wait(self, job: Job[TaskT, Result]) -> Sequence[Result]:
+    async def wait(self, job: Job[TaskT, ResultT]) -> Sequence[ResultT]:
         """Return the results of a job in the order of its tasks.
 
         If the caller is cancelled or the deadline passes, tasks that have not started are dropped. Every failure raises
@@ -467,7 +467,7 @@ class Lane(Generic[TaskT, Result]):
             raise error
         raise Internal from error
 
-    def _discard(self, job: Job[TaskT, Result]) -> None:
+    def _discard(self, job: Job[TaskT, ResultT]) -> None:
         """Drop the tasks of a job that have not started."""
         with self._lock:
             dropped = self.queue.discard(job)
@@ -503,7 +503,7 @@ class Lane(Generic[TaskT, Result]):
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - time.monotonic()))
 
-    def _stop(self, failure: BaseException | None) -> list[Job[TaskT, Result]]:
+    def _stop(self, failure: BaseException | None) -> list[Job[TaskT, ResultT]]:
         """Stop the threads after their current batches; return the queued jobs, which will not run."""
         with self._lock:
             self.failure, self._stopped = self.failure or failure, True
@@ -525,7 +525,7 @@ class Lane(Generic[TaskT, Result]):
 
     def _work(self) -> None:
         lower_thread_priority()
-        batch: Batch[TaskT, Result] | None = None
+        batch: Batch[TaskT, ResultT] | None = None
         try:
             while (batch := self._take()) is not None:
                 self._run_batch(batch)
@@ -533,7 +533,7 @@ class Lane(Generic[TaskT, Result]):
             self._stop_serving(() if batch is None else batch.jobs, error)
             raise
 
-    def _run_batch(self, batch: Batch[TaskT, Result]) -> None:
+    def _run_batch(self, batch: Batch[TaskT, ResultT]) -> None:
         started = time.perf_counter()
         try:
             if batch.tasks:
@@ -549,7 +549,7 @@ class Lane(Generic[TaskT, Result]):
         if batch.tasks and self._yields_to is not None and self._yields_to():
             time.sleep(seconds / 2)
 
-    def _take(self) -> Batch[TaskT, Result] | None:
+    def _take(self) -> Batch[TaskT, ResultT] | None:
         """Wait for tasks and a free stream; return the next batch, or None once the lane closes or has failed."""
         with self._lock:
             while not (self._stopped or self._policy.may_take()):
@@ -566,7 +566,7 @@ class Lane(Generic[TaskT, Result]):
             self.observer.observe_queue(seconds)
         return batch
 
-    def _start_jobs(self, batch: Batch[TaskT, Result]) -> list[float]:
+    def _start_jobs(self, batch: Batch[TaskT, ResultT]) -> list[float]:
         """Mark the jobs of a batch as started; return the queue time of each newly started job, in seconds."""
         now, queued = time.perf_counter(), []
         for job in batch.jobs:
@@ -575,7 +575,7 @@ class Lane(Generic[TaskT, Result]):
                 queued.append(job.queue_s)
         return queued
 
-    def _run(self, batch: Batch[TaskT, Result]) -> None:
+    def _run(self, batch: Batch[TaskT, ResultT]) -> None:
         started, session = time.perf_counter(), self._sessions
         try:
             fitted = self._backend.fit(batch.sizes)
@@ -592,7 +592,7 @@ class Lane(Generic[TaskT, Result]):
         self.observer.observe_batch(batch.sizes, fitted.tokens, seconds, self._backend.choice.threads_per_stream)
         self._call_soon(self._deliver, batch, results)
 
-    def _execute(self, batch: Batch[TaskT, Result], fitted: FittedBatch | None = None) -> Sequence[Result]:
+    def _execute(self, batch: Batch[TaskT, ResultT], fitted: FittedBatch | None = None) -> Sequence[ResultT]:
         self.watchdog.start(batch.work_s * self._streams / self.admission.speed.value)
         try:
             results = self._backend.run(batch.tasks, fitted)
@@ -602,7 +602,7 @@ class Lane(Generic[TaskT, Result]):
             raise RuntimeError(f"backend returned {len(results)} results for {len(batch.tasks)} tasks")
         return results
 
-    def _recover(self, batch: Batch[TaskT, Result], error: Exception, session: int) -> None:
+    def _recover(self, batch: Batch[TaskT, ResultT], error: Exception, session: int) -> None:
         """Run a tiny valid batch to determine whether the session or an input caused the error.
 
         If that batch fails too, retry once on a new session; if the retry fails, the lane fails permanently. `session`
@@ -637,7 +637,7 @@ class Lane(Generic[TaskT, Result]):
             return False
         return True
 
-    def _bisect(self, batch: Batch[TaskT, Result], error: Exception) -> None:
+    def _bisect(self, batch: Batch[TaskT, ResultT], error: Exception) -> None:
         """Run both halves of a failed batch, so that only the faulty task fails."""
         if len(batch.tasks) == 1:
             self._call_soon(batch.runs[0][0].finish, error)
@@ -649,18 +649,18 @@ class Lane(Generic[TaskT, Result]):
             else:
                 self._reject(half.jobs)
 
-    def _stop_serving(self, jobs: Iterable[Job[TaskT, Result]], error: BaseException) -> None:
+    def _stop_serving(self, jobs: Iterable[Job[TaskT, ResultT]], error: BaseException) -> None:
         log.critical("lane failed model=%s lane=%s", self.observer.model, self.name, exc_info=error)
         self._reject({*jobs, *self._stop(error)})
 
-    def _reject(self, jobs: Iterable[Job[TaskT, Result]]) -> None:
+    def _reject(self, jobs: Iterable[Job[TaskT, ResultT]]) -> None:
         for job in jobs:
             error = BackendFailed("Inference backend failed", "Retry on another instance.")
             self._call_soon(job.finish, error)
 
     # Runs on the event loop.
 
-    def _deliver(self, batch: Batch[TaskT, Result], results: Sequence[Result]) -> None:
+    def _deliver(self, batch: Batch[TaskT, ResultT], results: Sequence[ResultT]) -> None:
         for job, places, own in batch.by_run(results):
             if not job.add_results(places, own):
                 self.observer.cancelled_in_batch.inc(len(places))

@@ -24,7 +24,7 @@ from service.models_file import OPTION, ModelEntry, configured_models, parse_mod
 from service.process import clear_frames, lower_thread_priority, release_memory, run_in_thread
 from service.spelling import join
 
-SUBJECT = "models"
+RELOAD_SUBJECT = "models"
 
 FileState = tuple[bytes, tuple[str, ...]]
 """The content of the models file, and the state of each source in it."""
@@ -205,7 +205,7 @@ class ModelRepository:
             parse_models_file(path, state[0])
             await self._change(ModelsChange(state[0].decode()))
 
-        return FileWatch(SUBJECT, self._metrics, self._state, self._read_state, apply, self._errors.clear)
+        return FileWatch(RELOAD_SUBJECT, self._metrics, self._state, self._read_state, apply, self._errors.clear)
 
     @property
     def states(self) -> list[ModelState]:
@@ -277,7 +277,7 @@ class ModelRepository:
         try:
             yield
         except ConfigError as error:
-            self._metrics.reloads.labels(SUBJECT, "error").inc()
+            self._metrics.reloads.labels(RELOAD_SUBJECT, "error").inc()
             log.error("model not %s, nothing changes model=%s error=%s", change, echo(name), error)
             raise LoadFailed(f"model not {change}", str(error), field="name", actual=echo(name)) from None
 

@@ -183,10 +183,10 @@ class LaneBacklog(Backlog):
 
 
 TaskT = TypeVar("TaskT", bound=Task)
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
-class Job(Generic[TaskT, Result]):
+class Job(Generic[TaskT, ResultT]):
     """One request: its tasks in order, their costs, and their results as they arrive.
 
     The event loop creates it and stores results. The queue changes `waiting`, `cost`, `deficit` and `in_turn`, and
@@ -222,7 +222,7 @@ class Job(Generic[TaskT, Result]):
         self.cost = Cost.total(costs)
         self.deficit = 0
         self.in_turn = False
-        self._parts: list[tuple[Sequence[int], Sequence[Result]]] = []
+        self._parts: list[tuple[Sequence[int], Sequence[ResultT]]] = []
         self.missing = len(tasks)
         self.done = not tasks
         self.error: Exception | None = None
@@ -233,11 +233,11 @@ class Job(Generic[TaskT, Result]):
         self.batch_size = 0
 
     @property
-    def results(self) -> Sequence[Result]:
+    def results(self) -> Sequence[ResultT]:
         """One result per task of a finished job."""
         return self._parts[0][1] if len(self._parts) == 1 else gather(self._parts)
 
-    def add_results(self, places: Sequence[int], results: Sequence[Result]) -> bool:
+    def add_results(self, places: Sequence[int], results: Sequence[ResultT]) -> bool:
         """Store the results of some tasks; return False if the job was already done and they are unused."""
         if self.done:
             return False
@@ -489,7 +489,7 @@ class _Selection:
         return Cost(tokens, us)
 
 
-class Batch(Generic[TaskT, Result]):
+class Batch(Generic[TaskT, ResultT]):
     """Tasks that run together.
 
     Attributes:
@@ -516,17 +516,19 @@ class Batch(Generic[TaskT, Result]):
         self.longest_us = max(us, default=0)
 
     @property
-    def jobs(self) -> set[Job[TaskT, Result]]:
+    def jobs(self) -> set[Job[TaskT, ResultT]]:
         """The jobs with tasks in this batch."""
         return {job for job, _ in self.runs}
 
-    def halves(self) -> tuple["Batch[TaskT, Result]", "Batch[TaskT, Result]"]:
+    def halves(self) -> tuple["Batch[TaskT, ResultT]", "Batch[TaskT, ResultT]"]:
         """Return the first and the second half of a batch of several tasks."""
         middle = len(self.tasks) // 2
         single: list[Run] = [(job, (place,)) for job, places in self.runs for place in places]
         return Batch(single[:middle]), Batch(single[middle:])
 
-    def by_run(self, results: Sequence[Result]) -> Iterator[tuple[Job[TaskT, Result], Sequence[int], Sequence[Result]]]:
+    def by_run(
+        self, results: Sequence[ResultT]
+    ) -> Iterator[tuple[Job[TaskT, ResultT], Sequence[int], Sequence[ResultT]]]:
         """Yield the job of each run, the positions of its tasks, and their results."""
         start = 0
         for job, places in self.runs:
@@ -547,7 +549,7 @@ LONG_BATCHES = 2
 """Tasks that run for longer than this many full batches leave one stream to shorter tasks."""
 
 
-class BatchPolicy(Generic[TaskT, Result]):
+class BatchPolicy(Generic[TaskT, ResultT]):
     """Takes batches from a lane's queue. `full_us`: the run time of a full batch.
 
     Of two or more streams, the last one is never occupied by a task of more than `LONG_BATCHES` full batches, even if
@@ -555,7 +557,7 @@ class BatchPolicy(Generic[TaskT, Result]):
     another on the other streams. With one stream, a short request has to wait for a long task that is running.
     """
 
-    def __init__(self, queue: FairQueue, backend: Backend[TaskT, Result], full_us: int) -> None:
+    def __init__(self, queue: FairQueue, backend: Backend[TaskT, ResultT], full_us: int) -> None:
         self.running = 0
         self._queue = queue
         self._backend = backend
@@ -584,7 +586,7 @@ class BatchPolicy(Generic[TaskT, Result]):
             return True
         return queue.tokens >= self._backend.max_batch_tokens and self._quantum() == self._full_us
 
-    def take(self) -> tuple[Batch[TaskT, Result], int]:
+    def take(self) -> tuple[Batch[TaskT, ResultT], int]:
         """Return the next batch, which counts as running until `finish`, and the number of dropped stale tasks."""
         quantum, max_size = self._quantum(), self._backend.max_batch_size
         prefers_short = 0 < len(self._long_running) >= self._streams - 1
@@ -597,12 +599,12 @@ class BatchPolicy(Generic[TaskT, Result]):
                 runs, stale = self._queue.select_batch(self._fill(quantum), max_size, quantum)
                 dropped += stale
         self.running += 1
-        batch: Batch[TaskT, Result] = Batch(runs)
+        batch: Batch[TaskT, ResultT] = Batch(runs)
         if batch.longest_us > self._long_us:
             self._long_running[id(batch)] = time.monotonic(), batch.work_s
         return batch, dropped
 
-    def finish(self, batch: Batch[TaskT, Result]) -> None:
+    def finish(self, batch: Batch[TaskT, ResultT]) -> None:
         """Count a batch as finished."""
         self.running -= 1
         self._long_running.pop(id(batch), None)

@@ -10,7 +10,7 @@ from model.artifact.manifest import Manifest, MultiVectorHead, SideRecord
 from model.artifact.tokenizer import NO_SEGMENT, TokenizedInput
 from service.engine.tasks import OccludedSequence
 
-Value = TypeVar("Value")
+ValueT = TypeVar("ValueT")
 
 
 class SidedInput(TokenizedInput):
@@ -83,7 +83,7 @@ class SidedInput(TokenizedInput):
     def _count_unattended(self, expanded: int) -> int:
         return 0 if self._expansion is None or self._expansion.attended else expanded
 
-    def _insert(self, values: Sequence[Value], of_marker: Value, of_expansion: Value) -> list[Value]:
+    def _insert(self, values: Sequence[ValueT], of_marker: ValueT, of_expansion: ValueT) -> list[ValueT]:
         marked = [*values]
         if self._marker is not None:
             marked.insert(self._place, of_marker)

@@ -594,7 +594,7 @@ DRAINED = "attendant.drained"
 
 ENCODING, TIMEOUT = ENCODING_HEADER.lower().encode(), TIMEOUT_HEADER.lower().encode()
 
-Body = TypeVar("Body", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 Select = Callable[[Any], type[BaseModel]]
 """Returns the model of a body from its JSON value."""
 
@@ -610,7 +610,7 @@ class RequestReader:
         self._limits: dict[str, int] = {}
         self._max_bytes = settings.max_request_bytes
 
-    async def read(self, request: Request, model: type[Body] | Select, **limits: int) -> Body:
+    async def read(self, request: Request, model: type[BodyT] | Select, **limits: int) -> BodyT:
         """Read and parse the body as `parse_json` does; `limits` override `item_limits`."""
         self._update_limits()
         media_type, _, parameters = header(request, b"content-type").partition(";")
@@ -623,7 +623,7 @@ class RequestReader:
         body = await self._receive(request)
         return parse_json(body, model, self._limits | limits if limits else self._limits)
 
-    async def read_optional(self, request: Request, model: type[Body], **limits: int) -> Body:
+    async def read_optional(self, request: Request, model: type[BodyT], **limits: int) -> BodyT:
         """Read and parse the body as `model`, or return default values if it is empty. Content-Type is optional."""
         body = await self.read_bytes(request, (JSON,))
         return parse_json(body, model, self._limits | limits) if body else model()
@@ -720,7 +720,7 @@ def _too_large(limit: int, actual: int | None = None) -> RequestTooLarge:
     return RequestTooLarge("Request body too large", "Split the request.", actual=actual, maximum=limit, unit="bytes")
 
 
-def parse_json(body: bytes | bytearray, model: type[Body] | Select, limits: dict[str, int]) -> Body:
+def parse_json(body: bytes | bytearray, model: type[BodyT] | Select, limits: dict[str, int]) -> BodyT:
     """Parse strict JSON as a model, which may be selected by the value. For duplicate keys, the last value wins.
 
     A thread would not relieve the event loop: orjson and pydantic hold the GIL. Raises `ServiceError`.
@@ -732,7 +732,7 @@ def parse_json(body: bytes | bytearray, model: type[Body] | Select, limits: dict
     try:
         document = orjson.loads(body)
         selected: Any = model if isinstance(model, type) else model(document)
-        parsed: Body = selected.model_validate(document, context=limits)
+        parsed: BodyT = selected.model_validate(document, context=limits)
     except orjson.JSONDecodeError as error:
         raise _not_json(body, error) from None
     except ValidationError as error:

@@ -15,23 +15,23 @@ from service.rpc.interceptor import log_internal
 WINDOW = 16
 """Maximum number of concurrent requests per stream."""
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 
 async def respond_in_order(
-    requests: AsyncIterator[Request], respond: Callable[[Request], Awaitable[Response]], window: int = WINDOW
-) -> AsyncGenerator[Response, None]:
+    requests: AsyncIterator[RequestT], respond: Callable[[RequestT], Awaitable[ResponseT]], window: int = WINDOW
+) -> AsyncGenerator[ResponseT, None]:
     """Yield the responses in request order, with at most `window` requests in progress.
 
     An exception from `requests` is raised after the responses to all earlier requests. Closing the iterator cancels
     all remaining tasks.
     """
     slots = asyncio.Semaphore(window)
-    tasks: asyncio.Queue[asyncio.Task[Response] | None] = asyncio.Queue()  # bounded by the slots
+    tasks: asyncio.Queue[asyncio.Task[ResponseT] | None] = asyncio.Queue()  # bounded by the slots
     memory: deque[Reservation] = deque()  # the responses to requests in progress, in request order
 
-    async def run(request: Request, reservation: Reservation | None) -> Response:
+    async def run(request: RequestT, reservation: Reservation | None) -> ResponseT:
         set_response(reservation)
         return await respond(request)
 
@@ -86,7 +86,7 @@ class StreamWork:
         self._running = 0
         self._ended = asyncio.Event()
 
-    async def run(self, work: Callable[[], Awaitable[Response]]) -> Response:
+    async def run(self, work: Callable[[], Awaitable[ResponseT]]) -> ResponseT:
         """Return the result of one request. While the queue is full, retry whenever another request of the stream ends.
 
         Raises `QueueFull` if no other request is in progress.
@@ -109,8 +109,8 @@ class StreamWork:
 
 
 async def run_in_stream(
-    work: Callable[[], Awaitable[Response]], call: RequestRecord, requests: RequestLog, stream: StreamWork
-) -> Response | Failed:
+    work: Callable[[], Awaitable[ResponseT]], call: RequestRecord, requests: RequestLog, stream: StreamWork
+) -> ResponseT | Failed:
     """Return the result of one request of a stream, or its error. Each request must run in a separate task."""
     error: ServiceError
     record = RequestRecord(
