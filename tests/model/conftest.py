@@ -16,8 +16,7 @@ from model.export import graphs as onnx_graph
 from model.export.export import Variants, export, export_graph
 from tests.model.family_cases import FAMILY_CASES, HIDDEN_SIZE, bert_case
 from tests.model.shared_graphs import export_anew, share_graphs
-from tests.model.test_tokenizer import KINDS
-from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS, build_wordpiece
+from tests.model.tiny_tokenizers import BERT_TOKENS, BUILDERS, KINDS, build_wordpiece
 
 Publish = Callable[[str], Path]
 

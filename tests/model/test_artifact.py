@@ -317,9 +317,9 @@ def test_artifact_names_invalid_manifest_field(
 
 
 @pytest.fixture
-def root(artifact: Path) -> Path:
+def root(exported: Path, tmp_path: Path) -> Path:
     """Return the root of an artifact that the test may modify."""
-    return artifact.resolve()
+    return copy_artifact(exported, tmp_path).resolve()
 
 
 def add_record(measure: str) -> Callable[[Manifest], Manifest]:

@@ -268,7 +268,7 @@ class ReadError(BaseException):
 
 
 @pytest.fixture
-def source(publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def damaged(publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def stop(*arguments: Any) -> None:
         raise ReadError
 
@@ -307,31 +307,31 @@ def export(root: Path) -> int:
         return 0
 
 
-def test_source_is_exported_without_a_change(source: Path) -> None:
-    assert export(source) == 0
+def test_source_is_exported_without_a_change(damaged: Path) -> None:
+    assert export(damaged) == 0
 
 
 @pytest.mark.parametrize("name", FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_absurd_value_is_read_or_one_line(
-    source: Path, capsys: pytest.CaptureFixture[str], name: str, data: st.DataObject
+    damaged: Path, capsys: pytest.CaptureFixture[str], name: str, data: st.DataObject
 ) -> None:
-    document, before = read(source, name), (source / name).read_bytes()
+    document, before = read(damaged, name), (damaged / name).read_bytes()
     path = data.draw(st.sampled_from([*paths(document)]))
-    write(source, name, replace(document, path, data.draw(st.sampled_from(ABSURD))))
-    status = export(source)
-    (source / name).write_bytes(before)
+    write(damaged, name, replace(document, path, data.draw(st.sampled_from(ABSURD))))
+    status = export(damaged)
+    (damaged / name).write_bytes(before)
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
     assert (status, len(lines)) in ((0, 0), (EX_DATAERR, 1)), lines
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_deep_nesting_is_one_line(source: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    document = read(source, name)
+def test_deep_nesting_is_one_line(damaged: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    document = read(damaged, name)
     for text in (DEEP, nest(document, next(paths(document)))):
-        write(source, name, text)
-        assert export(source) == EX_DATAERR
+        write(damaged, name, text)
+        assert export(damaged) == EX_DATAERR
         (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
         assert line.startswith("attendant-model: ")
         assert Path(name).name in line

@@ -31,7 +31,6 @@ from tests.model.conftest import Publish
 from tests.model.family_cases import HIDDEN_SIZE
 from tests.model.tiny_tokenizers import BUILDERS
 
-KINDS = ("default", "wordpiece", "swapped", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
 PIECES = (
     "river", "Bank", "LÄUFT", "déjà", "vu", "money,", "don't", "x" * 150, "a-b", "42", "3.14",
     "...", "?!", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f3f3\ufe0f\u200d\U0001f308",

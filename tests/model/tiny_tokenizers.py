@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+KINDS = ("default", "wordpiece", "swapped", "bytelevel", "untrimmed", "metaspace", "appended", "byte fallback")
+"""The tokenizers of the tests: the default model's, and tiny ones."""
 SENTENCES = (
     "The river bank flows past the old mill, and the miller counts his money.",
     "Money in the bank grows slowly; a river grows only after rain.",

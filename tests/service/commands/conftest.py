@@ -2,7 +2,7 @@
 
 from tests.model.conftest import definitions, exported, exported_labse, labse, publish, published
 from tests.service.commands.embed_command import run_embed, stub_engine
-from tests.service.commands.test_evaluate import evaluate, run
+from tests.service.commands.evaluate_command import evaluate, run
 
 __all__ = [
     "definitions",

@@ -20,7 +20,7 @@ from service.engine.engine import Engine
 from service.engine.model_loader import LoadedModel
 from tests.manifests import with_kinds, with_manifest
 from tests.running import run
-from tests.service.commands.test_evaluate import ATTRIBUTION, Evaluate, Run
+from tests.service.commands.evaluate_command import ATTRIBUTION, Evaluate, Run
 from tests.service.conftest import open_harness
 
 Floats = NDArray[Any]

@@ -18,7 +18,7 @@ from service.commands import measures
 from service.config import Settings
 from service.engine.model_loader import LoadedModel
 from tests.conftest import EXAMPLES
-from tests.service.commands.test_evaluate import SCHEMA, Evaluate, Run
+from tests.service.commands.evaluate_command import SCHEMA, Evaluate, Run
 from tests.service.conftest import open_harness
 
 FILES = {

@@ -119,7 +119,7 @@ EMBEDDINGS = {"input": "money bank grows", "model": MODEL}
 
 
 @pytest.fixture(scope="module")
-def rest(model: LoadedModel) -> Iterator[httpx.Client]:
+def prefixed(model: LoadedModel) -> Iterator[httpx.Client]:
     with serve(model, root_path=PREFIX) as client:
         yield client
 
@@ -127,9 +127,9 @@ def rest(model: LoadedModel) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "path", ["/embeddings", "//v1/embeddings", "/v1/embeddings/", "/v1//embeddings//", f"{PREFIX}/v1/embeddings"]
 )
-def test_path_reaches_the_route(rest: httpx.Client, path: str) -> None:
-    expected = rest.post("/v1/embeddings", json=EMBEDDINGS).json()
-    assert rest.post(f"{rest.base_url}".rstrip("/") + path, json=EMBEDDINGS).json() == expected
+def test_path_reaches_the_route(prefixed: httpx.Client, path: str) -> None:
+    expected = prefixed.post("/v1/embeddings", json=EMBEDDINGS).json()
+    assert prefixed.post(f"{prefixed.base_url}".rstrip("/") + path, json=EMBEDDINGS).json() == expected
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_path_reaches_the_route(rest: httpx.Client, path: str) -> None:
         ("/v1/encodes", "/v1/encode"),
     ],
 )
-def test_unknown_path_names_the_nearest_one(rest: httpx.Client, path: str, nearest: str) -> None:
-    response = rest.post(path, json={})
+def test_unknown_path_names_the_nearest_one(prefixed: httpx.Client, path: str, nearest: str) -> None:
+    response = prefixed.post(path, json={})
     assert response.status_code == 404
     assert f"Did you mean {nearest}?" in response.text
 
@@ -161,16 +161,16 @@ def test_prefix_that_is_part_of_a_route_is_kept() -> None:
     assert normalize("//livez", "") == "//livez"
 
 
-def test_docs_work_behind_a_prefix(rest: httpx.Client) -> None:
+def test_docs_work_behind_a_prefix(prefixed: httpx.Client) -> None:
     """All URLs of the page are relative, and requests go to the prefix."""
     for base in ("", PREFIX):
-        page = rest.get(f"{base}/docs")
+        page = prefixed.get(f"{base}/docs")
         for url in re.findall(r'(?:src|href)="([^"]+)"', page.text):
-            assert rest.get(f"{base}/{url}").status_code == 200
-        start = rest.get(f"{base}/docs/start.js").text
+            assert prefixed.get(f"{base}/{url}").status_code == 200
+        start = prefixed.get(f"{base}/docs/start.js").text
         assert 'url: "openapi.json"' in start
-        assert rest.get(f"{base}/openapi.json").json()["servers"] == [{"url": PREFIX}]
-        assert rest.get(f"{base}/").headers["content-type"].startswith("text/html")
+        assert prefixed.get(f"{base}/openapi.json").json()["servers"] == [{"url": PREFIX}]
+        assert prefixed.get(f"{base}/").headers["content-type"].startswith("text/html")
 
 
 def close(actual: Any, expected: Any) -> None:
@@ -178,23 +178,23 @@ def close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-3)
 
 
-def test_ollama_clients_get_the_same_vectors(rest: httpx.Client) -> None:
+def test_ollama_clients_get_the_same_vectors(prefixed: httpx.Client) -> None:
     texts = ["money bank grows", "word " * 300]
-    native = rest.post("/v1/encode", json={"inputs": texts, "truncation": "right"}).json()
+    native = prefixed.post("/v1/encode", json={"inputs": texts, "truncation": "right"}).json()
     vectors = np.array([result["pooled"] for result in native["results"]])
     body = {"model": f"{MODEL}:latest", "input": texts, "keep_alive": "5m", "options": {}}
-    response = rest.post("/api/embed", json=body)
+    response = prefixed.post("/api/embed", json=body)
     answer = response.json()
     assert answer["model"] == MODEL
     close(answer["embeddings"], vectors)
     assert answer["prompt_eval_count"] == sum(result["token_count"] for result in native["results"])
     assert response.headers["x-attendant-ignored"] == "keep_alive, options"
-    close(rest.post("/api/embed", json={"model": MODEL, "input": texts[0]}).json()["embeddings"], vectors[:1])
-    close(rest.post("/api/embeddings", json={"model": MODEL, "prompt": texts[0]}).json()["embedding"], vectors[0])
-    short = rest.post("/api/embed", json={"model": MODEL, "input": texts[0], "dimensions": 8}).json()["embeddings"]
+    close(prefixed.post("/api/embed", json={"model": MODEL, "input": texts[0]}).json()["embeddings"], vectors[:1])
+    close(prefixed.post("/api/embeddings", json={"model": MODEL, "prompt": texts[0]}).json()["embedding"], vectors[0])
+    short = prefixed.post("/api/embed", json={"model": MODEL, "input": texts[0], "dimensions": 8}).json()["embeddings"]
     assert len(short[0]) == 8
-    assert [model["name"] for model in rest.get("/api/tags").json()["models"]] == [MODEL]
-    assert rest.get("/api/version").json() == {"version": __version__}
+    assert [model["name"] for model in prefixed.get("/api/tags").json()["models"]] == [MODEL]
+    assert prefixed.get("/api/version").json() == {"version": __version__}
 
 
 @pytest.mark.parametrize(
@@ -205,28 +205,28 @@ def test_ollama_clients_get_the_same_vectors(rest: httpx.Client) -> None:
         ({"model": MODEL}, 422, "input: missing. Send it."),
     ],
 )
-def test_ollama_clients_get_its_errors(rest: httpx.Client, body: Any, status: int, message: str) -> None:
-    response = rest.post("/api/embed", json=body)
+def test_ollama_clients_get_its_errors(prefixed: httpx.Client, body: Any, status: int, message: str) -> None:
+    response = prefixed.post("/api/embed", json=body)
     assert response.status_code == status
     assert list(response.json()) == ["error"]
     assert message in response.json()["error"]
 
 
-def test_sentences_at_the_root_are_explained(rest: httpx.Client) -> None:
+def test_sentences_at_the_root_are_explained(prefixed: httpx.Client) -> None:
     body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
-    response = rest.post("/", json=body)
+    response = prefixed.post("/", json=body)
     assert response.json()["error"] == "inputs: wrong type (object). Send sentences to compare to /similarity."
-    assert rest.post("/similarity", json=body).status_code == 200
+    assert prefixed.post("/similarity", json=body).status_code == 200
 
 
-def test_detokenize_returns_the_text_of_tokens(rest: httpx.Client) -> None:
-    tokens = rest.post("/v1/tokenize", json={"inputs": "money bank grows"}).json()["results"][0]["tokens"]
+def test_detokenize_returns_the_text_of_tokens(prefixed: httpx.Client) -> None:
+    tokens = prefixed.post("/v1/tokenize", json={"inputs": "money bank grows"}).json()["results"][0]["tokens"]
     ids = [token["id"] for token in tokens]
-    response = rest.post("/detokenize", json={"model": MODEL, "tokens": ids})
+    response = prefixed.post("/detokenize", json={"model": MODEL, "tokens": ids})
     assert response.json() == {"prompt": "[CLS] money bank grows [SEP]"}
-    wrong = rest.post("/detokenize", json={"tokens": [10**6]}).json()["error"]
+    wrong = prefixed.post("/detokenize", json={"tokens": [10**6]}).json()["error"]
     assert wrong["param"] == "tokens[0]"
-    assert rest.get("/version").json() == {"version": __version__}
+    assert prefixed.get("/version").json() == {"version": __version__}
 
 
 # The Host header, and cross-origin browser requests.
