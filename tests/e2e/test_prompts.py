@@ -116,4 +116,4 @@ async def test_truncation_keeps_the_prompt(harness: ServiceHarness, side: str) -
 async def test_prompt_without_room_for_text_is_an_error(harness: ServiceHarness) -> None:
     body = {"inputs": "bank", "prompt": "bank " * 60, "truncation": "right"}
     error = (await harness.post("/v1/encode", body)).json()["error"]
-    assert (error["reason"], error["field"], error["maximum"]) == ("TOO_LONG", "prompt", 31)
+    assert (error["reason"], error["field"], error["maximum"]) == ("TOO_LONG", "prompt", 28)

@@ -277,7 +277,7 @@ TEMPLATE = "It counts {} boats {{in}} {{}}!"
 
 
 @pytest.fixture
-async def model() -> AsyncIterator[ServiceHarness]:
+async def entailment() -> AsyncIterator[ServiceHarness]:
     async with open_harness(load_kind(ENTAILMENT)) as opened:
         yield opened
 
@@ -293,46 +293,46 @@ async def classify(harness: ServiceHarness, **body: Any) -> list[Any]:
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 async def test_scores_equal_transformers(
-    model: ServiceHarness, labels: list[str], multi_label: bool, template: str | None
+    entailment: ServiceHarness, labels: list[str], multi_label: bool, template: str | None
 ) -> None:
     pipeline = transformers.pipeline("zero-shot-classification", str(publish_classifier(ENTAILMENT)), device="cpu")
     options = {} if template is None else {"hypothesis_template": template}
     expected = [pipeline(text, labels, multi_label=multi_label, **options) for text in PREMISES]
-    results = await classify(model, labels=labels, multi_label=multi_label, template=template)
+    results = await classify(entailment, labels=labels, multi_label=multi_label, template=template)
     for result, oracle in zip(results, expected, strict=True):
         scores = {item["label"]: item["score"] for item in result["labels"]}
         assert scores == pytest.approx(dict(zip(oracle["labels"], oracle["scores"], strict=True)), abs=1e-5)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
-    (best, *_) = await classify(model, labels=labels, multi_label=multi_label, template=template, top_k=1)
+    (best, *_) = await classify(entailment, labels=labels, multi_label=multi_label, template=template, top_k=1)
     assert best["labels"] == results[0]["labels"][:1]
 
 
-async def test_truncation_keeps_the_label(model: ServiceHarness) -> None:
+async def test_truncation_keeps_the_label(entailment: ServiceHarness) -> None:
     pipeline = transformers.pipeline("zero-shot-classification", str(publish_classifier(ENTAILMENT)), device="cpu")
     text, labels = "The river bank flows past the old mill. " * 5, ["wind and " * 6 + "rain", "wind and " * 6 + "sun"]
     oracle: Any = pipeline(text, labels)
-    (result,) = await classify(model, inputs=[text], labels=labels, truncation="right")
+    (result,) = await classify(entailment, inputs=[text], labels=labels, truncation="right")
     scores = {item["label"]: item["score"] for item in result["labels"]}
     assert result["truncated"]
     assert scores == pytest.approx(dict(zip(oracle["labels"], oracle["scores"], strict=True)), abs=1e-6)
     body = {"inputs": [text], "labels": ["sun", "wind " * MAX_INPUT_TOKENS], "truncation": "right"}
-    error = (await model.post("/v1/classify", body)).json()["error"]
+    error = (await entailment.post("/v1/classify", body)).json()["error"]
     assert (error["field"], error["maximum"]) == ("labels[1]", MAX_INPUT_TOKENS - 1)
 
 
 @pytest.mark.parametrize("raw_scores", [False, True])
 @pytest.mark.parametrize("multi_label", [False, True])
 async def test_effects_are_differences_without_a_word(
-    model: ServiceHarness, raw_scores: bool, multi_label: bool
+    entailment: ServiceHarness, raw_scores: bool, multi_label: bool
 ) -> None:
     """The tiny tokenizer gives a word the same tokens in a text without another word."""
     options = {"labels": LABELS, "raw_scores": raw_scores, "multi_label": multi_label}
-    (result,) = await classify(model, inputs=PREMISES[:1], effect="occlusion", **options)
+    (result,) = await classify(entailment, inputs=PREMISES[:1], effect="occlusion", **options)
     assert [unit["text"] for unit in result["units"]] == PREMISES[0].replace(".", " .").split()
     scores = {item["label"]: item["score"] for item in result["labels"]}
     for place, unit in enumerate(result["units"]):
         text = PREMISES[0][: unit["start"]] + PREMISES[0][unit["end"] :]
-        (without,) = await classify(model, inputs=[text], **options)
+        (without,) = await classify(entailment, inputs=[text], **options)
         changed = {item["label"]: item["score"] for item in without["labels"]}
         for item in result["labels"]:
             expected = scores[item["label"]] - changed[item["label"]]
@@ -358,14 +358,14 @@ async def test_effects_are_differences_without_a_word(
         ),
     ],
 )
-async def test_invalid_requests_are_rejected(model: ServiceHarness, fields: dict[str, Any], message: str) -> None:
-    response = await model.post("/v1/classify", {"inputs": PREMISES, **fields})
+async def test_invalid_requests_are_rejected(entailment: ServiceHarness, fields: dict[str, Any], message: str) -> None:
+    response = await entailment.post("/v1/classify", {"inputs": PREMISES, **fields})
     assert (response.status_code, response.json()["error"]["message"]) == (422, message)
 
 
-async def test_copies_of_a_long_template_are_limited(model: ServiceHarness) -> None:
+async def test_copies_of_a_long_template_are_limited(entailment: ServiceHarness) -> None:
     body = {"inputs": ["a"] * 10, "labels": [f"{number:0300}" for number in range(100)], "template": "x" * 4000 + "{}"}
-    response = await model.post("/v1/classify", body)
+    response = await entailment.post("/v1/classify", body)
     error = response.json()["error"]
     assert (error["reason"], error["actual"], error["maximum"]) == ("REQUEST_TOO_LARGE", 4_300_000, 2**21)
 

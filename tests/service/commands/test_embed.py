@@ -129,7 +129,7 @@ def options(default_artifact: Path, exported: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(options: dict[str, str]) -> Iterator[ServiceThread]:
+def two_models(options: dict[str, str]) -> Iterator[ServiceThread]:
     settings = Settings(**options)
     models = [LoadedModel.load(settings, option) for option in settings.served_models]
     with ServiceThread(*models, **options) as running:
@@ -138,7 +138,7 @@ def server(options: dict[str, str]) -> Iterator[ServiceThread]:
 
 @pytest.fixture(params=SOURCES)
 def source(
-    request: pytest.FixtureRequest, server: ServiceThread, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, two_models: ServiceThread, options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> list[str]:  # fmt: skip
     """Command options that select where the models run."""
@@ -152,21 +152,21 @@ def source(
         for name, value in options.items():
             monkeypatch.setenv(f"ATTENDANT_{name.upper()}", value)
         return []
-    return ["--server", server.rest if request.param == "rest" else f"grpc://{server.grpc}"]
+    return ["--server", two_models.rest if request.param == "rest" else f"grpc://{two_models.grpc}"]
 
 
 @pytest.mark.parametrize(
     "names", [(None, "large"), ("large", "large"), ("org/tiny", "org/tiny"), ("t", "org/tiny")], ids=str
 )
 def test_model_is_selected_by_name_or_alias(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], server: ServiceThread, source: list[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], two_models: ServiceThread, source: list[str],
     names: tuple[str | None, str],
 ) -> None:  # fmt: skip
     model, served = names
     selected = source if model is None else ["--model", model, *source]
     rows, out = write_rows(tmp_path / "in.txt", [{"text": TEXT}]), tmp_path / "out.npy"
     assert main(["embed", str(rows), "-o", str(out), *selected]) == 0
-    with httpx.Client(base_url=server.rest) as rest:
+    with httpx.Client(base_url=two_models.rest) as rest:
         body = {"inputs": TEXT, "model": served}
         (result,) = rest.post("/v1/encode", json=body).raise_for_status().json()["results"]
     expected = np.array(result["pooled"])
