@@ -73,7 +73,7 @@ def test_model_info_has_records_of_training_and_evaluation(default_artifact: Pat
     assert asdict(infos[0].training) == body["training"] == TRAINING.model_dump(mode="json")
     evaluations = [record.model_dump(mode="json") for record in EVALUATIONS]
     assert list(map(asdict, infos[0].evaluations)) == body["evaluations"] == evaluations
-    schema = {"$ref": "#/components/schemas/ModelBody", "components": document["components"]}
+    schema = {"$ref": "#/components/schemas/ModelObject", "components": document["components"]}
     Draft202012Validator(schema).validate(body)
 
 
